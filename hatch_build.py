@@ -1,10 +1,13 @@
-"""Compiles `qmq/client/_ready.c` for a wheel or an editable installation, with the C compiler alone.
+"""Compiles `qmq/client/_ready.c` for a wheel or an editable installation, with the C compiler
+alone.
 
-The module uses the limited API, so one wheel (cp311-abi3) serves all versions of Python. Without a C compiler or Python's headers, for an
-interpreter without that API, or with QMQ_PURE=1, the wheel is pure Python (py3-none-any) and works the same, slower.
+The module uses the limited API, so one wheel (cp311-abi3) serves all versions of Python. Without a
+C compiler or Python's headers, for an interpreter without that API, or with QMQ_PURE=1, the wheel
+is pure Python (py3-none-any) and works the same, slower.
 
-The module needs no library but libc. So a wheel for a package index, which must name the oldest glibc that it runs with, needs no
-auditwheel: QMQ_WHEEL_PLATFORM=manylinux_2_17_x86_64 names the platform.
+The module needs no library but libc. So a wheel for a package index, which must name the oldest
+glibc that it runs with, needs no auditwheel: QMQ_WHEEL_PLATFORM=manylinux_2_17_x86_64 names the
+platform.
 """
 
 from __future__ import annotations

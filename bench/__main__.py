@@ -4,7 +4,8 @@
     scripts/bench NAME ...                         these: {scenarios}
     scripts/bench PROGRAM [OPTIONS]                a program with options of its own: {programs}
 
-Scenarios run `--runs` times in turns, so that a change of the machine's speed affects all of them. Figures are medians.
+Scenarios run `--runs` times in turns, so that a change of the machine's speed affects all of them.
+Figures are medians.
 """
 
 from __future__ import annotations
@@ -27,7 +28,8 @@ PROGRAMS: Final = ("everyday", "flush", "security", "gateway", "integrations")
 
 def every(scale: float) -> dict[str, Scenarios]:
     """The scenarios by the name that chooses them."""
-    # Not above: everyday.py runs with older checkouts, too, where not all that these import is in its place.
+    # Not above: everyday.py runs with older checkouts, too, where not all that these import is in
+    # its place.
     from bench import costs, shards, waits
 
     def n(count: int) -> int:

@@ -1,4 +1,6 @@
-"""What messages, subjects and micro-batches cost: the figures of docs/SIZING.md and docs/adr/0015."""
+"""What messages, subjects and micro-batches cost: the figures of docs/SIZING.md and
+docs/adr/0015.
+"""
 
 from __future__ import annotations
 
@@ -31,11 +33,13 @@ ROWS: Final = 1_000
 """Of a micro-batch."""
 
 
-# --- replication ---------------------------------------------------------------------------------------------------------
+# --- replication ----------------------------------------------------------------------------------
 
 
 async def produce(address: str, count: int, size: int) -> tuple[float, float]:
-    """(seconds from the first sent to the last acknowledged, seconds of this process's CPU time)."""
+    """(seconds from the first sent to the last acknowledged, seconds of this process's CPU
+    time).
+    """
     async with qmq.connect(address) as mq:
         producer = mq.producer(SUBJECT)
         await producer.send(b"x")
@@ -50,8 +54,9 @@ async def produce(address: str, count: int, size: int) -> tuple[float, float]:
 
 
 def replicated(replicas: int, count: int, size: int) -> Figures:
-    """One producer sends to a group of this many replicas, with `acks=quorum` and without consumers: acknowledged messages a second, and
-    microseconds of CPU time a message. All processes share the machine's cores, so the rate falls with all CPU time together.
+    """One producer sends to a group of this many replicas, with `acks=quorum` and without
+    consumers: acknowledged messages a second, and microseconds of CPU time a message. All processes
+    share the machine's cores, so the rate falls with all CPU time together.
     """
     group = ReplicaSet(replicas)
     try:
@@ -73,7 +78,7 @@ def replicated(replicas: int, count: int, size: int) -> Figures:
     )
 
 
-# --- subjects ------------------------------------------------------------------------------------------------------------
+# --- subjects -------------------------------------------------------------------------------------
 
 
 def subjects(count: int) -> Figures:
@@ -121,11 +126,13 @@ async def _make_subjects(node: Node, count: int) -> Figures:
         }
 
 
-# --- micro-batches -------------------------------------------------------------------------------------------------------
+# --- micro-batches --------------------------------------------------------------------------------
 
 
 def micro_batches(count: int) -> Figures:
-    """The time of Spark's micro-batches of ROWS rows, without pauses between triggers, in milliseconds. The first ten are not counted."""
+    """The time of Spark's micro-batches of ROWS rows, without pauses between triggers, in
+    milliseconds. The first ten are not counted.
+    """
     from pyspark_qmq.session import session
 
     spark = session("qmq-bench", master="local[2]", conf={"spark.ui.enabled": "false"})

@@ -1,11 +1,14 @@
-"""Benchmarks of what programs do: message by message or in bulk, through the public client alone, with its defaults and plain asyncio.
+"""Benchmarks of what programs do: message by message or in bulk, through the public client alone,
+with its defaults and plain asyncio.
 
-Each row runs on its own node, and the client's parts run in separate processes. A row has the rate, and the CPU time a message of the
-client and of the node. CPU time says more than the rate where the machine is shared.
+Each row runs on its own node, and the client's parts run in separate processes. A row has the rate,
+and the CPU time a message of the client and of the node. CPU time says more than the rate where the
+machine is shared.
 
-`scripts/bench everyday` measures them. With `--against PATH` it measures this checkout and the one at PATH alternately, and prints the
-medians side by side; `--row` chooses rows by a part of their names, and with `--fast` the clients run by `qmq.run`. With `--awake` no
-processor sleeps meanwhile (docs/BENCH.md).
+`scripts/bench everyday` measures them. With `--against PATH` it measures this checkout and the one
+at PATH alternately, and prints the medians side by side; `--row` chooses rows by a part of their
+names, and with `--fast` the clients run by `qmq.run`. With `--awake` no processor sleeps meanwhile
+(docs/BENCH.md).
 """
 
 from __future__ import annotations
@@ -44,7 +47,9 @@ FIRST: Final = b"first"
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """The work of one client process: its beginning and end (monotonic seconds), and its CPU time."""
+    """The work of one client process: its beginning and end (monotonic seconds), and its CPU
+    time.
+    """
 
     begin: float
     end: float
@@ -66,7 +71,7 @@ Work = Callable[[qmq.Client, int, int], Awaitable[Measured]]
 """(client, messages, bytes of a body)"""
 
 
-# --- sending, each awaited -----------------------------------------------------------------------------------------------
+# --- sending, each awaited ------------------------------------------------------------------------
 
 
 async def one_sender(mq: qmq.Client, count: int, size: int) -> Measured:
@@ -99,7 +104,7 @@ async def many_senders(mq: qmq.Client, count: int, size: int) -> Measured:
     return watch.stop()
 
 
-# --- sending in bulk -----------------------------------------------------------------------------------------------------
+# --- sending in bulk ------------------------------------------------------------------------------
 
 
 async def fill(mq: qmq.Client, count: int, size: int) -> Measured:
@@ -163,7 +168,7 @@ async def pace(mq: qmq.Client, count: int, size: int) -> Measured:
         return watch.stop()
 
 
-# --- consuming -----------------------------------------------------------------------------------------------------------
+# --- consuming ------------------------------------------------------------------------------------
 
 
 async def each_message(mq: qmq.Client, count: int, _size: int) -> Measured:
@@ -338,14 +343,16 @@ async def ordered_columns(mq: qmq.Client, count: int, _size: int) -> Measured:
         return watch.stop()
 
 
-# --- the rows ------------------------------------------------------------------------------------------------------------
+# --- the rows -------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """`before` fills the subject first; `beside` works at the same time. `partitions` above 0: an ordered subject.
+    """`before` fills the subject first; `beside` works at the same time. `partitions` above 0: an
+    ordered subject.
 
-    `core_part` above 0: each client process may use only this part of a core, so that several do not compete on a machine with few cores.
+    `core_part` above 0: each client process may use only this part of a core, so that several do
+    not compete on a machine with few cores.
     """
 
     name: str
@@ -464,11 +471,13 @@ def _scaled(row: Row, scale: float) -> int:
     return max(int(row.count * scale) // 1000 * 1000, 2000)
 
 
-# --- two checkouts side by side ------------------------------------------------------------------------------------------
+# --- two checkouts side by side -------------------------------------------------------------------
 
 
 def _child(tree: Path, row: Row, scale: float) -> Figures:
-    """Measure one row with the code of a checkout, but with this program, which is found first: in a folder that has nothing else."""
+    """Measure one row with the code of a checkout, but with this program, which is found first: in
+    a folder that has nothing else.
+    """
     with tempfile.TemporaryDirectory(prefix="qmq-bench-") as folder:
         Path(folder, "bench").symlink_to(HERE / "bench")
         parts = (
@@ -525,7 +534,9 @@ def _spin(processor: int) -> None:
 
 @contextmanager
 def _awake() -> Iterator[None]:
-    """Keep all processors awake: on a virtual machine, waking a processor takes longer than the broker's work for a message."""
+    """Keep all processors awake: on a virtual machine, waking a processor takes longer than the
+    broker's work for a message.
+    """
     context = mp.get_context("spawn")
     spinning = [
         context.Process(target=_spin, args=(each,), daemon=True) for each in os.sched_getaffinity(0)

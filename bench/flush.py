@@ -1,11 +1,13 @@
-"""Measures the cost of waiting for the disk: groups of one and three replicas on a disk whose fdatasync takes a given time.
+"""Measures the cost of waiting for the disk: groups of one and three replicas on a disk whose
+fdatasync takes a given time.
 
     scripts/bench flush                                  modes of this tree
     scripts/bench flush --tree OTHER --modes async       another tree's servers, to compare with
 
-A library, compiled here and preloaded (LD_PRELOAD), replaces the servers' fdatasync by a sleep, so that the variance of the real disk is
-not measured. Writes are real. etcd is a static program and not affected. Modes: async, flushed (async, and the measured producer has
-acks="flushed"), sync (all servers with --flush sync).
+A library, compiled here and preloaded (LD_PRELOAD), replaces the servers' fdatasync by a sleep, so
+that the variance of the real disk is not measured. Writes are real. etcd is a static program and
+not affected. Modes: async, flushed (async, and the measured producer has acks="flushed"), sync (all
+servers with --flush sync).
 """
 
 from __future__ import annotations
@@ -67,7 +69,8 @@ def main(words: Sequence[str]) -> None:
                 "1"  # with `-m` Python looks into the working folder first, which is this tree
             )
         print(
-            "| replicas | fdatasync ms | mode | one awaiting sender /s | p50 / p99 ms at 1,000/s | 256 senders /s |"
+            "| replicas | fdatasync ms | mode | one awaiting sender /s | p50 / p99 ms at "
+            "1,000/s | 256 senders /s |"
         )
         print("|---|---|---|---|---|---|", flush=True)
         for count in map(int, given.replicas.split(",")):
@@ -134,7 +137,9 @@ async def _count(send: Callable[[], Any], seconds: float) -> float:
 
 
 async def _paced(send: Callable[[], Any], seconds: float) -> list[float]:
-    """The latency of each message in seconds at RATE per second, counted from its planned send time."""
+    """The latency of each message in seconds at RATE per second, counted from its planned send
+    time.
+    """
     begin, took = time.perf_counter(), []
 
     async def one(due: float) -> None:

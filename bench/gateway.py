@@ -1,9 +1,11 @@
-"""Figures of the RocketMQ gateway: messages a second and latency with RocketMQ's own clients, beside RocketMQ 5's broker and proxy.
+"""Figures of the RocketMQ gateway: messages a second and latency with RocketMQ's own clients,
+beside RocketMQ 5's broker and proxy.
 
     scripts/bench gateway [--count N] [--runs N]
 
-Needs scripts/rocketmq_clients --servers. Every scenario runs at one gateway process and at RocketMQ's proxy in turn, with the same client
-program. CPU time is that of each process: the gateway (or proxy), the node (or broker), and the client.
+Needs scripts/rocketmq_clients --servers. Every scenario runs at one gateway process and at
+RocketMQ's proxy in turn, with the same client program. CPU time is that of each process: the
+gateway (or proxy), the node (or broker), and the client.
 """
 
 from __future__ import annotations
@@ -41,7 +43,9 @@ class Place(NamedTuple):
 
 
 class Scenario(NamedTuple):
-    """`kind` is the client and its operation; `at_once` is the number of messages in flight, or in one batch."""
+    """`kind` is the client and its operation; `at_once` is the number of messages in flight, or in
+    one batch.
+    """
 
     kind: str
     bytes: int
@@ -62,7 +66,9 @@ SCENARIOS: Final = (
 
 
 def python_send(address: str, count: int, size: int, at_once: int) -> dict[str, Any]:
-    """Send with RocketMQ's Python client, in a separate process: the client and QMQ both have modules of RocketMQ's API."""
+    """Send with RocketMQ's Python client, in a separate process: the client and QMQ both have
+    modules of RocketMQ's API.
+    """
     environment = {**os.environ, "HOME": tempfile.mkdtemp(prefix="rocketmq-load-")}
     command = [
         sys.executable,

@@ -1,13 +1,16 @@
-"""Tasks a second of Celery, Dramatiq and Taskiq on QMQ, beside Redis and RabbitMQ where the framework has them.
+"""Tasks a second of Celery, Dramatiq and Taskiq on QMQ, beside Redis and RabbitMQ where the
+framework has them.
 
     scripts/bench integrations [--count N] [--runs N] [--only celery,dramatiq,taskiq]
 
-One process sends tasks that do nothing, one at a time; then one worker with one thread runs them all. The places of a framework take
-turns, each run has its own queue, and the figures are medians. Each setting is the framework's default, without results: Celery
-acknowledges a task before it runs and prefetches four. CPU time is that of the framework's process for each task sent and run, and that of
-the server for both. Redis writes its append-only file and flushes every second; RabbitMQ keeps persistent messages in classic queues,
-without confirms, as Celery does. Needs Debian's redis-server and rabbitmq-server, and Redis's client: `.venv/bin/pip install 'redis<9'`. A
-server that is missing is left out, and named.
+One process sends tasks that do nothing, one at a time; then one worker with one thread runs them
+all. The places of a framework take turns, each run has its own queue, and the figures are medians.
+Each setting is the framework's default, without results: Celery acknowledges a task before it runs
+and prefetches four. CPU time is that of the framework's process for each task sent and run, and
+that of the server for both. Redis writes its append-only file and flushes every second; RabbitMQ
+keeps persistent messages in classic queues, without confirms, as Celery does. Needs Debian's
+redis-server and rabbitmq-server, and Redis's client: `.venv/bin/pip install 'redis<9'`. A server
+that is missing is left out, and named.
 """
 
 from __future__ import annotations
@@ -225,7 +228,8 @@ def main(words: Sequence[str]) -> None:
         for server in servers.values():
             server.stop()
     print(
-        "| framework | on | sent a second | run a second | CPU of sending | CPU of running | CPU of the server |"
+        "| framework | on | sent a second | run a second | CPU of sending | CPU of running | "
+        "CPU of the server |"
     )
     print("|---|---|---|---|---|---|---|")
     for (framework, place), runs in found.items():
@@ -236,5 +240,6 @@ def main(words: Sequence[str]) -> None:
         )
         print(f"| {framework} | {place} | {rates} | {cpus} |")
     print(
-        f"{options.runs} runs of {options.count:,} tasks; load {os.getloadavg()[0]:.1f} on {os.cpu_count()} processors"
+        f"{options.runs} runs of {options.count:,} tasks; load {os.getloadavg()[0]:.1f} on "
+        f"{os.cpu_count()} processors"
     )

@@ -1,7 +1,9 @@
-"""The processes of a benchmark: nodes, groups of replicas, and jobs that each run in another process; their CPU time and how it is limited.
+"""The processes of a benchmark: nodes, groups of replicas, and jobs that each run in another
+process; their CPU time and how it is limited.
 
-A watcher stops a limited process (SIGSTOP) while it has used more than its part of a core. A machine with few cores shows in this way what
-more processes give as long as there are cores for them.
+A watcher stops a limited process (SIGSTOP) while it has used more than its part of a core. A
+machine with few cores shows in this way what more processes give as long as there are cores for
+them.
 """
 
 from __future__ import annotations
@@ -39,11 +41,13 @@ BURST_S: Final = 0.02
 Figures = dict[str, float]
 
 
-# --- CPU time and memory -------------------------------------------------------------------------------------------------
+# --- CPU time and memory --------------------------------------------------------------------------
 
 
 def cpu_s(pid: int) -> float:
-    """CPU time of a process with all its threads, by the kernel's clock of that process, in nanoseconds (clock_getcpuclockid)."""
+    """CPU time of a process with all its threads, by the kernel's clock of that process, in
+    nanoseconds (clock_getcpuclockid).
+    """
     return time.clock_gettime(~pid << 3 | 2)
 
 
@@ -55,7 +59,9 @@ def resident_mib(pid: int) -> float:
 
 @dataclass(slots=True)
 class Allowance:
-    """The CPU time that a limited process may still use: it gains `core_part` of each second, up to BURST_S. Pure."""
+    """The CPU time that a limited process may still use: it gains `core_part` of each second, up to
+    BURST_S. Pure.
+    """
 
     core_part: float
     now: float
@@ -98,7 +104,7 @@ def limited(pids: Sequence[int], core_part: float) -> Iterator[None]:
             os.kill(pid, signal.SIGCONT)
 
 
-# --- servers -------------------------------------------------------------------------------------------------------------
+# --- servers --------------------------------------------------------------------------------------
 
 
 class Node:
@@ -132,15 +138,18 @@ class Node:
 
 
 class ReplicaSet:
-    """`count` replicas of each of `groups` broker groups (g, h, ...), with etcd and a metaserver: processes on free loopback ports, without
-    pauses, ready when made.
+    """`count` replicas of each of `groups` broker groups (g, h, ...), with etcd and a metaserver:
+    processes on free loopback ports, without pauses, ready when made.
     """
 
     def __init__(
         self, count: int, *options: str, groups: int = 1, variables: Mapping[str, str] | None = None
     ) -> None:
-        """`options` are those of the brokers; `variables` are added to the environment of all servers."""
-        # Not above: everyday.py runs this module with older checkouts, too, which have it elsewhere.
+        """`options` are those of the brokers; `variables` are added to the environment of all
+        servers.
+        """
+        # Not above: everyday.py runs this module with older checkouts, too, which have it
+        # elsewhere.
         from qmq_coordination.etcd.process import EtcdProcess, free_ports
 
         self.folder = Path(tempfile.mkdtemp(prefix="qmq-bench-"))
@@ -209,7 +218,7 @@ def _kill(process: subprocess.Popen[str]) -> None:
         process.kill()
 
 
-# --- jobs ----------------------------------------------------------------------------------------------------------------
+# --- jobs -----------------------------------------------------------------------------------------
 
 
 def in_loop(work: Callable[..., Any], *words: Any) -> Any:
@@ -247,8 +256,8 @@ def together(
     core_part: float = 0,
     limited_jobs: int | None = None,
 ) -> list[Any]:
-    """Run jobs, each in its own process, which begins with `entry`. If `core_part` is above 0, the first `limited_jobs` of them (None: all)
-    may use only this part of a core.
+    """Run jobs, each in its own process, which begins with `entry`. If `core_part` is above 0, the
+    first `limited_jobs` of them (None: all) may use only this part of a core.
 
     Returns their results in order. Raises RuntimeError if one fails.
     """

@@ -1,10 +1,12 @@
-"""Measures the cost of TLS and access rules: two nodes run side by side, and three forms are measured in alternation.
+"""Measures the cost of TLS and access rules: two nodes run side by side, and three forms are
+measured in alternation.
 
     scripts/bench security [--rounds 5] [--messages 200000] [--forms tls,enforce]
 
-plain: no TLS, mode off. tls: mutual TLS 1.3, mode off. enforce: the same node with its 200 rules enforced, so that nothing else differs.
-One process is the client. Producer, consumer and node share the machine's cores, so a ratio of rates is a ratio of CPU time. Each round
-begins with another form, because later ones are slowed down by dirty pages of earlier ones.
+plain: no TLS, mode off. tls: mutual TLS 1.3, mode off. enforce: the same node with its 200 rules
+enforced, so that nothing else differs. One process is the client. Producer, consumer and node share
+the machine's cores, so a ratio of rates is a ratio of CPU time. Each round begins with another
+form, because later ones are slowed down by dirty pages of earlier ones.
 """
 
 from __future__ import annotations
@@ -104,7 +106,9 @@ class MeasuredNode(NamedTuple):
 
     @property
     def cpu_s(self) -> float:
-        """The CPU time of the process so far. Other load on the machine affects it less than rates."""
+        """The CPU time of the process so far. Other load on the machine affects it less than
+        rates.
+        """
         return cpu_s(self.pid)
 
 

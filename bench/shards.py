@@ -1,13 +1,17 @@
-"""What a second shard gives: a node with two shards beside a node with one, in one cluster on this machine (docs/SHARDS.md).
+"""What a second shard gives: a node with two shards beside a node with one, in one cluster on this
+machine (docs/SHARDS.md).
 
-Shards are processes that share nothing, so a second shard helps as far as there is a core for it. On two cores it competes with the
-clients, which need about as much CPU time as the node. So each row is measured in two ways:
+Shards are processes that share nothing, so a second shard helps as far as there is a core for it.
+On two cores it competes with the clients, which need about as much CPU time as the node. So each
+row is measured in two ways:
 
-* limited: each process of a node may use only a part of a core, and a watcher stops the process (SIGSTOP) while it has used more. Clients
-  are not limited. While "cores used" is less than the number of cores, shards and clients do not compete. The ratio compares rates.
-* whole cores: no process is limited, and clients and shards compete. The ratio of the rates says what this machine gives. The capacity is
-  the number of messages for each second of CPU time of the node's busiest process: the rate that the node reaches if each of its processes
-  has a core, and the clients have others.
+* limited: each process of a node may use only a part of a core, and a watcher stops the process
+  (SIGSTOP) while it has used more. Clients are not limited. While "cores used" is less than the
+  number of cores, shards and clients do not compete. The ratio compares rates.
+* whole cores: no process is limited, and clients and shards compete. The ratio of the rates says
+  what this machine gives. The capacity is the number of messages for each second of CPU time of the
+  node's busiest process: the rate that the node reaches if each of its processes has a core, and
+  the clients have others.
 """
 
 from __future__ import annotations
@@ -40,8 +44,8 @@ KEYS: Final = [b"%d" % number for number in range(BATCH)]
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """Messages of 100 B from one producer to one consumer. `core_part` is the part of a core that each process of a node may use when it is
-    limited. `partitions` above 0: an ordered subject.
+    """Messages of 100 B from one producer to one consumer. `core_part` is the part of a core that
+    each process of a node may use when it is limited. `partitions` above 0: an ordered subject.
     """
 
     name: str
@@ -60,7 +64,7 @@ ROWS: Final = [
 ]
 
 
-# --- the clients ---------------------------------------------------------------------------------------------------------
+# --- the clients ----------------------------------------------------------------------------------
 
 
 async def produce(address: str, row: Row, subject: str, count: int) -> Measured:
@@ -94,11 +98,13 @@ async def consume(address: str, row: Row, subject: str, count: int) -> Measured:
             return await receive_columns(consumer, count)
 
 
-# --- the nodes -----------------------------------------------------------------------------------------------------------
+# --- the nodes ------------------------------------------------------------------------------------
 
 
 class TwoNodes:
-    """A node with one shard and a node with two, in one cluster. With several replicas, each node is that many brokers."""
+    """A node with one shard and a node with two, in one cluster. With several replicas, each node
+    is that many brokers.
+    """
 
     def __init__(self, replicas: int) -> None:
         self._folder = Path(tempfile.mkdtemp(prefix="qmq-bench-"))
@@ -200,7 +206,7 @@ async def _create(address: str, row: Row, subject: str, groups: Sequence[str]) -
         await mq.metadata.create_subject(config, partitions=row.partitions)
 
 
-# --- the figures ---------------------------------------------------------------------------------------------------------
+# --- the figures ----------------------------------------------------------------------------------
 
 
 def _measured(nodes: TwoNodes, shards: int, row: Row, count: int, way: str) -> Figures:

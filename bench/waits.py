@@ -1,7 +1,9 @@
-"""How long producers and consumers wait while something else happens: a reader of a cold backlog, a backup, a change of a route.
+"""How long producers and consumers wait while something else happens: a reader of a cold backlog, a
+backup, a change of a route.
 
-On a machine with two cores, node, producer and reader compete for them. A producer then waits for a core, which says nothing about the
-broker. With a reader that may use only a part of a core there is a core for each.
+On a machine with two cores, node, producer and reader compete for them. A producer then waits for a
+core, which says nothing about the broker. With a reader that may use only a part of a core there is
+a core for each.
 """
 
 from __future__ import annotations
@@ -40,7 +42,9 @@ KEYS: Final = [b"key-%05d" % number for number in range(10_000)]
 
 
 async def pace(address: str) -> list[float]:
-    """Send RATE messages of 100 B a second. How long each burst waited for its acknowledgement, milliseconds, in order of size."""
+    """Send RATE messages of 100 B a second. How long each burst waited for its acknowledgement,
+    milliseconds, in order of size.
+    """
     waited: list[float] = []
     body = os.urandom(100)
 
@@ -72,11 +76,13 @@ def latencies(name: str, waited_ms: list[float]) -> Figures:
     }
 
 
-# --- a cold backlog ------------------------------------------------------------------------------------------------------
+# --- a cold backlog -------------------------------------------------------------------------------
 
 
 def cold(count: int) -> Figures:
-    """Read `count` messages from the disk. A producer's latency is measured without that, with it, and with a limited reader."""
+    """Read `count` messages from the disk. A producer's latency is measured without that, with it,
+    and with a limited reader.
+    """
     node = Node("--no-delay")
     together((fill, node.address, count, SIZE))
     node.stop(keep=True)
@@ -121,12 +127,13 @@ async def drain(address: str, count: int, group: str) -> float:
         return time.monotonic() - begin
 
 
-# --- a backup ------------------------------------------------------------------------------------------------------------
+# --- a backup -------------------------------------------------------------------------------------
 
 
 def backup(mib: int) -> Figures:
-    """A backup of one broker group into a folder: whole, again with MORE_MIB new while a producer sends, verified, and restored. The
-    seconds are those of the commands, start of the process included.
+    """A backup of one broker group into a folder: whole, again with MORE_MIB new while a producer
+    sends, verified, and restored. The seconds are those of the commands, start of the process
+    included.
     """
     with tempfile.TemporaryDirectory(prefix="qmq-bench-backup-") as place:
         folder, where = Path(place), str(Path(place, "backups"))
@@ -186,11 +193,13 @@ def _bytes(folder: Path) -> int:
     return sum(each.stat().st_size for each in (folder / "backups").rglob("*") if each.is_file())
 
 
-# --- changes of a route --------------------------------------------------------------------------------------------------
+# --- changes of a route ---------------------------------------------------------------------------
 
 
 def changes(count: int) -> Figures:
-    """Splits, moves and merges of an ordered subject under load, on two broker groups of one replica each."""
+    """Splits, moves and merges of an ordered subject under load, on two broker groups of one
+    replica each.
+    """
     cluster = ReplicaSet(1, groups=2)
     try:
         found: Figures = together((_changing, cluster.address, count, list(cluster.groups)))[0]

@@ -1,17 +1,21 @@
-"""A database's binary log, made up: inserts, updates and deletes of one table, and a second table that follows it change by change.
+"""A database's binary log, made up: inserts, updates and deletes of one table, and a second table
+that follows it change by change.
 
     source = Source(seed=1, keys=10_000)
     for change in source.changes(1_000_000): ...            # send change.encode() under the key change.key
     replica.apply(Change.decode(body))                      # in the order of each key: then replica.dump() == source.dump()
 
-A few keys change all the time and most hardly ever, as in real tables (Zipf: the n-th key changes n times more seldom than the first).
+A few keys change all the time and most hardly ever, as in real tables (Zipf: the n-th key changes n
+times more seldom than the first).
 
 Rules that the replica keeps, as every follower of a table must:
 
-* **A change's image from before is what the row must be now.** If it is not, order was broken or a change is missing: OutOfOrder.
-* **Changes that come again change nothing**: they are known by their serial, which counts the changes of one key from 1. Messages are
-  delivered at least once.
-* The serial of a key outlives its row; otherwise an insert that comes again would bring a deleted row back.
+* **A change's image from before is what the row must be now.** If it is not, order was broken or a
+  change is missing: OutOfOrder.
+* **Changes that come again change nothing**: they are known by their serial, which counts the
+  changes of one key from 1. Messages are delivered at least once.
+* The serial of a key outlives its row; otherwise an insert that comes again would bring a deleted
+  row back.
 """
 
 from __future__ import annotations
@@ -34,7 +38,9 @@ OWNERS = ("Ada", "Bohr", "Curie", "Darwin", "Euler", "Faraday", "Gauss", "Hopper
 
 
 class OutOfOrder(Exception):
-    """A change does not fit the replica's row: another change of its key is missing, or came too early."""
+    """A change does not fit the replica's row: another change of its key is missing, or came too
+    early.
+    """
 
 
 class Change(NamedTuple):
@@ -136,8 +142,9 @@ class MemoryReplica:
 
 
 class SqliteReplica:
-    """A replica in a SQLite file. A change and its serial belong to one transaction, which ends at `commit`: acknowledge after that.
-    Several processes may share the file: each change is checked against the changes of all of them.
+    """A replica in a SQLite file. A change and its serial belong to one transaction, which ends at
+    `commit`: acknowledge after that. Several processes may share the file: each change is checked
+    against the changes of all of them.
     """
 
     def __init__(self, path: Path | str) -> None:
@@ -145,7 +152,8 @@ class SqliteReplica:
         self._connection.execute("PRAGMA journal_mode = WAL")
         self._connection.execute("PRAGMA synchronous = OFF")
         self._connection.execute(
-            "CREATE TABLE IF NOT EXISTS accounts (key TEXT PRIMARY KEY, serial INTEGER NOT NULL, row TEXT)"
+            "CREATE TABLE IF NOT EXISTS accounts (key TEXT PRIMARY KEY, serial INTEGER NOT "
+            "NULL, row TEXT)"
         )
 
     def apply(self, change: Change) -> bool:
@@ -161,7 +169,10 @@ class SqliteReplica:
         check(change, serial, json.loads(row) if row is not None else None)
         after = json.dumps(change.after) if change.after is not None else None
         self._connection.execute(
-            "INSERT INTO accounts VALUES (?, ?, ?) ON CONFLICT (key) DO UPDATE SET serial = excluded.serial, row = excluded.row",
+            (
+                "INSERT INTO accounts VALUES (?, ?, ?) ON CONFLICT (key) DO UPDATE SET serial = "
+                "excluded.serial, row = excluded.row"
+            ),
             (change.key, change.serial, after),
         )
         return True
@@ -182,14 +193,17 @@ class SqliteReplica:
 
 
 def check(change: Change, serial: int, row: Row | None) -> None:
-    """Raises OutOfOrder unless the change is the next one of its key, and begins where the row is."""
+    """Raises OutOfOrder unless the change is the next one of its key, and begins where the row
+    is.
+    """
     if change.serial != serial + 1:
         raise OutOfOrder(
             f"change {change.serial} of {change.key} came when change {serial + 1} was to come"
         )
     if change.before != row:
         raise OutOfOrder(
-            f"change {change.serial} of {change.key} begins at {change.before}, but the row is {row}"
+            f"change {change.serial} of {change.key} begins at {change.before}, but the row "
+            f"is {row}"
         )
 
 

@@ -1,6 +1,8 @@
-"""The flight data of the examples: every flight that left New York's three airports in 2013, one row each (see data/README.md).
+"""The flight data of the examples: every flight that left New York's three airports in 2013, one
+row each (see data/README.md).
 
-The file holds the table column by column, xz-compressed, three fifths of the zipped CSV; `rows` gives back the CSV's own lines.
+The file holds the table column by column, xz-compressed, three fifths of the zipped CSV; `rows`
+gives back the CSV's own lines.
 """
 
 from __future__ import annotations

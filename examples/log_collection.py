@@ -1,4 +1,5 @@
-"""Log collection: lines of many services' log files to one subject, from there into archives, an alarm and dashboards.
+"""Log collection: lines of many services' log files to one subject, from there into archives, an
+alarm and dashboards.
 
     python examples/log_collection.py                             on its own node; 30,000 lines
     python examples/log_collection.py --server localhost:20880    on a cluster that is there
@@ -8,10 +9,11 @@
                                                ──▶ alarm        a group that wants lines tagged ERROR only
                                                ──▶ dashboard    a broadcast group: each of its two consumers counts all lines
 
-The collector sends a line only when it is whole, and keeps how far it has sent each file in a checkpoint, written after the broker has the
-lines. It is stopped in the middle and started again: it continues from its checkpoint, and may send some lines twice. A line is named by
-file and offset, so the archive keeps one of each. Exit status 1 if an archive is not its service's file, byte for byte, or if a line is
-missing elsewhere.
+The collector sends a line only when it is whole, and keeps how far it has sent each file in a
+checkpoint, written after the broker has the lines. It is stopped in the middle and started again:
+it continues from its checkpoint, and may send some lines twice. A line is named by file and offset,
+so the archive keeps one of each. Exit status 1 if an archive is not its service's file, byte for
+byte, or if a line is missing elsewhere.
 """
 
 from __future__ import annotations
@@ -69,7 +71,8 @@ class Service:
         self.name, self.path = name, folder / f"{name}.log"
         coin = Random(name)  # noqa: S311 - a made-up log, not a secret
         self._lines = [
-            f"2026-11-21T10:{number // 6000 % 60:02}:{number / 100 % 60:06.3f} {coin.choices(LEVELS, WEIGHTS)[0]} {name} request {number} "
+            f"2026-11-21T10:{number // 6000 % 60:02}:{number / 100 % 60:06.3f} "
+            f"{coin.choices(LEVELS, WEIGHTS)[0]} {name} request {number} "
             f"took {coin.randint(1, 900)} ms"
             for number in range(lines)
         ]
@@ -137,7 +140,9 @@ def whole_lines(data: bytes) -> Iterator[bytes]:
 
 
 class Archive:
-    """Collects lines by service and offset, and writes compressed files at the end. Shared by the consumers of its group."""
+    """Collects lines by service and offset, and writes compressed files at the end. Shared by the
+    consumers of its group.
+    """
 
     def __init__(self, result: Result) -> None:
         self._result = result
@@ -196,7 +201,7 @@ async def collect(server: str, folder: Path, count: int, *, quiet: bool = False)
             while is_writing or await collector.collect():
                 is_writing = any(
                     [service.write(8_000 + 13 * at) for at, service in enumerate(services)]
-                )  # noqa: C419 - each of them writes
+                )
                 await collector.collect()
                 if is_old and result.sent > result.lines // 2:
                     collector, is_old = (

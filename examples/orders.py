@@ -1,4 +1,5 @@
-"""Order processing: an order and its messages in one transaction, payments that happen once, a reminder that comes later, and dead letters.
+"""Order processing: an order and its messages in one transaction, payments that happen once, a
+reminder that comes later, and dead letters.
 
     python examples/orders.py                             on its own node; 300 orders
     python examples/orders.py --server localhost:20880    on a cluster that is there
@@ -8,9 +9,10 @@
                                             ──▶ order.unpaid ──▶ reminders  after --remind seconds; writes to those who have not paid
                                                 order.paid   ──▶ shipping   ships once
 
-Of a hundred orders ten are paid at the second try only (the bank does not answer), and three never: their messages are in billing's
-dead-letter queue at the end. Some orders are placed by a till that dies between its commit and its sending: a watchdog sends what it left.
-Exit status 1 unless every order is paid and shipped once, or is a dead letter and was reminded of once.
+Of a hundred orders ten are paid at the second try only (the bank does not answer), and three never:
+their messages are in billing's dead-letter queue at the end. Some orders are placed by a till that
+dies between its commit and its sending: a watchdog sends what it left. Exit status 1 unless every
+order is paid and shipped once, or is a dead letter and was reminded of once.
 """
 
 from __future__ import annotations
@@ -94,7 +96,9 @@ class Shop:
             self._say(box, order)
 
     async def place_and_die(self, order: Order) -> None:
-        """Commit through a driver's own connection, and do not report it: as if the process of the shop had died right then."""
+        """Commit through a driver's own connection, and do not report it: as if the process of the
+        shop had died right then.
+        """
         connection = sqlite3.connect(self._path, timeout=30)
         try:
             connection.execute("INSERT INTO orders VALUES (?, ?)", (order.number, order.cents))
@@ -111,7 +115,9 @@ class Shop:
 
 
 def listen(mq: qmq.Client, engine: Engine) -> None:
-    """Register the handlers. Each handler's writes are committed with the message's id, or not at all."""
+    """Register the handlers. Each handler's writes are committed with the message's id, or not at
+    all.
+    """
     once = SqlDedup(engine)
 
     @mq.listener(
@@ -156,7 +162,7 @@ def count(engine: Engine, dead: set[int]) -> Result:
             name: [
                 row[0]
                 for row in connection.execute(text(f"SELECT number FROM {name} ORDER BY number"))
-            ]  # noqa: S608 - our own names
+            ]
             for name in ("orders", "payments", "parcels", "letters")
         }
         left = connection.execute(text("SELECT COUNT(*) FROM qmq_outbox")).scalar_one()

@@ -1,11 +1,14 @@
-"""Flight reminders: for every flight of a month of 2013 a message that is due an hour before its scheduled departure.
+"""Flight reminders: for every flight of a month of 2013 a message that is due an hour before its
+scheduled departure.
 
-    python examples/reminders.py                             on its own node; January plays in three minutes
+    python examples/reminders.py                             on its own node; January plays in three
+                                                             minutes
     python examples/reminders.py --server localhost:20880    on a cluster that is there
     python examples/reminders.py --month 7 --minutes 10 --json
 
-The month is scaled so that it plays in minutes; then what came is compared with the plan: every reminder once, none early, and how late.
-Exit status 1 if anything is missing, came twice or came early.
+The month is scaled so that it plays in minutes; then what came is compared with the plan: every
+reminder once, none early, and how late. Exit status 1 if anything is missing, came twice or came
+early.
 """
 
 from __future__ import annotations
@@ -42,7 +45,9 @@ QUIET_S = 3.0
 
 @dataclass(frozen=True, slots=True)
 class Reminder:
-    """One planned reminder: `number` is the flight's row; `due_s` counts from the month's begin, in real seconds."""
+    """One planned reminder: `number` is the flight's row; `due_s` counts from the month's begin, in
+    real seconds.
+    """
 
     number: int
     aircraft: str
@@ -75,7 +80,9 @@ class Result:
 
 
 def plan(month: int, minutes: float, rows: int = 0) -> list[Reminder]:
-    """The month's reminders, scaled to play within `minutes`. `rows` limits the number of flights."""
+    """The month's reminders, scaled to play within `minutes`. `rows` limits the number of
+    flights.
+    """
     table = {column[0]: column[1:] for column in flights.columns()}
     begin = datetime(2013, month, 1, tzinfo=NEW_YORK)
     days = (
@@ -183,7 +190,11 @@ def show(result: Result, minutes: float) -> None:
     most = max((planned for planned, _ in result.by_day.values()), default=1)
     for day, (planned, came) in result.by_day.items():
         console.print(
-            f"{day:>3} {'█' * round(came / most * 50)}{'░' * round((planned - came) / most * 50)} {came:,}",
+            (
+                f"{day:>3} "
+                f"{'█' * round(came / most * 50)}{'░' * round((planned - came) / most * 50)} "
+                f"{came:,}"
+            ),
             highlight=False,
         )
 

@@ -1,12 +1,14 @@
-"""Binlog replication: the changes of a table, sent as ordered messages, applied to a table in SQLite, which ends byte-equal.
+"""Binlog replication: the changes of a table, sent as ordered messages, applied to a table in
+SQLite, which ends byte-equal.
 
     python examples/replication.py                             on its own node; 20,000 changes
     python examples/replication.py --server localhost:20880    on a cluster that is there
     python examples/replication.py --changes 200000 --keys 5000 --json
 
-The table is made up (binlog.py); each change is sent under the key of its row. Two workers of one group apply what comes, and while they
-do, partitions are split and merged: the order of each row survives that. One worker is cancelled in the middle, and another takes its
-place; what comes again is known by its serial. Exit status 1 if the tables differ, or if a change came out of order.
+The table is made up (binlog.py); each change is sent under the key of its row. Two workers of one
+group apply what comes, and while they do, partitions are split and merged: the order of each row
+survives that. One worker is cancelled in the middle, and another takes its place; what comes again
+is known by its serial. Exit status 1 if the tables differ, or if a change came out of order.
 """
 
 from __future__ import annotations

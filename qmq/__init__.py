@@ -8,8 +8,8 @@
 
 `qmq.blocking.connect` is the same for scripts without asyncio.
 
-Each name is imported at its first use. Python runs this file before any module of `qmq`, also when a package below the client, such as
-`qmq_ordering`, imports `qmq.errors`.
+Each name is imported at its first use. Python runs this file before any module of `qmq`, also when
+a package below the client, such as `qmq_ordering`, imports `qmq.errors`.
 """
 
 from __future__ import annotations
@@ -153,18 +153,23 @@ def connect(
     token: Token = None,
     delivery_timeout: timedelta | None = None,
 ) -> Client:
-    """A client of the cluster whose metaservers are at `addresses` ("host:port"; several are separated by commas, or given as a list). The
-    default is QMQ_SERVER, then the context that QMQ_CONTEXT names, then "localhost:20880".
+    """A client of the cluster whose metaservers are at `addresses` ("host:port"; several are
+    separated by commas, or given as a list). The default is QMQ_SERVER, then the context that
+    QMQ_CONTEXT names, then "localhost:20880".
 
-    The client connects when it is first used. With `create_subjects` the first message to an unknown subject creates it, if the metaserver
-    allows it. `interceptors` see every message sent and handled, the first one outermost (docs/TRACING.md). `name` identifies the client to
-    operators (`qmq pause client`); the default is made of host and process. `state_dir` is a folder. The client keeps there, for its next
-    start, the acknowledgements that no broker could receive. The default is QMQ_STATE_DIR, then ~/.local/state/qmq; False keeps none
-    (docs/DELIVERY.md). `tls` says where certificates are, if the cluster uses TLS; the default is QMQ_TLS_CA, QMQ_TLS_CERT and QMQ_TLS_KEY
-    (docs/SECURITY.md). `token` says who this client is, if its certificate does not: the token, the `Path` of a file that holds it, or a
-    function that returns the current one. The default is QMQ_TOKEN_FILE, then QMQ_TOKEN (docs/ACCESS.md). `delivery_timeout` is how long
-    a message may take to be stored before its sender gets DeadlineExceeded; the default is two minutes. Raises InvalidArgument for a
-    malformed address, InvalidName.
+    The client connects when it is first used. With `create_subjects` the first message to an
+    unknown subject creates it, if the metaserver allows it. `interceptors` see every message sent
+    and handled, the first one outermost (docs/TRACING.md). `name` identifies the client to
+    operators (`qmq pause client`); the default is made of host and process. `state_dir` is a
+    folder. The client keeps there, for its next start, the acknowledgements that no broker could
+    receive. The default is QMQ_STATE_DIR, then ~/.local/state/qmq; False keeps none
+    (docs/DELIVERY.md). `tls` says where certificates are, if the cluster uses TLS; the default is
+    QMQ_TLS_CA, QMQ_TLS_CERT and QMQ_TLS_KEY (docs/SECURITY.md). `token` says who this client is, if
+    its certificate does not: the token, the `Path` of a file that holds it, or a function that
+    returns the current one. The default is QMQ_TOKEN_FILE, then QMQ_TOKEN (docs/ACCESS.md).
+    `delivery_timeout` is how long a message may take to be stored before its sender gets
+    DeadlineExceeded; the default is two minutes. Raises InvalidArgument for a malformed address,
+    InvalidName.
     """
     from qmq.blocking import beside
     from qmq.client.client import Client

@@ -67,14 +67,15 @@
         │   └── WrongCoordinationStore E506  etcd's addresses lead to another etcd cluster than before: correct them
         └── CoordinationUnknown     E504  the answer to a change was lost: read back the outcome
 
-Each error says what happened, to what, and what to do next. `outcome` is the outcome of the message that was sent: stored, not stored, or
-unknown; an error never guesses.
+Each error says what happened, to what, and what to do next. `outcome` is the outcome of the message
+that was sent: stored, not stored, or unknown; an error never guesses.
 
-Invariants that hold for all input from clients. A replica that finds one broken stops with an error, instead of continuing with a wrong
-state.
+Invariants that hold for all input from clients. A replica that finds one broken stops with an
+error, instead of continuing with a wrong state.
 
-A check here stays on under `python -O`, which removes each `assert`, so that replicas would differ. A check never tests a condition that a
-client or the content of the log can cause: brokers refuse such input before they store it, or all replicas skip it (docs/REPLICATION.md).
+A check here stays on under `python -O`, which removes each `assert`, so that replicas would differ.
+A check never tests a condition that a client or the content of the log can cause: brokers refuse
+such input before they store it, or all replicas skip it (docs/REPLICATION.md).
 """
 
 from __future__ import annotations
@@ -91,7 +92,9 @@ class Outcome(Enum):
 
 
 class QmqError(Exception):
-    """The base of all errors. `code` is stable across releases and languages; `outcome` is that of the failed request."""
+    """The base of all errors. `code` is stable across releases and languages; `outcome` is that of
+    the failed request.
+    """
 
     code = 100
     retry_after_ms: int | None = None
@@ -194,7 +197,9 @@ class NumberTaken(CallerError):
 
 
 class AccessDenied(CallerError):
-    """No rule allows the request, or a rule denies it. The message names the principal and the operation."""
+    """No rule allows the request, or a rule denies it. The message names the principal and the
+    operation.
+    """
 
     code = 123
 
@@ -228,23 +233,31 @@ class SchemaMismatch(CallerError):
 
 
 class IncompatibleSchema(CallerError):
-    """A new version of a subject's schema breaks the subject's compatibility. The message names the fields."""
+    """A new version of a subject's schema breaks the subject's compatibility. The message names the
+    fields.
+    """
 
     code = 129
 
 
 class NeverReached(CallerError):
-    """For as long as the client has run, every try to connect has failed in a way that looks like a mistake."""
+    """For as long as the client has run, every try to connect has failed in a way that looks like a
+    mistake.
+    """
 
 
 class UnknownHost(NeverReached):
-    """The names of servers never had an address since the client began: they are wrong, not away for a moment."""
+    """The names of servers never had an address since the client began: they are wrong, not away
+    for a moment.
+    """
 
     code = 130
 
 
 class TlsRefused(NeverReached):
-    """TLS with the servers has failed since the client began: certificates or settings are wrong, not being replaced at this moment."""
+    """TLS with the servers has failed since the client began: certificates or settings are wrong,
+    not being replaced at this moment.
+    """
 
     code = 131
 
@@ -284,7 +297,9 @@ class NotConnected(Unavailable):
 
 
 class WrongServer(NotConnected):
-    """Another server has the address of the meant one. It did nothing: resolve the address again, or look up the server."""
+    """Another server has the address of the meant one. It did nothing: resolve the address again,
+    or look up the server.
+    """
 
     code = 315
     retry_after_ms = 50
@@ -314,15 +329,17 @@ class Stopping(Unavailable):
 
 
 class DeadlineExceeded(Unavailable):
-    """Of messages that were sent: with `outcome` UNKNOWN they may be stored, or be stored for a while yet, and sending them again may store
-    them twice; with NOT_STORED they are not stored.
+    """Of messages that were sent: with `outcome` UNKNOWN they may be stored, or be stored for a
+    while yet, and sending them again may store them twice; with NOT_STORED they are not stored.
     """
 
     code = 305
 
 
 class NotMaster(Unavailable):
-    """The message ends with the master's address, if it is known. A client asks the metaserver again."""
+    """The message ends with the master's address, if it is known. A client asks the metaserver
+    again.
+    """
 
     code = 306
     retry_after_ms = 50
@@ -369,8 +386,8 @@ class TlsFailed(Unavailable):
 
 
 class TlsEnded(TlsFailed):
-    """The server ended the connection within the handshake of TLS, or right behind it. One that refuses the client's certificate does that,
-    and so does a balancer whose servers are away.
+    """The server ended the connection within the handshake of TLS, or right behind it. One that
+    refuses the client's certificate does that, and so does a balancer whose servers are away.
     """
 
     code = 317
@@ -381,7 +398,9 @@ class StorageError(QmqError):
 
 
 class LogDamaged(StorageError):
-    """`log` (0 the message log, 1 the action log) and `position` say where the damage is; both are -1 if there is more than one place."""
+    """`log` (0 the message log, 1 the action log) and `position` say where the damage is; both are
+    -1 if there is more than one place.
+    """
 
     code = 401
 
@@ -442,13 +461,17 @@ class CoordinationTlsFailed(CoordinationUnavailable):
 
 
 class WrongCoordinationStore(CoordinationUnavailable):
-    """Nothing was read or changed there. The client tries again all the same, because addresses may be corrected."""
+    """Nothing was read or changed there. The client tries again all the same, because addresses may
+    be corrected.
+    """
 
     code = 506
 
 
 class CoordinationUnknown(CoordinationError):
-    """The change may have been made or not. Never repeat the request blindly: read the value back, then decide."""
+    """The change may have been made or not. Never repeat the request blindly: read the value back,
+    then decide.
+    """
 
     code = 504
 
@@ -469,7 +492,9 @@ BY_CODE: dict[int, type[QmqError]] = {
 
 
 def from_wire(code: int, message: str, outcome: int, retry_after_ms: int) -> QmqError:
-    """Rebuild the error that a peer sent. An unknown code, from a newer release, becomes a plain QmqError with that code."""
+    """Rebuild the error that a peer sent. An unknown code, from a newer release, becomes a plain
+    QmqError with that code.
+    """
     kind = BY_CODE.get(code, QmqError)
     error = kind(message, outcome=Outcome(outcome))
     if kind is QmqError:

@@ -1,9 +1,12 @@
-"""The basic types: ids that cannot be mixed up, names with one grammar, settings of subjects and groups, names of QMQ's own headers.
+"""The basic types: ids that cannot be mixed up, names with one grammar, settings of subjects and
+groups, names of QMQ's own headers.
 
-A *subject* is what is published to. Its messages on one broker group form a *queue*, and a message's number in its queue is its
-*sequence*. Names follow one grammar, `[A-Za-z0-9_-][A-Za-z0-9._-]*` up to 127 characters, and never become paths.
+A *subject* is what is published to. Its messages on one broker group form a *queue*, and a
+message's number in its queue is its *sequence*. Names follow one grammar,
+`[A-Za-z0-9_-][A-Za-z0-9._-]*` up to 127 characters, and never become paths.
 
-Applications see the headers that QMQ itself adds to messages or reads; their own headers must not begin with `qmq-`.
+Applications see the headers that QMQ itself adds to messages or reads; their own headers must not
+begin with `qmq-`.
 """
 
 from __future__ import annotations
@@ -61,19 +64,22 @@ def check_name(kind: str, name: object) -> str:
         kind == "subject" and is_dead_letters(name) and _NAME.match(name, len(DEAD_LETTERS))
     ):
         raise InvalidName(
-            f"{kind} {name!r} may hold only letters, digits, '.', '_' and '-', and not start with '.'"
+            f"{kind} {name!r} may hold only letters, digits, '.', '_' and '-', and not start "
+            "with '.'"
         )
     return name
 
 
 def check_client(name: str) -> str:
-    """Check and return a client's name from a HELLO. People and other programs see the name, so it may contain no control characters.
+    """Check and return a client's name from a HELLO. People and other programs see the name, so it
+    may contain no control characters.
 
     QMQ's clients follow `check_name`. Other clients may use any printable text. Raises InvalidName.
     """
     if len(name) > limits.NAME_CHARS_MAX or not name.isprintable():
         raise InvalidName(
-            f"a client's name is up to {limits.NAME_CHARS_MAX} printable characters, not {name[: limits.NAME_CHARS_MAX]!r}"
+            f"a client's name is up to {limits.NAME_CHARS_MAX} printable characters, not "
+            f"{name[: limits.NAME_CHARS_MAX]!r}"
         )
     return name
 
@@ -93,7 +99,9 @@ BROADCAST: Final = "%"
 
 
 def check_group(name: object) -> str:
-    """Check and return a consumer group's name, or GROUP%CONSUMER of a broadcast group's consumer. Raises as `check_name`."""
+    """Check and return a consumer group's name, or GROUP%CONSUMER of a broadcast group's consumer.
+    Raises as `check_name`.
+    """
     if not isinstance(name, str) or BROADCAST not in name:
         return check_name("group", name)
     group, _, consumer = name.partition(BROADCAST)
@@ -110,12 +118,16 @@ DEAD_LETTERS: Final = "%dlq%"
 
 
 def dead_letter_subject(group: str) -> str:
-    """The subject of a group's dead-letter queue. All consumers of a broadcast group share the group's."""
+    """The subject of a group's dead-letter queue. All consumers of a broadcast group share the
+    group's.
+    """
     return DEAD_LETTERS + base_group(group)
 
 
 OPERATORS: Final = "qmq-dlq"
-"""The group that consumes dead-letter queues for operators: the dead letters that it settled were replayed or purged."""
+"""The group that consumes dead-letter queues for operators: the dead letters that it settled were
+replayed or purged.
+"""
 
 
 def is_dead_letters(subject: str) -> bool:
@@ -147,7 +159,8 @@ class GroupSettings:
             0 <= each <= limits.REQUEUE_MS_MAX for each in delays
         ):
             raise InvalidArgument(
-                f"retry_delays_ms is 1 to {limits.RETRY_DELAYS_MAX} delays of up to an hour, not {list(delays)}"
+                f"retry_delays_ms is 1 to {limits.RETRY_DELAYS_MAX} delays of up to an hour, "
+                f"not {list(delays)}"
             )
         return self
 
@@ -165,7 +178,9 @@ class QueueId:
 
 @dataclass(frozen=True, slots=True, order=True)
 class MessageId:
-    """Identifies a message: its producer, its batch, and its place in the batch. The id takes no byte in the log."""
+    """Identifies a message: its producer, its batch, and its place in the batch. The id takes no
+    byte in the log.
+    """
 
     producer_id: int
     batch_sequence: int
@@ -188,7 +203,9 @@ class MessageId:
 
 @dataclass(frozen=True, slots=True)
 class DelayedId:
-    """Names a delayed message and the delay group that keeps it (docs/DELAY.md). Applications keep `str()` of it."""
+    """Names a delayed message and the delay group that keeps it (docs/DELAY.md). Applications keep
+    `str()` of it.
+    """
 
     message_id: MessageId
     due_ms: int
@@ -229,18 +246,22 @@ class Order(Enum):
     STRICT = "strict"
     """Every group sees the messages in the order in which they were sent, always."""
     BEST_EFFORT = "best-effort"
-    """In order as long as all broker groups work. When one cannot take messages, another takes them immediately, out of order."""
+    """In order as long as all broker groups work. When one cannot take messages, another takes them
+    immediately, out of order.
+    """
 
 
 class Fencing(Enum):
     """How an ordered subject's partitions are closed on a broker group that cannot be reached."""
 
     LEASE = "lease"
-    """A master takes messages only while it holds a lease in the coordination store. Partitions of a group that lost its lease can be
-    closed.
+    """A master takes messages only while it holds a lease in the coordination store. Partitions of
+    a group that lost its lease can be closed.
     """
     MAJORITY = "majority"
-    """Masters take messages without the coordination store. Partitions of a group that cannot be reached at all stay there."""
+    """Masters take messages without the coordination store. Partitions of a group that cannot be
+    reached at all stay there.
+    """
 
 
 class SubjectFlush(Enum):
@@ -249,14 +270,17 @@ class SubjectFlush(Enum):
     DEFAULT = "default"
     """When the message is committed: as safe as the brokers' `--flush` makes it."""
     SYNC = "sync"
-    """When a majority has also flushed the message, independent of the brokers' flush policy for other subjects."""
+    """When a majority has also flushed the message, independent of the brokers' flush policy for
+    other subjects.
+    """
 
 
 @dataclass(frozen=True, slots=True)
 class SubjectConfig:
     """A subject's configuration. `None` means that the broker's default holds.
 
-    `order`, `logical_partitions` and `fencing` never change after the subject was created (docs/ORDERING.md).
+    `order`, `logical_partitions` and `fencing` never change after the subject was created
+    (docs/ORDERING.md).
     """
 
     name: str
@@ -266,17 +290,25 @@ class SubjectConfig:
     """Stored bytes of one queue, beyond which its oldest messages may be deleted."""
     body_bytes_max: int = limits.BODY_BYTES_MAX
     groups: tuple[str, ...] = ()
-    """The broker groups that take its messages. Empty for a subject of an old version, which uses all broker groups."""
+    """The broker groups that take its messages. Empty for a subject of an old version, which uses
+    all broker groups.
+    """
     former_groups: tuple[str, ...] = ()
-    """Broker groups that took its messages before. Consumers still read from them, since only an operator knows when all is consumed."""
+    """Broker groups that took its messages before. Consumers still read from them, since only an
+    operator knows when all is consumed.
+    """
     order: Order = Order.NONE
     logical_partitions: int = 0
-    """How many logical partitions an ordered subject has; this never changes. 0 for an unordered subject."""
+    """How many logical partitions an ordered subject has; this never changes. 0 for an unordered
+    subject.
+    """
     fencing: Fencing = Fencing.LEASE
     """For an ordered subject."""
     flush: SubjectFlush = SubjectFlush.DEFAULT
     created_by: str = ""
-    """The principal that created it; empty if unknown to the metaserver. It counts for the principal's quota, and is not a setting."""
+    """The principal that created it; empty if unknown to the metaserver. It counts for the
+    principal's quota, and is not a setting.
+    """
 
     def __post_init__(self) -> None:
         check_name("subject", self.name)
@@ -284,16 +316,19 @@ class SubjectConfig:
             check_name("broker group", group)
         if len({*self.groups, *self.former_groups}) < len(self.groups) + len(self.former_groups):
             raise InvalidArgument(
-                f"a broker group of subject {self.name!r} is named twice: {self.groups}, {self.former_groups}"
+                f"a broker group of subject {self.name!r} is named twice: {self.groups}, "
+                f"{self.former_groups}"
             )
         if (self.order is Order.NONE) != (self.logical_partitions == 0):
             raise InvalidArgument(
-                f"subject {self.name!r}: an ordered subject has logical partitions, an unordered one has none"
+                f"subject {self.name!r}: an ordered subject has logical partitions, an "
+                "unordered one has none"
             )
         if not 0 <= self.logical_partitions <= limits.LOGICAL_PARTITIONS_MAX:
             most = limits.LOGICAL_PARTITIONS_MAX
             raise InvalidArgument(
-                f"subject {self.name!r}: 1 to {most} logical partitions, not {self.logical_partitions}"
+                f"subject {self.name!r}: 1 to {most} logical partitions, not "
+                f"{self.logical_partitions}"
             )
         for field in ("retention_ms", "retention_bytes"):
             value = getattr(self, field)
@@ -310,7 +345,8 @@ class SubjectConfig:
 BATCH_NUMBERS: Final = 1 << 48
 """Batch numbers are below this, since a message id has 48 bits for them."""
 SESSION_BITS: Final = 24
-"""On an ordered subject, the upper 24 of a batch number's 48 bits are the session of the stream, the lower ones count within the session.
+"""On an ordered subject, the upper 24 of a batch number's 48 bits are the session of the stream,
+the lower ones count within the session.
 """
 
 
@@ -408,10 +444,13 @@ CRON: Final = "qmq-cron"
 ZONE: Final = "qmq-zone"
 """The time zone of `qmq-cron`: an IANA name."""
 SCHEDULE_ID: Final = "qmq-schedule-id"
-"""On every run of a recurring message but the first: the first run's message id, 32 hexadecimal digits."""
+"""On every run of a recurring message but the first: the first run's message id, 32 hexadecimal
+digits.
+"""
 PLANNED: Final = "qmq-planned"
-"""On a run of a recurring message that was moved: PLANNED/DUE, its time by the schedule and the time to which it was moved, in milliseconds
-since 1970. It holds for that due time only: release 0.2 copies the header to the runs after it.
+"""On a run of a recurring message that was moved: PLANNED/DUE, its time by the schedule and the
+time to which it was moved, in milliseconds since 1970. It holds for that due time only: release 0.2
+copies the header to the runs after it.
 """
 GROUP: Final = "qmq-group"
 """On a directed message: the consumer group that it is for."""
@@ -420,11 +459,13 @@ ATTEMPT: Final = "qmq-attempt"
 SUBJECT: Final = "qmq-subject"
 """On a dead letter: the subject to which the message was sent."""
 SEQUENCE: Final = "qmq-sequence"
-"""On a dead letter: the message's sequence in that subject, on the broker group that holds the dead letter."""
+"""On a dead letter: the message's sequence in that subject, on the broker group that holds the dead
+letter.
+"""
 ERROR: Final = "qmq-error"
 """On a dead letter: the last error's text."""
 DEAD_MS: Final = "qmq-dead-ms"
 """On a dead letter: when the message died, milliseconds since 1970."""
 REPLAY_OF: Final = "qmq-replay-of"
-"""On a replayed dead letter: which letter it is a replay of, as BROKER-GROUP/SEQUENCE/TIME: its place in the dead-letter queue, and when it
-died."""
+"""On a replayed dead letter: which letter it is a replay of, as BROKER-GROUP/SEQUENCE/TIME: its
+place in the dead-letter queue, and when it died."""

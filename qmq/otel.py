@@ -1,17 +1,22 @@
-"""OpenTelemetry: spans for messages that are sent and handled. Needs `pip install qmq[otel]`; OpenTelemetry is imported at first use.
+"""OpenTelemetry: spans for messages that are sent and handled. Needs `pip install qmq[otel]`;
+OpenTelemetry is imported at first use.
 
     mq = qmq.connect("localhost:20880", interceptors=[OpenTelemetryInterceptor()])
 
 By the semantic conventions for messaging:
 
-    send SUBJECT       PRODUCER   from `send` (or `send_many`: one span for all) until the messages are stored or failed
-    process SUBJECT    CONSUMER   around the handler of a message; child of the span that sent it, and linked to it
-    ack SUBJECT        CLIENT     one request with verdicts, until the broker's answer; a separate trace, since it settles many messages
+    send SUBJECT       PRODUCER   from `send` (or `send_many`: one span for all) until the messages
+                                  are stored or failed
+    process SUBJECT    CONSUMER   around the handler of a message; child of the span that sent it,
+                                  and linked to it
+    ack SUBJECT        CLIENT     one request with verdicts, until the broker's answer; a separate
+                                  trace, since it settles many messages
 
-The headers `traceparent` and `tracestate` carry the context, or the headers of the propagator that OpenTelemetry is configured with. A
-message that is delivered a month later, or to ten groups, should not be part of the sender's trace: with `new_traces=True` each handling
-begins a new trace, linked to the sender's span. If the application set `traceparent` itself, the header stays, and the span is
-linked to it.
+The headers `traceparent` and `tracestate` carry the context, or the headers of the propagator that
+OpenTelemetry is configured with. A message that is delivered a month later, or to ten groups,
+should not be part of the sender's trace: with `new_traces=True` each handling begins a new trace,
+linked to the sender's span. If the application set `traceparent` itself, the header stays, and the
+span is linked to it.
 """
 
 from __future__ import annotations
@@ -39,7 +44,8 @@ LINKS_MAX: Final = 128
 
 
 class OpenTelemetryInterceptor(BaseInterceptor):
-    """Creates the spans. The defaults are the tracer provider and the propagator that OpenTelemetry is configured with.
+    """Creates the spans. The defaults are the tracer provider and the propagator that OpenTelemetry
+    is configured with.
 
     Raises InvalidArgument if OpenTelemetry is not installed.
     """
@@ -63,7 +69,7 @@ class OpenTelemetryInterceptor(BaseInterceptor):
         self._propagator = propagator or propagate.get_global_textmap()
         self._new_traces = new_traces
 
-    # --- sending -------------------------------------------------------------------------------------------------------
+    # --- sending ----------------------------------------------------------------------------------
 
     def sending(self, outgoing: Outgoing) -> Headers | Sequence[Headers]:
         """Begins the span, and adds its context to the messages."""
@@ -100,7 +106,7 @@ class OpenTelemetryInterceptor(BaseInterceptor):
         self._fail(span, error)
         span.end()
 
-    # --- handling ------------------------------------------------------------------------------------------------------
+    # --- handling ---------------------------------------------------------------------------------
 
     @contextmanager
     def handling(self, message: AnyMessage, group: str) -> Iterator[None]:
@@ -118,7 +124,8 @@ class OpenTelemetryInterceptor(BaseInterceptor):
             attributes=self._message_attributes(message, group),
         )
         inside = self._trace.set_span_in_context(span, parent)
-        # The token is not used: a generator may be left in another task than the one that entered it, where the token is invalid.
+        # The token is not used: a generator may be left in another task than the one that entered
+        # it, where the token is invalid.
         self._context.attach(inside)
         try:
             yield
@@ -142,7 +149,7 @@ class OpenTelemetryInterceptor(BaseInterceptor):
             found["messaging.consumer.group.name"] = group
         return found | server_attributes(message.server)
 
-    # --- verdicts ------------------------------------------------------------------------------------------------------
+    # --- verdicts ---------------------------------------------------------------------------------
 
     def settled(self, report: SettleReport) -> None:
         """Makes the span of a request that has ended."""
@@ -158,7 +165,7 @@ class OpenTelemetryInterceptor(BaseInterceptor):
             self._fail(span, report.error)
         span.end(report.ended_ns)
 
-    # --- all -----------------------------------------------------------------------------------------------------------
+    # --- all --------------------------------------------------------------------------------------
 
     def _links(self, headers: Mapping[str, bytes]) -> list[Link]:
         """Links to the span that a message's headers name."""
@@ -173,7 +180,9 @@ class OpenTelemetryInterceptor(BaseInterceptor):
 
 
 def operation_attributes(operation: str, subject: str, kind: str | None = None) -> dict[str, Any]:
-    """The attributes of every span and metric of an operation. `kind` is the type of the operation, by default its name."""
+    """The attributes of every span and metric of an operation. `kind` is the type of the operation,
+    by default its name.
+    """
     return {
         "messaging.system": SYSTEM,
         "messaging.operation.name": operation,
@@ -183,7 +192,9 @@ def operation_attributes(operation: str, subject: str, kind: str | None = None) 
 
 
 def settle_attributes(report: SettleReport) -> dict[str, Any]:
-    """Of a request with verdicts. The operation is the verdict; "settle" if there are several kinds."""
+    """Of a request with verdicts. The operation is the verdict; "settle" if there are several
+    kinds.
+    """
     (verdict, *others) = report.verdicts
     found = operation_attributes(
         "settle" if others else verdict, report.subject, "settle"

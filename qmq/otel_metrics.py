@@ -1,13 +1,16 @@
-"""OpenTelemetry: the four client metrics of the semantic conventions for messaging. Needs `pip install qmq[otel]`.
+"""OpenTelemetry: the four client metrics of the semantic conventions for messaging. Needs `pip
+install qmq[otel]`.
 
     mq = qmq.connect("localhost:20880", interceptors=[OpenTelemetryMetrics()])
 
-    messaging.client.operation.duration    seconds of a call of `send` or `send_many`, or of a request with verdicts
+    messaging.client.operation.duration    seconds of a call of `send` or `send_many`, or of a
+                                           request with verdicts
     messaging.client.sent.messages         messages that the client tried to send
     messaging.client.consumed.messages     messages that were handed to the application
     messaging.process.duration             seconds of the handling of a message
 
-Each has the attribute `error.type` if the call or the handler failed; the count of consumed messages does not.
+Each has the attribute `error.type` if the call or the handler failed; the count of consumed
+messages does not.
 """
 
 from __future__ import annotations

@@ -1,14 +1,18 @@
-"""Texts that somebody else wrote: made safe for a terminal, read as numbers, read as JSON; and how an address is written. Pure.
+"""Texts that somebody else wrote: made safe for a terminal, read as numbers, read as JSON; and how
+an address is written. Pure.
 
-An error of a nack, the reason of a pause or a body may contain ESC sequences that set the clipboard or the colours, or characters that
-reverse the order of the text after them. Shown as `` and `‮` they have no effect.
+An error of a nack, the reason of a pause or a body may contain ESC sequences that set the clipboard
+or the colours, or characters that reverse the order of the text after them. Shown as `` and `‮`
+they have no effect.
 
-Numbers are in headers of messages, forms, addresses, names of files. Python's own conversions are no grammar for them: "²".isdigit() holds
-and int("²") fails, int() refuses 5,000 digits with another error than letters, float() takes "infinity" and "1_000", and a number above a
-bound is refused only where it is used.
+Numbers are in headers of messages, forms, addresses, names of files. Python's own conversions are
+no grammar for them: "²".isdigit() holds and int("²") fails, int() refuses 5,000 digits with another
+error than letters, float() takes "infinity" and "1_000", and a number above a bound is refused only
+where it is used.
 
-Python's parser takes more than JSON: NaN, numbers beyond all floats, half of a surrogate pair, and thousands of arrays inside each other.
-What it takes then fails where the value is shown, stored or sent on.
+Python's parser takes more than JSON: NaN, numbers beyond all floats, half of a surrogate pair, and
+thousands of arrays inside each other. What it takes then fails where the value is shown, stored or
+sent on.
 """
 
 from __future__ import annotations
@@ -27,7 +31,9 @@ KEPT: Final = JOINERS | frozenset("\n\t")
 
 
 def visible(text: str, kept: frozenset[str] = KEPT) -> str:
-    """The text with control and format characters and lone surrogates as escapes; characters in `kept` stay."""
+    """The text with control and format characters and lone surrogates as escapes; characters in
+    `kept` stay.
+    """
     if text.isprintable():
         return text
     return "".join(
@@ -55,7 +61,9 @@ _INTEGER: Final = re.compile(r"[+-]?[0-9]{1,400}", re.ASCII)
 
 
 def whole_number(text: str | bytes, most: int = INT64_MAX, least: int = 0) -> int | None:
-    """The number from `least`, which is 0 or more, to `most` that consists of these ASCII digits; None for every other text."""
+    """The number from `least`, which is 0 or more, to `most` that consists of these ASCII digits;
+    None for every other text.
+    """
     if not text.isascii() or not text.isdigit() or len(text) > len(str(most)):
         return None
     found = int(text)
@@ -63,8 +71,8 @@ def whole_number(text: str | bytes, most: int = INT64_MAX, least: int = 0) -> in
 
 
 def number(text: str) -> int | float | None:
-    """A decimal number as SQL and JSON write it: an int if it has neither a point nor an exponent, so that large ids compare exactly; None
-    for every other text, and for what is beyond all floats.
+    """A decimal number as SQL and JSON write it: an int if it has neither a point nor an exponent,
+    so that large ids compare exactly; None for every other text, and for what is beyond all floats.
     """
     if _INTEGER.fullmatch(text) is not None:
         return int(text)
@@ -75,17 +83,23 @@ def number(text: str) -> int | float | None:
 
 
 def joined(host: str, port: int) -> str:
-    """Host and port as one text. An IPv6 host gets its brackets, unless it has them; the folder of sockets gets the port as a name."""
+    """Host and port as one text. An IPv6 host gets its brackets, unless it has them; the folder of
+    sockets gets the port as a name.
+    """
     is_bare = ":" in host and not host.startswith(("[", "unix:"))
     return f"[{host}]:{port}" if is_bare else f"{host}:{port}"
 
 
 DEPTH_MAX: Final = 200
-"""The most arrays and objects inside each other: every caller can walk through so many by recursion."""
+"""The most arrays and objects inside each other: every caller can walk through so many by
+recursion.
+"""
 
 
 def parse_json(text: bytes | str) -> Any:
-    """The value, which can be written as JSON again. Raises ValueError with a sentence for everything else."""
+    """The value, which can be written as JSON again. Raises ValueError with a sentence for
+    everything else.
+    """
     try:
         value = json.loads(text, parse_constant=_no_constant, parse_float=_finite)
     except RecursionError:

@@ -1,4 +1,6 @@
-"""`scripts/cluster`: the cluster of docker-compose.yml as local processes. See docs/DEPLOY.md, and cluster_runner for how it works."""
+"""`scripts/cluster`: the cluster of docker-compose.yml as local processes. See docs/DEPLOY.md, and
+cluster_runner for how it works.
+"""
 
 from __future__ import annotations
 
@@ -75,7 +77,10 @@ def parser() -> argparse.ArgumentParser:
     logs.add_argument("--follow", "-f", action="store_true", help="follow the output")
     run = verbs.add_parser(
         "run",
-        help="run a command in which service names are replaced by addresses; default: the service's own command",
+        help=(
+            "run a command in which service names are replaced by addresses; default: the "
+            "service's own command"
+        ),
     )
     run.add_argument(
         "--service",
@@ -153,7 +158,10 @@ def _show(lines: list[ServiceStatus], *, as_json: bool) -> None:
         return
     for row in [{name: name for name in rows[0]}, *rows]:
         print(
-            f"{row['service']:<14}{row['state']:<9}{row['pid'] or '':>8}  {row['address']:<16}{row['health']}".rstrip()
+            (
+                f"{row['service']:<14}{row['state']:<9}{row['pid'] or '':>8}  "
+                f"{row['address']:<16}{row['health']}"
+            ).rstrip()
         )
 
 

@@ -1,8 +1,10 @@
-"""The demo: publish every flight, consume with one, two, then three consumers, and compare the received rows with the source.
+"""The demo: publish every flight, consume with one, two, then three consumers, and compare the
+received rows with the source.
 
-With `--server` it uses a running cluster (with a new subject each time); otherwise it starts a node. Exit status 1 if a row was lost,
-corrupted or unexpected. The last 2,000 flights are sent live, at 1,000 per second, to measure latency. At the end, another group reads the
-backlog again in whole batches, which is the fastest way to read.
+With `--server` it uses a running cluster (with a new subject each time); otherwise it starts a
+node. Exit status 1 if a row was lost, corrupted or unexpected. The last 2,000 flights are sent
+live, at 1,000 per second, to measure latency. At the end, another group reads the backlog again in
+whole batches, which is the fastest way to read.
 """
 
 from __future__ import annotations
@@ -56,7 +58,7 @@ class Outcome:
     backlog_s: float = 0.0
 
 
-# --- the node ------------------------------------------------------------------------------------------------------------
+# --- the node -------------------------------------------------------------------------------------
 
 
 def start_node(data: Path) -> tuple[subprocess.Popen[str], str]:
@@ -85,7 +87,7 @@ def start_node(data: Path) -> tuple[subprocess.Popen[str], str]:
     return node, line.split("ready at ")[1].split()[0]
 
 
-# --- the producer --------------------------------------------------------------------------------------------------------
+# --- the producer ---------------------------------------------------------------------------------
 
 
 async def publish(address: str, rows: list[Flight], bar: Progress) -> float:
@@ -121,7 +123,7 @@ async def publish_live(address: str, rows: list[Flight], bar: Progress) -> None:
             bar.update(task, completed=at + 1)
 
 
-# --- a consumer, in its own process ---------------------------------------------------------------------------------
+# --- a consumer, in its own process ---------------------------------------------------------------
 
 
 def consume(number: int, address: str, start: Event, stop: Event, results: Any) -> None:
@@ -159,13 +161,15 @@ async def read_in_batches(address: str, count: int) -> float:
         return got / (time.perf_counter() - begin)
 
 
-# --- watching ------------------------------------------------------------------------------------------------------------
+# --- watching -------------------------------------------------------------------------------------
 
 
 def watch(
     results: Any, starts: list[Event], total: int, live: int, bar: Progress, on_backlog_done: Any
 ) -> Outcome:
-    """Collect the consumers' reports. Start the second and third consumer while the first one works."""
+    """Collect the consumers' reports. Start the second and third consumer while the first one
+    works.
+    """
     outcome, blobs, done = Outcome(live=live), list[str](), 0
     task = bar.add_task("consumed", total=total + live)
     join_at = {total // 12: 1, total // 6: 2}
@@ -316,7 +320,9 @@ async def _run(
     latest: list[Flight],
     bar: Progress,
 ) -> tuple[float, Outcome, float]:
-    """Publish, consume, read again: messages a second published, what the consumers got, messages a second read in batches."""
+    """Publish, consume, read again: messages a second published, what the consumers got, messages a
+    second read in batches.
+    """
     rate = await publish(address, backlog, bar)
     loop = asyncio.get_running_loop()
     drained = asyncio.Event()

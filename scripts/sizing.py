@@ -1,7 +1,8 @@
-"""How many cores, shards, GiB of memory and of disk a workload needs: `scripts/sizing --rate 50000 --body 1024 --replicas 3`.
+"""How many cores, shards, GiB of memory and of disk a workload needs: `scripts/sizing --rate 50000
+--body 1024 --replicas 3`.
 
-The costs are those of docs/SIZING.md, measured by `scripts/bench`; measure them on your own machine and pass `--core-speed`, the ratio of
-its speed to that of ours. Pure, but for `main`.
+The costs are those of docs/SIZING.md, measured by `scripts/bench`; measure them on your own machine
+and pass `--core-speed`, the ratio of its speed to that of ours. Pure, but for `main`.
 """
 
 from __future__ import annotations
@@ -40,12 +41,16 @@ MESSAGE_BYTES: Final = 8
 NODE_MIB: Final = 110.0
 SUBJECT_KIB: Final = 3.7
 CORE_SHARE: Final = 0.6
-"""Of a core that a shard should use at peak: the rest is for failovers, retention and what comes."""
+"""Of a core that a shard should use at peak: the rest is for failovers, retention and what
+comes.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """`rate` messages a second into the cluster, each read by `groups` consumer groups; `batch` is how many a client sends together."""
+    """`rate` messages a second into the cluster, each read by `groups` consumer groups; `batch` is
+    how many a client sends together.
+    """
 
     rate: float
     body_bytes: int
@@ -59,7 +64,9 @@ class Workload:
 
 @dataclass(frozen=True, slots=True)
 class Size:
-    """Cores, and shards (`qmq broker --shards`), are of each machine of a broker group; so are memory and disk."""
+    """Cores, and shards (`qmq broker --shards`), are of each machine of a broker group; so are
+    memory and disk.
+    """
 
     master_cores: float
     slave_cores: float
@@ -70,7 +77,9 @@ class Size:
 
 
 def size_of(load: Workload) -> Size:
-    """The resources of one broker group if its machine is master of all groups, as after failovers. Raises ValueError."""
+    """The resources of one broker group if its machine is master of all groups, as after failovers.
+    Raises ValueError.
+    """
     if (
         load.rate <= 0
         or load.body_bytes <= 0
@@ -139,7 +148,8 @@ def main() -> None:
         f"each machine of the broker group: {found.master_cores:.2f} cores as master"
         + (f", {found.slave_cores:.2f} as slave" if load.replicas > 1 else "")
         + f"; {found.shards} shards at {CORE_SHARE:.0%} of a core\n"
-        f"memory {found.memory_mib:,.0f} MiB beside the page cache; disk {found.disk_gib:,.0f} GiB for {load.retention_h:g} h\n"
+        f"memory {found.memory_mib:,.0f} MiB beside the page cache; disk "
+        f"{found.disk_gib:,.0f} GiB for {load.retention_h:g} h\n"
         f"network {found.network_mib_s:,.0f} MiB/s of bodies, in and out of the master\n"
     )
 

@@ -1,4 +1,6 @@
-"""Fixtures (a node in this process, a node in a separate process, etcd), and the choice and order of the tests that run."""
+"""Fixtures (a node in this process, a node in a separate process, etcd), and the choice and order
+of the tests that run.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,8 @@ from qmq.broker.maintenance import EXIT_FATAL
 from qmq.node.dev_node import Node
 
 SYSTEM = Path(__file__).parent / "system"
-# A shell that starts the tests in the background has SIGINT ignored, and processes that tests start would inherit that.
+# A shell that starts the tests in the background has SIGINT ignored, and processes that tests start
+# would inherit that.
 for each in (signal.SIGINT, signal.SIGQUIT):
     if signal.getsignal(each) is signal.SIG_IGN:
         signal.signal(each, signal.default_int_handler if each is signal.SIGINT else signal.SIG_DFL)
@@ -54,10 +57,11 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> object:
-    """Distribute tests to workers as pytest-xdist's loadgroup does, without its cost for thousands of tests.
+    """Distribute tests to workers as pytest-xdist's loadgroup does, without its cost for thousands
+    of tests.
 
-    Whenever a test ends, xdist 3.8 counts all tests that a worker ever got, which took 55 s of a run of 5,700 tests. This scheduler forgets
-    a finished unit.
+    Whenever a test ends, xdist 3.8 counts all tests that a worker ever got, which took 55 s of a
+    run of 5,700 tests. This scheduler forgets a finished unit.
     """
     if config.getvalue("dist") != "loadgroup":
         return None
@@ -131,7 +135,9 @@ def is_sampled(item: pytest.Item) -> bool:
 
 
 def place_in_queue(item: pytest.Item) -> int:
-    """The groups run first, since each runs in one worker from its first test to its last; then whole systems; then the others."""
+    """The groups run first, since each runs in one worker from its first test to its last; then
+    whole systems; then the others.
+    """
     if item.get_closest_marker("xdist_group"):
         return 0
     return 1 if SYSTEM in item.path.parents else 2
@@ -154,7 +160,9 @@ def reason_of(skipped: pytest.TestReport | pytest.CollectReport) -> str:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_sessionfinish(session: pytest.Session) -> None:
-    """With `--no-skips`, a test that was skipped fails the run; the summary lists each with its reason."""
+    """With `--no-skips`, a test that was skipped fails the run; the summary lists each with its
+    reason.
+    """
     reporter = session.config.pluginmanager.get_plugin("terminalreporter")
     if not session.config.getoption("--no-skips") or reporter is None:
         return

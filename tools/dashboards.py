@@ -1,4 +1,5 @@
-"""Grafana dashboards, made from the rows below. tests/deploy compares the committed files with what this writes.
+"""Grafana dashboards, made from the rows below. tests/deploy compares the committed files with what
+this writes.
 
 python tools/dashboards.py            writes deploy/grafana/dashboards/*.json
 python tools/dashboards.py FOLDER     writes them there
@@ -17,14 +18,22 @@ WIDTH: Final = 24
 HEIGHT: Final = 8
 SOURCE: Final = {"type": "prometheus", "uid": "${datasource}"}
 GROUP: Final = 'subject=~"$subject", group=~"$group"'
-KEPT: Final = 'sum by (subject) (qmq_kept_messages{subject=~"$subject"} * on (broker_group, instance) group_left qmq_serving)'
-AWAY: Final = "sum(max by (broker_group) (qmq_broker_group_voters) - max by (broker_group) (qmq_broker_group_present_replicas))"
+KEPT: Final = (
+    'sum by (subject) (qmq_kept_messages{subject=~"$subject"} * on (broker_group, instance) '
+    "group_left qmq_serving)"
+)
+AWAY: Final = (
+    "sum(max by (broker_group) (qmq_broker_group_voters) - max by (broker_group) "
+    "(qmq_broker_group_present_replicas))"
+)
 WON: Final = '{role="master", broker_group=~"$broker_group"}'
 
 
 @dataclass(frozen=True, slots=True)
 class Panel:
-    """One panel. `queries` are expressions with their legends; `unit` is Grafana's; `kind` timeseries, stat or table."""
+    """One panel. `queries` are expressions with their legends; `unit` is Grafana's; `kind`
+    timeseries, stat or table.
+    """
 
     title: str
     queries: tuple[tuple[str, str], ...]
@@ -78,7 +87,10 @@ CLUSTER: Final = Dashboard(
                     "Broker groups without a master",
                     (
                         (
-                            "count(min by (broker_group) (qmq_broker_group_has_master) == 0) or vector(0)",
+                            (
+                                "count(min by (broker_group) (qmq_broker_group_has_master) == 0) "
+                                "or vector(0)"
+                            ),
                             "",
                         ),
                     ),
@@ -351,7 +363,10 @@ SERVERS: Final = Dashboard(
                     "Masters",
                     (
                         (
-                            'max by (broker_group, instance) (qmq_serving{broker_group=~"$broker_group"}) == 1',
+                            (
+                                "max by (broker_group, instance) "
+                                '(qmq_serving{broker_group=~"$broker_group"}) == 1'
+                            ),
                             "{{broker_group}}: {{instance}}",
                         ),
                     ),
@@ -360,7 +375,10 @@ SERVERS: Final = Dashboard(
                     "Entries behind the master",
                     (
                         (
-                            'max by (broker_group, replica) (qmq_replication_lag_entries{broker_group=~"$broker_group"})',
+                            (
+                                "max by (broker_group, replica) "
+                                '(qmq_replication_lag_entries{broker_group=~"$broker_group"})'
+                            ),
                             "{{replica}}",
                         ),
                     ),
@@ -374,7 +392,10 @@ SERVERS: Final = Dashboard(
                     "Elections won",
                     (
                         (
-                            f"sum by (broker_group) (increase(qmq_role_changes_total{WON}[$__rate_interval]))",
+                            (
+                                "sum by (broker_group) "
+                                f"(increase(qmq_role_changes_total{WON}[$__rate_interval]))"
+                            ),
                             "{{broker_group}}",
                         ),
                     ),
@@ -388,7 +409,10 @@ SERVERS: Final = Dashboard(
                     "Free",
                     (
                         (
-                            'min by (instance) (qmq_disk_free_bytes{broker_group=~"$broker_group"})',
+                            (
+                                "min by (instance) "
+                                '(qmq_disk_free_bytes{broker_group=~"$broker_group"})'
+                            ),
                             "{{instance}}",
                         ),
                     ),
@@ -413,7 +437,10 @@ SERVERS: Final = Dashboard(
                     "Age of what is not flushed",
                     (
                         (
-                            'max by (instance) (qmq_unflushed_age_seconds{broker_group=~"$broker_group"})',
+                            (
+                                "max by (instance) "
+                                '(qmq_unflushed_age_seconds{broker_group=~"$broker_group"})'
+                            ),
                             "{{instance}}",
                         ),
                     ),

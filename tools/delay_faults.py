@@ -1,6 +1,8 @@
-"""Kill, stop, hand over and cut off a delay group's replicas and jump their clocks, under load; check every message against a simple model.
+"""Kill, stop, hand over and cut off a delay group's replicas and jump their clocks, under load;
+check every message against a simple model.
 
-Exit status 1 if a message was early, duplicated, lost, or delivered although it was cancelled. `--seed` repeats a run's choices.
+Exit status 1 if a message was early, duplicated, lost, or delivered although it was cancelled.
+`--seed` repeats a run's choices.
 """
 
 from __future__ import annotations

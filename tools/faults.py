@@ -1,7 +1,8 @@
-"""Kill and stop the master of a three-replica group under load, repeatedly; check the whole history; report how long writes were
-interrupted.
+"""Kill and stop the master of a three-replica group under load, repeatedly; check the whole
+history; report how long writes were interrupted.
 
-Exit status 1 if an acknowledged message was lost, a message was stored twice, or another checker (tests/history) fails.
+Exit status 1 if an acknowledged message was lost, a message was stored twice, or another checker
+(tests/history) fails.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
-"""Fuzz the targets of tests/fuzz, each in its own process, for a share of the time. An input that reaches new code is kept in
-tests/fuzz/corpus, unless a shorter input reaches the same code; counts.json there has the number of inputs. If an input ends a target with
-anything but a typed error, the script prints the input and exits with 1.
+"""Fuzz the targets of tests/fuzz, each in its own process, for a share of the time. An input that
+reaches new code is kept in tests/fuzz/corpus, unless a shorter input reaches the same code;
+counts.json there has the number of inputs. If an input ends a target with anything but a typed
+error, the script prints the input and exits with 1.
 """
 
 from __future__ import annotations
@@ -50,14 +51,15 @@ def main() -> int:
     tried, failed = sum(each for each, _ in results), sum(not is_well for _, is_well in results)
     in_all = sum(counts().values())
     print(
-        f"{tried:,} inputs in {time.monotonic() - begun:,.0f} s, {in_all:,} so far; {failed} of {len(names)} targets failed"
+        f"{tried:,} inputs in {time.monotonic() - begun:,.0f} s, {in_all:,} so far; {failed} "
+        f"of {len(names)} targets failed"
     )
     return 1 if failed else 0
 
 
 def fuzz(name: str, seconds: int, folder: Path) -> tuple[int, bool]:
-    """Fuzz a target. Returns the number of inputs, and whether the target accepted all of them. Replaces the corpus by the inputs that are
-    kept.
+    """Fuzz a target. Returns the number of inputs, and whether the target accepted all of them.
+    Replaces the corpus by the inputs that are kept.
     """
     grown, least, found = folder / "grown", folder / "least", folder / "found"
     for each in (grown, least, found):
@@ -76,7 +78,10 @@ def fuzz(name: str, seconds: int, folder: Path) -> tuple[int, bool]:
     crashes = sorted(found.iterdir())
     for each in crashes:
         print(
-            f"{name} fails on {each.read_bytes()!r}:\n{said[said.find('Uncaught Python exception') :][:3_000]}",
+            (
+                f"{name} fails on "
+                f"{each.read_bytes()!r}:\n{said[said.find('Uncaught Python exception') :][:3_000]}"
+            ),
             flush=True,
         )
     run(name, least, grown, "-merge=1", f"-max_len={INPUT_BYTES_MAX}")

@@ -1,4 +1,6 @@
-"""Fuzz one target with Atheris, which guides libFuzzer by the coverage of QMQ's code: TARGET, then libFuzzer's arguments."""
+"""Fuzz one target with Atheris, which guides libFuzzer by the coverage of QMQ's code: TARGET, then
+libFuzzer's arguments.
+"""
 
 from __future__ import annotations
 

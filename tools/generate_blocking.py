@@ -1,16 +1,18 @@
-"""Make the blocking client from the asyncio one: `qmq/blocking/__init__.py` and `qmq/blocking/admin.py`, from the classes in MODULES.
+"""Make the blocking client from the asyncio one: `qmq/blocking/__init__.py` and
+`qmq/blocking/admin.py`, from the classes in MODULES.
 
     python tools/generate_blocking.py
 
-Each public method of a class becomes a method of the same name, with the same parameters and the same docstring:
+Each public method of a class becomes a method of the same name, with the same parameters and the
+same docstring:
 
     async def                   runs in the event loop's thread, and the caller waits
     def                         the same, since the asyncio client may only be used in its loop's thread
     an asynchronous generator   an iterator whose items are fetched one by one
     a property                  the value; a part of the client becomes the part's blocking class
 
-What cannot be made so is written by hand in `qmq/blocking/loop_thread.py`. tests/qmq/client/test_blocking.py compares the committed files
-with what this writes.
+What cannot be made so is written by hand in `qmq/blocking/loop_thread.py`.
+tests/qmq/client/test_blocking.py compares the committed files with what this writes.
 """
 
 from __future__ import annotations
@@ -50,7 +52,10 @@ CLIENT: Final = (
         "Client",
         "BlockingClient",
         "BlockingClientBase",
-        "Sends and consumes. Make it with `qmq.blocking.connect`; use it with `with`. Any thread may call.",
+        (
+            "Sends and consumes. Make it with `qmq.blocking.connect`; use it with `with`. Any "
+            "thread may call."
+        ),
         frozenset(
             {
                 "send",
@@ -73,7 +78,10 @@ CLIENT: Final = (
         "Consumer",
         "BlockingConsumer",
         "BlockingConsumerBase",
-        "One consumer of a group. Make it with `BlockingClient.consumer`, and iterate over it, or `pull`.",
+        (
+            "One consumer of a group. Make it with `BlockingClient.consumer`, and iterate over "
+            "it, or `pull`."
+        ),
         frozenset({"close", "held", "is_paused", "join", "limit", "pause", "resume"}),
     ),
 )
@@ -90,7 +98,10 @@ PARTS: Final = (
         "MetadataClient",
         "BlockingMetadata",
         "BlockingPart",
-        "Administration: subjects, groups, routes and broker groups, as a metaserver sees them: `BlockingClient.metadata`.",
+        (
+            "Administration: subjects, groups, routes and broker groups, as a metaserver sees "
+            "them: `BlockingClient.metadata`."
+        ),
         left_out=frozenset(
             {"call", "turn", "locate", "routes", "watch", "sync_member", "ask_delayed", "close"}
         ),
@@ -172,7 +183,9 @@ from qmq.blocking.loop_thread import BlockingPart, LoopThread
 
 @dataclass(frozen=True, slots=True)
 class MadeModule:
-    """A generated file: its classes, its beginning, the imports that it needs when it runs, and its end."""
+    """A generated file: its classes, its beginning, the imports that it needs when it runs, and its
+    end.
+    """
 
     path: Path
     sources: tuple[Source, ...]
@@ -189,7 +202,9 @@ MODULES: Final = (
 
 @dataclass(slots=True)
 class Imports:
-    """The names that annotations of a generated file need. They are imported for type checking only."""
+    """The names that annotations of a generated file need. They are imported for type checking
+    only.
+    """
 
     needed: str
     """The imports that the file has in any case."""
@@ -233,11 +248,15 @@ class Module:
         )
 
     def literal(self, node: ast.expr) -> ast.expr:
-        """The source text of a default value. A constant's name is replaced by its value, so that nothing is imported for it."""
+        """The source text of a default value. A constant's name is replaced by its value, so that
+        nothing is imported for it.
+        """
         return self._constants[node.id] if isinstance(node, ast.Name) else node
 
     def rename(self, node: ast.expr, found: dict[str, str]) -> ast.expr:
-        """The expression under names that mean the same in every module; `found` gets what to import."""
+        """The expression under names that mean the same in every module; `found` gets what to
+        import.
+        """
 
         class Renamer(ast.NodeTransformer):
             def visit_Name(self, name: ast.Name) -> ast.Name:
@@ -339,7 +358,10 @@ def generated(module: MadeModule) -> str:
     """The whole file, as `ruff` lays it out."""
     imports = Imports(module.imports)
     classes = [made(source, Module(source.path), imports) for source in module.sources]
-    head = f"{module.head}\n{MADE}\nfrom __future__ import annotations\n{module.imports}\n{imports.text()}\n"
+    head = (
+        f"{module.head}\n{MADE}\nfrom __future__ import "
+        f"annotations\n{module.imports}\n{imports.text()}\n"
+    )
     text = head + "\n\n".join(classes) + module.tail
     as_named = module.path.with_name("made.py")  # in an `__init__.py` ruff leaves unused imports
     for command in (

@@ -1,9 +1,11 @@
-"""Write JSON schemas as kubeconform reads them: Kubernetes' own from kubernetes-validate, and those of resources that others define.
+"""Write JSON schemas as kubeconform reads them: Kubernetes' own from kubernetes-validate, and those
+of resources that others define.
 
     python tools/kubernetes_schemas.py TARGET KUBERNETES CRD...
 
-KUBERNETES is a folder of kubernetes-validate: its schemas refer to each other at kubernetes.io, and these here to the file beside them.
-A CRD is a file of a CustomResourceDefinition: the schema is in it.
+KUBERNETES is a folder of kubernetes-validate: its schemas refer to each other at kubernetes.io, and
+these here to the file beside them. A CRD is a file of a CustomResourceDefinition: the schema is in
+it.
 """
 
 from __future__ import annotations

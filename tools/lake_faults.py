@@ -1,6 +1,8 @@
-"""Kill lake writers (SIGKILL) at random moments while messages flow and a route changes; compare every row with the sent messages.
+"""Kill lake writers (SIGKILL) at random moments while messages flow and a route changes; compare
+every row with the sent messages.
 
-Exit status 1 if a row is missing, there twice, or out of its key's order. `--seed` repeats a run's choices.
+Exit status 1 if a row is missing, there twice, or out of its key's order. `--seed` repeats a run's
+choices.
 """
 
 from __future__ import annotations

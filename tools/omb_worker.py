@@ -2,8 +2,9 @@
 
     .venv/bin/python tools/omb_worker.py [--host 127.0.0.1] [--port 8080]
 
-The benchmark's coordinator is started with `--drivers qmq.yaml --workers http://127.0.0.1:8080,… WORKLOAD.yaml`. The driver's file says
-`server`, `topicNamePrefix`, `ordered`, `acks` and `compression`. A worker is one process with one event loop: start several.
+The benchmark's coordinator is started with `--drivers qmq.yaml --workers http://127.0.0.1:8080,…
+WORKLOAD.yaml`. The driver's file says `server`, `topicNamePrefix`, `ordered`, `acks` and
+`compression`. A worker is one process with one event loop: start several.
 """
 
 from __future__ import annotations
@@ -35,7 +36,9 @@ CONNECTIONS_MAX = 64
 
 
 def application(worker: LoadWorker) -> Starlette:
-    """The benchmark's protocol between coordinator and worker. A call that fails answers 400 and says why."""
+    """The benchmark's protocol between coordinator and worker. A call that fails answers 400 and
+    says why.
+    """
     turn = asyncio.Lock()
 
     def post(path: str, act: Callable[[bytes], Awaitable[Any]]) -> Route:

@@ -1,7 +1,9 @@
-"""Split, merge, move and drain an ordered subject under load while masters, slaves, metaservers and consumers die, and a group is cut off.
+"""Split, merge, move and drain an ordered subject under load while masters, slaves, metaservers and
+consumers die, and a group is cut off.
 
-All actions of producers and consumers are recorded and checked (tests/history/ordered). Exit status 1 if a guarantee of docs/ORDERING.md
-was violated. `--keep DIR` keeps the history, the cluster's data and the output of its processes.
+All actions of producers and consumers are recorded and checked (tests/history/ordered). Exit status
+1 if a guarantee of docs/ORDERING.md was violated. `--keep DIR` keeps the history, the cluster's
+data and the output of its processes.
 """
 
 from __future__ import annotations
@@ -133,7 +135,10 @@ def show(found: dict[str, Any]) -> None:
 def text_of(value: Any) -> str:
     """A figure, quantiles, or paragraphs."""
     if isinstance(value, dict):
-        return f"p50 {value['p50']:.3f}  p99 {value['p99']:.3f}  max {value['max']:.3f}  (of {value['of']})"
+        return (
+            f"p50 {value['p50']:.3f}  p99 {value['p99']:.3f}  max {value['max']:.3f}  (of "
+            f"{value['of']})"
+        )
     if isinstance(value, list):
         return "\n\n".join(value) or "none"
     return value if isinstance(value, str) else f"{value:,}"

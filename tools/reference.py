@@ -3,7 +3,8 @@
     python tools/reference.py            writes the pages of `PAGES` there
     python tools/reference.py FOLDER     writes them to another folder
 
-tests/docs/test_reference.py compares the committed pages with what this writes. Tests write two more: json.md and rocketmq_clients.md.
+tests/docs/test_reference.py compares the committed pages with what this writes. Tests write two
+more: json.md and rocketmq_clients.md.
 """
 
 from __future__ import annotations
@@ -57,7 +58,10 @@ from qmq.sql import dedup_tables, outbox_tables
 FOLDER = Path(__file__).resolve().parents[1] / "docs" / "reference"
 MADE = "<!-- Made by tools/run reference: change the code, and run that again. -->"
 TYPES = {str: "text", int: "number", float: "number", bool: "", Path: "path"}
-ABOUT_COMMANDS = "Every command has `--help`. A variable of the environment stands beside the default of the option that it sets."
+ABOUT_COMMANDS = (
+    "Every command has `--help`. A variable of the environment stands beside the default of the "
+    "option that it sets."
+)
 SENDING = {"send", "send_many", "full", "drain", "flush", "close"}
 CONSUMING = {"pull", "batches", "held", "is_paused", "pause", "resume", "close"}
 INTERNAL = {"settle_through", "settler", "slices", "counters", "lane", "unheard_verdicts"}
@@ -103,7 +107,7 @@ def table(head: tuple[str, ...], rows: Iterable[tuple[object, ...]]) -> list[str
     return ["| " + " | ".join(head) + " |", "|---" * len(head) + "|", *lines, ""] if lines else []
 
 
-# --- commands ----------------------------------------------------------------------------------------------------------
+# --- commands -------------------------------------------------------------------------------------
 
 
 def commands(command: Any, name: str) -> Iterator[tuple[str, Any]]:
@@ -190,7 +194,7 @@ def cli_page() -> str:
     return "\n".join(lines).rstrip() + "\n"
 
 
-# --- configuration -----------------------------------------------------------------------------------------------------
+# --- configuration --------------------------------------------------------------------------------
 
 
 def notes_of(kind: type[Any]) -> dict[str, str]:
@@ -228,8 +232,14 @@ def configuration_page() -> str:
         "",
         MADE,
         "",
-        "The values that servers and subjects are made with, and their defaults. Options of `qmq dev`, `qmq broker`, `qmq delay`,",
-        "`qmq meta`, `qmq subject create` and `qmq subject alter` set most of them ([commands](cli.md)).",
+        (
+            "The values that servers and subjects are made with, and their defaults. Options of "
+            "`qmq dev`, `qmq broker`, `qmq delay`,"
+        ),
+        (
+            "`qmq meta`, `qmq subject create` and `qmq subject alter` set most of them "
+            "([commands](cli.md))."
+        ),
         "",
     ]
     for kind in CONFIGURATION:
@@ -257,7 +267,9 @@ def configuration_page() -> str:
 
 
 def variables() -> list[str]:
-    """The variables of the environment that set options of the roles, and those that set what is no option."""
+    """The variables of the environment that set options of the roles, and those that set what is no
+    option.
+    """
     found: dict[str, tuple[str, list[str]]] = {}
     for command, options in ROLES.items():
         for each in parameters_of(options):
@@ -271,7 +283,10 @@ def variables() -> list[str]:
         (f"`{variable}`", name, ", ".join(f"`{each}`" for each in commands))
         for variable, (name, commands) in sorted(found.items())
     ]
-    about = "Of the environment. An option that is given counts more. What has no option is set by its variable alone."
+    about = (
+        "Of the environment. An option that is given counts more. What has no option is set by "
+        "its variable alone."
+    )
     return [
         "## Variables",
         "",
@@ -281,7 +296,7 @@ def variables() -> list[str]:
     ]
 
 
-# --- Python ------------------------------------------------------------------------------------------------------------
+# --- Python ---------------------------------------------------------------------------------------
 
 
 def parameter_text(each: inspect.Parameter) -> str:
@@ -324,7 +339,9 @@ def text_of(found: Any) -> list[str]:
 
 
 def members_of(kind: type[Any]) -> Iterator[tuple[str, Any]]:
-    """Public methods and properties for applications, also those that it inherits from us, in the order of their definition."""
+    """Public methods and properties for applications, also those that it inherits from us, in the
+    order of their definition.
+    """
     seen: set[str] = set()
     wanted = MEMBERS.get(kind.__name__)
     for each in kind.__mro__:
@@ -398,7 +415,7 @@ def api_page() -> str:
     return "\n".join(lines).rstrip() + "\n"
 
 
-# --- tables ------------------------------------------------------------------------------------------------------------
+# --- tables ---------------------------------------------------------------------------------------
 
 
 def page(title: str, *lines: str) -> str:
@@ -425,7 +442,10 @@ def metrics_page() -> str:
 
 
 def findings_page() -> str:
-    about = "What `qmq doctor`, `qmq top` and the console report as unusual. [OPERATIONS](../OPERATIONS.md#findings) explains the severities."
+    about = (
+        "What `qmq doctor`, `qmq top` and the console report as unusual. "
+        "[OPERATIONS](../OPERATIONS.md#findings) explains the severities."
+    )
     rows = [(f"`{each.code}`", each.severities, each.condition, each.why) for each in KINDS]
     return page(
         "Findings", about, "", *table(("code", "severity", "found when", "what it means"), rows)
@@ -447,7 +467,10 @@ def sql_page() -> str:
 
 def keys_page() -> str:
     """The keys that docstrings of modules list."""
-    about = "[COORDINATION](../COORDINATION.md) says what the store is. Numbers in keys have ten digits, so that keys sort as numbers do."
+    about = (
+        "[COORDINATION](../COORDINATION.md) says what the store is. Numbers in keys have ten "
+        "digits, so that keys sort as numbers do."
+    )
     texts = "\n".join(each.__doc__ or "" for each in MODULES_WITH_KEYS)
     rows = [(f"`{key}`", value, remover) for key, value, remover in sorted(KEY.findall(texts))]
     return page(
@@ -457,7 +480,10 @@ def keys_page() -> str:
 
 def rocketmq_fields_page() -> str:
     about = (
-        "Every field of `apache.rocketmq.v2`, and what the gateway does with it; [ROCKETMQ](../ROCKETMQ.md) explains the concepts.",
+        (
+            "Every field of `apache.rocketmq.v2`, and what the gateway does with it; "
+            "[ROCKETMQ](../ROCKETMQ.md) explains the concepts."
+        ),
         "*Ignored*: the gateway accepts the field, and it has no effect.",
     )
     rows = [
@@ -474,7 +500,10 @@ def planted_page() -> str:
         "",
         "## Mistakes in the specifications",
         "",
-        "The invariant that breaks, and the length of the shortest counterexample, with one thread.",
+        (
+            "The invariant that breaks, and the length of the shortest counterexample, with one "
+            "thread."
+        ),
         "",
     ]
     for title, mistakes in (
@@ -518,8 +547,10 @@ def bug_rows(
 def damage_page() -> str:
     """What damage to the files of replicas leads to."""
     about = (
-        f"What damage to one, two or all three replicas of a group leads to: {len(list(cells()))} cells, because the master is paused, "
-        "killed or cut off beside each. [RELIABILITY](../RELIABILITY.md#damage) says how they are tested."
+        "What damage to one, two or all three replicas of a group leads to: "
+        f"{len(list(cells()))} cells, because the master is paused, "
+        "killed or cut off beside each. [RELIABILITY](../RELIABILITY.md#damage) says how "
+        "they are tested."
     )
     ends = [
         (kind.value, damage.value, *(each.value for each in found))

@@ -1,10 +1,12 @@
-"""The road of a message: the modules, calls and forwards from `send` to the acknowledgement, by a profile.
+"""The road of a message: the modules, calls and forwards from `send` to the acknowledgement, by a
+profile.
 
-    tools/run road [--show]      a message, a delayed one, a split; with --show the modules and the forwards by name
+    tools/run road [--show]      a message, a delayed one, a split; with --show the modules and the
+                                 forwards by name
 
-A function counts if it runs while the message is on its way, and not also while the cluster is idle (timers). What four messages have in
-common counts, since a rare timer falls into the time of one message, not of all. A forward is a function that only calls another with
-what it was given.
+A function counts if it runs while the message is on its way, and not also while the cluster is idle
+(timers). What four messages have in common counts, since a rare timer falls into the time of one
+message, not of all. A forward is a function that only calls another with what it was given.
 """
 
 from __future__ import annotations
@@ -43,7 +45,9 @@ Function = tuple[str, int, str]
 
 @dataclass(frozen=True, slots=True)
 class Road:
-    """`modules` by path, and `forwards` by name, in order of the alphabet; `calls`: of one message."""
+    """`modules` by path, and `forwards` by name, in order of the alphabet; `calls`: of one
+    message.
+    """
 
     modules: list[str]
     calls: int
@@ -163,7 +167,8 @@ async def main(*, shows: bool) -> None:
         roads["a delayed message"] = await of_a_message(cluster, timedelta(milliseconds=200))
     for name, road in roads.items():
         print(
-            f"{name}: {len(road.modules)} modules, {road.calls} calls, {len(road.forwards)} forwards"
+            f"{name}: {len(road.modules)} modules, {road.calls} calls, {len(road.forwards)} "
+            "forwards"
         )
         if shows:
             print("".join(f"    {each}\n" for each in (*road.modules, *road.forwards)), end="")

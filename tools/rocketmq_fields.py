@@ -1,4 +1,6 @@
-"""What the gateway does with each field of RocketMQ's API; tools/reference.py makes docs/reference/rocketmq_fields.md of it."""
+"""What the gateway does with each field of RocketMQ's API; tools/reference.py makes
+docs/reference/rocketmq_fields.md of it.
+"""
 
 from typing import Final
 
@@ -52,7 +54,10 @@ FIELDS: Final = (
     (
         "SystemProperties",
         "orphaned_transaction_recovery_duration",
-        "the age at which the transaction is asked about first; without it, or 0: 6 s; 12 h and more are refused",
+        (
+            "the age at which the transaction is asked about first; without it, or 0: 6 s; 12 h "
+            "and more are refused"
+        ),
     ),
     (
         "SystemProperties",
@@ -72,7 +77,10 @@ FIELDS: Final = (
     (
         "MessageQueue",
         "topic id permission broker",
-        "a broker group of the topic; READ_WRITE; which one a client names matters to pull consumers only",
+        (
+            "a broker group of the topic; READ_WRITE; which one a client names matters to pull "
+            "consumers only"
+        ),
     ),
     (
         "MessageQueue",
@@ -95,7 +103,10 @@ FIELDS: Final = (
     (
         "Settings",
         "client_type",
-        "PRODUCER, PUSH_CONSUMER, SIMPLE_CONSUMER, PULL_CONSUMER; others and a missing one are refused: `UNRECOGNIZED_CLIENT_TYPE`",
+        (
+            "PRODUCER, PUSH_CONSUMER, SIMPLE_CONSUMER, PULL_CONSUMER; others and a missing one "
+            "are refused: `UNRECOGNIZED_CLIENT_TYPE`"
+        ),
     ),
     ("Settings", "access_point request_timeout user_agent", "answered as the client told them"),
     ("Settings", "backoff_policy", "filled in by the gateway"),
@@ -250,7 +261,10 @@ FIELDS: Final = (
     ),
     (
         "TelemetryCommand",
-        "print_thread_stack_trace_command verify_message_command reconnect_endpoints_command notify_unsubscribe_lite_command",
+        (
+            "print_thread_stack_trace_command verify_message_command reconnect_endpoints_command "
+            "notify_unsubscribe_lite_command"
+        ),
         "never sent",
     ),
     (

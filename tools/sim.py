@@ -1,4 +1,6 @@
-"""Run the replication simulator: many seeds on all processors, or the planted bugs, or one seed with its story."""
+"""Run the replication simulator: many seeds on all processors, or the planted bugs, or one seed
+with its story.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Runs a simulator over many seeds on all processors, hunts its planted bugs, or runs one seed with its story.
+"""Runs a simulator over many seeds on all processors, hunts its planted bugs, or runs one seed with
+its story.
 
 `sim.py`, `sim_order.py` and `sim_delay.py` each describe a `Simulator`, and call `main`.
 """
@@ -36,7 +37,9 @@ class Simulator:
     """A function of a module, since other processes call it."""
     bugs: Sequence[str]
     figures: Callable[[Sequence[Any]], dict[str, Any]]
-    """Sums of the results, which are in the order of their seeds. Under "faults": how often each was injected."""
+    """Sums of the results, which are in the order of their seeds. Under "faults": how often each
+    was injected.
+    """
     make_story: Callable[[], Any] | None = None
     """None: a seed has no story to tell."""
     seeds: int = 200
@@ -46,7 +49,7 @@ class Simulator:
     """Seeds in which a planted bug must be found."""
 
 
-# --- in the workers ------------------------------------------------------------------------------------------------------
+# --- in the workers -------------------------------------------------------------------------------
 
 
 def run_seed(simulate: Simulate, minutes: int, seed: int) -> Any:
@@ -64,7 +67,7 @@ def hunt(simulate: Simulate, minutes: int, seeds: range, name: str) -> tuple[str
     return name, None, time.perf_counter() - began
 
 
-# --- seeds ---------------------------------------------------------------------------------------------------------------
+# --- seeds ----------------------------------------------------------------------------------------
 
 
 def spread(
@@ -134,7 +137,7 @@ def show(totals: dict[str, Any]) -> None:
         console.print(faults)
 
 
-# --- planted bugs --------------------------------------------------------------------------------------------------------
+# --- planted bugs ---------------------------------------------------------------------------------
 
 
 def run_bugs(simulator: Simulator, options: argparse.Namespace) -> int:
@@ -172,7 +175,7 @@ def run_bugs(simulator: Simulator, options: argparse.Namespace) -> int:
     return 0 if all(each[1] is not None for each in found.values()) else 1
 
 
-# --- one seed ------------------------------------------------------------------------------------------------------------
+# --- one seed -------------------------------------------------------------------------------------
 
 
 def replay(simulator: Simulator, options: argparse.Namespace) -> int:

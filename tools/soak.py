@@ -1,7 +1,8 @@
-"""A long run at a fraction of a node's maximum load: consumers start, stop, hang and crash, and one message of a hundred always fails.
+"""A long run at a fraction of a node's maximum load: consumers start, stop, hang and crash, and one
+message of a hundred always fails.
 
-Exit status 1 if a message was lost or became a dead letter wrongly, or if memory, file handles or threads grew. --out writes samples as
-JSON and, if matplotlib is installed, as a plot.
+Exit status 1 if a message was lost or became a dead letter wrongly, or if memory, file handles or
+threads grew. --out writes samples as JSON and, if matplotlib is installed, as a plot.
 """
 
 from __future__ import annotations

@@ -1,7 +1,9 @@
-"""Kill Spark drivers (SIGKILL, JVM included), executors and tasks' processes at random times while they archive, write to the log, or copy
-a subject whose source grows, gets more broker groups and is purged; compare every row with the source.
+"""Kill Spark drivers (SIGKILL, JVM included), executors and tasks' processes at random times while
+they archive, write to the log, or copy a subject whose source grows, gets more broker groups and is
+purged; compare every row with the source.
 
-Exit status 1 if a row is missing, duplicated, or out of its key's order. `--seed` repeats a run's choices.
+Exit status 1 if a row is missing, duplicated, or out of its key's order. `--seed` repeats a run's
+choices.
 """
 
 from __future__ import annotations

@@ -1,4 +1,6 @@
-"""Let TLC explore a specification within given limits, or hunt the mistakes that are planted in it."""
+"""Let TLC explore a specification within given limits, or hunt the mistakes that are planted in
+it.
+"""
 
 from __future__ import annotations
 
@@ -57,7 +59,8 @@ def explore(model: Model, folder: Path, workers: int) -> int:
     limits = ", ".join(f"{name}={value}" for name, value in model.constants.items())
     print(f"{model.name} with {limits}")
     print(
-        f"{verdict.generated:,} states, {verdict.distinct:,} of them distinct, in {time.monotonic() - begun:,.0f} s"
+        f"{verdict.generated:,} states, {verdict.distinct:,} of them distinct, in "
+        f"{time.monotonic() - begun:,.0f} s"
     )
     if verdict.violated is None:
         print("all invariants hold")

@@ -1,4 +1,6 @@
-"""Record what simulated or real groups and clusters do, and let TLC decide whether Replication.tla or Ordering.tla allows it."""
+"""Record what simulated or real groups and clusters do, and let TLC decide whether Replication.tla
+or Ordering.tla allows it.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,9 @@ from specs.replication_traces import check_replicas, trace
 from specs.traced_cluster import a_replicated_run, an_ordered_run
 
 Record = Callable[..., Any]
-"""Records a trace: of a seed, of so many lines, of a planted bug, with the plan that a bug of this name needs."""
+"""Records a trace: of a seed, of so many lines, of a planted bug, with the plan that a bug of this
+name needs.
+"""
 
 
 def main() -> int:
@@ -87,11 +91,15 @@ def main() -> int:
             if not verdict.is_accepted:
                 refused += 1
                 print(
-                    f"seed {seed}: line {verdict.taken + 1} of {verdict.lines} is refused: {verdict.refused}",
+                    (
+                        f"seed {seed}: line {verdict.taken + 1} of {verdict.lines} is refused: "
+                        f"{verdict.refused}"
+                    ),
                     flush=True,
                 )
     print(
-        f"{len(seeds)} traces, {lines:,} lines taken, {refused} traces refused, in {time.monotonic() - begun:,.0f} s"
+        f"{len(seeds)} traces, {lines:,} lines taken, {refused} traces refused, in "
+        f"{time.monotonic() - begun:,.0f} s"
     )
     return 1 if refused else 0
 
@@ -118,7 +126,9 @@ def hunt(
     record: Callable[[int, Any, str], Any],
     check: Callable[[Any], TraceVerdict],
 ) -> int:
-    """Print the first seed at which each planted bug is refused. Only traces that differ from the program's own are judged."""
+    """Print the first seed at which each planted bug is refused. Only traces that differ from the
+    program's own are judged.
+    """
     own = cache(lambda seed, needing: record(seed, None, needing))
     left_out = {**replication_traces.OUTSIDE, **ordering_traces.OUTSIDE}
     for name, bug in bugs.items():
@@ -134,7 +144,10 @@ def hunt(
                 continue
             verdict = check(found)
             if not verdict.is_accepted:
-                refused = f"refused at seed {seed}, line {verdict.taken + 1}: {(verdict.refused or {}).get('do')}"
+                refused = (
+                    f"refused at seed {seed}, line {verdict.taken + 1}: "
+                    f"{(verdict.refused or {}).get('do')}"
+                )
                 break
             allowed.append(seed)
         met = f"allowed in seeds {', '.join(map(str, allowed))}" if allowed else "never met"

@@ -1,7 +1,9 @@
-"""The least that one awaited send can take on this machine: two bare protocols exchange a request and an answer, and the server writes each
-request to a file. The server runs on uvloop, as a node does; the client on asyncio or uvloop.
+"""The least that one awaited send can take on this machine: two bare protocols exchange a request
+and an answer, and the server writes each request to a file. The server runs on uvloop, as a node
+does; the client on asyncio or uvloop.
 
-`python bench/peers/bare_exchange.py` prints the rate, the median time, and the CPU time of both sides for each exchange.
+`python bench/peers/bare_exchange.py` prints the rate, the median time, and the CPU time of both
+sides for each exchange.
 """
 
 from __future__ import annotations

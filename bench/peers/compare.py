@@ -1,8 +1,10 @@
-"""QMQ beside its peers: the same work through each peer's client, on this machine, in alternating runs. docs/PEERS.md explains the rows.
+"""QMQ beside its peers: the same work through each peer's client, on this machine, in alternating
+runs. docs/PEERS.md explains the rows.
 
-`scripts/bench --peers` runs it. In each run each system starts its server again, warms it, and measures all rows; the order of the systems
-rotates. `--json` gets every value of every run, with machine, commit, versions and settings; `bench/peers/page.py` writes the pages from
-it. `--record` continues a record of the same commit that was interrupted. Only loopback is used.
+`scripts/bench --peers` runs it. In each run each system starts its server again, warms it, and
+measures all rows; the order of the systems rotates. `--json` gets every value of every run, with
+machine, commit, versions and settings; `bench/peers/page.py` writes the pages from it. `--record`
+continues a record of the same commit that was interrupted. Only loopback is used.
 """
 
 from __future__ import annotations
@@ -29,7 +31,9 @@ from spark_rows import SPARK_ROWS, SYSTEMS, SparkRow, measure_spark
 ROOT: Final = Path(__file__).parents[2]
 ISOLATED: Final = "QMQ_PEERS_ISOLATED"
 LIFE: Final = "start and memory"
-"""The row that each new server fills: time until it is ready, memory idle and after a million messages."""
+"""The row that each new server fills: time until it is ready, memory idle and after a million
+messages.
+"""
 MILLION: Final = 1_000_000
 RUNS_MIN: Final = 3
 MEASURED: Final = (
@@ -49,7 +53,9 @@ Found = dict[str, dict[str, list[verdict.Figures]]]
 
 
 class Comparison:
-    """The runs so far. `missing`: (system, row) and why it has no figure. `turns`: (run, system) that are whole."""
+    """The runs so far. `missing`: (system, row) and why it has no figure. `turns`: (run, system)
+    that are whole.
+    """
 
     def __init__(
         self, rows: Sequence[Row], spark_rows: Sequence[SparkRow], python: Path, times: Times
@@ -64,7 +70,9 @@ class Comparison:
         self.found, self.missing, self.turns = whole["rows"], whole["missing"], whole["turns"]
 
     def measure(self, peer: Peer, cache: Path, _: int) -> None:
-        """All rows once: on one server, on one that flushes, and on new ones for the rows that want these."""
+        """All rows once: on one server, on one that flushes, and on new ones for the rows that want
+        these.
+        """
         wanted = [row for row in self._rows if not row.needs or row.needs in peer.offers]
         shared = [row for row in wanted if not row.fresh and not row.is_flushed]
         flushed = [row for row in wanted if row.is_flushed]
@@ -223,7 +231,8 @@ def main() -> int:
     is_part = chosen.runs < RUNS_MIN or chosen.seconds < 5 or chosen.peer or chosen.row
     if chosen.record and (is_part or git("status", "--porcelain", "--", *MEASURED)):
         sys.stderr.write(
-            f"--record wants {RUNS_MIN} runs or more of all rows and systems, of 5 s or more, of committed code\n"
+            f"--record wants {RUNS_MIN} runs or more of all rows and systems, of 5 s or "
+            "more, of committed code\n"
         )
         return 2
     wanted = [peer for peer in PEERS if is_named(peer.name, chosen.peer)]

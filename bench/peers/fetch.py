@@ -1,7 +1,9 @@
-"""Fetches the peers into a cache folder outside the tree: servers from Maven Central and the Go module proxy, Python clients from PyPI.
+"""Fetches the peers into a cache folder outside the tree: servers from Maven Central and the Go
+module proxy, Python clients from PyPI.
 
-Redis and RabbitMQ come from the distribution (`apt-get install redis-server rabbitmq-server`). Versions are pinned here, in the Maven
-files, and in requirements.txt. What is in the cache already is not fetched again.
+Redis and RabbitMQ come from the distribution (`apt-get install redis-server rabbitmq-server`).
+Versions are pinned here, in the Maven files, and in requirements.txt. What is in the cache already
+is not fetched again.
 """
 
 from __future__ import annotations

@@ -1,9 +1,11 @@
-"""Fails if this tree takes over 10 % more CPU time a message than the last release, measured side by side in one run.
+"""Fails if this tree takes over 10 % more CPU time a message than the last release, measured side
+by side in one run.
 
-`scripts/bench --guard` runs it, in CI after the tests. The release is the newest tag `v*` that this commit descends from; in a clone
-without tags, the commit in `bench/peers/release_base`. Its tree is exported, and both trees run in turns with the same interpreter and
-libraries. CPU time, of server and client together, does not count waiting, and the least of all rounds counts, so other work on the machine
-does little. What seems slower is measured again before it is called so.
+`scripts/bench --guard` runs it, in CI after the tests. The release is the newest tag `v*` that this
+commit descends from; in a clone without tags, the commit in `bench/peers/release_base`. Its tree is
+exported, and both trees run in turns with the same interpreter and libraries. CPU time, of server
+and client together, does not count waiting, and the least of all rounds counts, so other work on
+the machine does little. What seems slower is measured again before it is called so.
 """
 
 from __future__ import annotations
@@ -113,11 +115,13 @@ def main() -> int:
             found, bare_us = compare(folder, chosen.runs, chosen.seconds)
             for each in found:
                 sys.stdout.write(
-                    f"{each.row}: {each.base_us:.2f} us in {commit[:12]}, {each.new_us:.2f} us here, ratio {each.ratio:.2f}\n"
+                    f"{each.row}: {each.base_us:.2f} us in {commit[:12]}, {each.new_us:.2f} "
+                    f"us here, ratio {each.ratio:.2f}\n"
                 )
             alone = next(each for each in found if each.row == ALONE)
             sys.stdout.write(
-                f"a bare exchange of two asyncio protocols: {bare_us:.1f} us; {ALONE}: {alone.base_us / bare_us:.1f} times that in "
+                f"a bare exchange of two asyncio protocols: {bare_us:.1f} us; {ALONE}: "
+                f"{alone.base_us / bare_us:.1f} times that in "
                 f"{commit[:12]}, {alone.new_us / bare_us:.1f} times here\n"
             )
             if not any(each.is_slower for each in found):
@@ -126,7 +130,8 @@ def main() -> int:
     finally:
         shutil.rmtree(folder, ignore_errors=True)
     sys.stdout.write(
-        "this tree takes more CPU time a message than the release: profile it (docs/BENCH.md, 'The guard')\n"
+        "this tree takes more CPU time a message than the release: profile it "
+        "(docs/BENCH.md, 'The guard')\n"
     )
     return 1
 

@@ -1,4 +1,5 @@
-"""The blocks of pages that come from docs/peers.json: between `<!-- peers: NAME -->` and `<!-- end of peers -->`.
+"""The blocks of pages that come from docs/peers.json: between `<!-- peers: NAME -->` and `<!-- end
+of peers -->`.
 
 `python bench/peers/page.py` writes them; `tests/scripts/test_peers.py` fails when a page differs.
 """
@@ -99,7 +100,10 @@ def said(whole: Whole) -> str:
     """Command, machine, commit, versions and settings."""
     machine = whole["machine"]
     lines = [
-        f"* `{whole['command']}` of {whole['date']}, commit {whole['commit'][:12]}, {whole['runs']} runs; medians, least and most.",
+        (
+            f"* `{whole['command']}` of {whole['date']}, commit {whole['commit'][:12]}, "
+            f"{whole['runs']} runs; medians, least and most."
+        ),
         f"* {machine['cores']} cores, {machine['processor']}, {machine['memory, GiB']} GiB.",
         "* " + ", ".join(f"{name} {version}" for name, version in whole["versions"].items()) + ".",
     ]
@@ -114,7 +118,9 @@ BLOCKS: Final[dict[str, Callable[[Whole], str]]] = {"all": tables, "short": shor
 
 
 def filled(text: str, whole: Whole) -> str:
-    """A page with its blocks made from the record. Raises KeyError for a block that there is not."""
+    """A page with its blocks made from the record. Raises KeyError for a block that there is
+    not.
+    """
     return BLOCK.sub(lambda found: f"{found[1]}{BLOCKS[found[2]](whole)}\n{found[3]}", text)
 
 

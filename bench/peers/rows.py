@@ -12,11 +12,10 @@ MIB: Final = 1 << 20
 class Row:
     """What producers and consumers do. `phase` has fields of `clients/phases.py`, for both sides.
 
-    producer: the work of the producer, "publish", "awaited" or "paced".
-    consumers: processes that consume meanwhile, or, with `is_backlog`, when the producer has ended. With 0, one process reads everything
-    afterwards, to compare, and is not measured.
-    fresh: the server is a new one. filled: bytes that are stored, and not read, before the row begins.
-    needs: what a system must offer.
+    producer: the work of the producer, "publish", "awaited" or "paced". consumers: processes that
+    consume meanwhile, or, with `is_backlog`, when the producer has ended. With 0, one process reads
+    everything afterwards, to compare, and is not measured. fresh: the server is a new one. filled:
+    bytes that are stored, and not read, before the row begins. needs: what a system must offer.
     """
 
     name: str

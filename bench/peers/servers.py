@@ -1,5 +1,5 @@
-"""The servers that are compared. Each runs alone, on free loopback ports, in its own folder, with its default settings unless this file
-says otherwise.
+"""The servers that are compared. Each runs alone, on free loopback ports, in its own folder, with
+its default settings unless this file says otherwise.
 """
 
 from __future__ import annotations
@@ -82,7 +82,9 @@ class Server:
         raise Missing(f"it did not start: {said}")
 
     def memory_mib(self) -> float:
-        """Memory of the server's processes and their children: their own, and a share of what they have in common (PSS)."""
+        """Memory of the server's processes and their children: their own, and a share of what they
+        have in common (PSS).
+        """
         found = 0
         for pid in _tree([each.pid for each in self.processes]):
             with suppress(OSError):
@@ -127,7 +129,9 @@ def cpu_by_process(pids: list[int]) -> dict[int, float]:
 
 
 def _tree(pids: list[int]) -> list[int]:
-    """Processes with their children, and theirs. Parents name children by thread, and a thread may end meanwhile: children name parents."""
+    """Processes with their children, and theirs. Parents name children by thread, and a thread may
+    end meanwhile: children name parents.
+    """
     children: dict[int, list[int]] = {}
     for path in Path("/proc").glob("[0-9]*/stat"):
         with suppress(OSError):
@@ -153,7 +157,9 @@ def _starting(port: int) -> Iterator[Server]:
 
 
 def qmq(_: Path, is_flushed: bool = False, environment: dict[str, str] | None = None) -> Server:
-    """`environment` may name another tree of QMQ's. Whether an answer waits for the disk is the sender's choice (`acks`)."""
+    """`environment` may name another tree of QMQ's. Whether an answer waits for the disk is the
+    sender's choice (`acks`).
+    """
     (port,) = free_ports(1)
     with _starting(port) as server:
         words = (
@@ -166,7 +172,8 @@ def qmq(_: Path, is_flushed: bool = False, environment: dict[str, str] | None = 
             "--console-port",
             "0",
         )
-        # With `-m` Python looks into the working folder first, which is this tree, and only then into PYTHONPATH.
+        # With `-m` Python looks into the working folder first, which is this tree, and only then
+        # into PYTHONPATH.
         found = {"PYTHONSAFEPATH": "1", **(environment or {})}
         server.run(
             sys.executable,
@@ -225,7 +232,9 @@ def kafka(cache: Path, is_flushed: bool = False) -> Server:
 
 
 def rocketmq(cache: Path, is_flushed: bool = False) -> Server:
-    """Not all of RocketMQ's ports can be bound to loopback, so it runs only where loopback is the only network."""
+    """Not all of RocketMQ's ports can be bound to loopback, so it runs only where loopback is the
+    only network.
+    """
     if {name for _, name in socket.if_nameindex()} != {"lo"}:
         raise Missing(
             "it listens on all addresses, and this machine cannot have a network namespace"
@@ -288,7 +297,8 @@ def nats(cache: Path, is_flushed: bool = False) -> Server:
         path = server.folder / "nats.conf"
         flush = "  sync_interval: always\n" if is_flushed else ""
         path.write_text(
-            f'listen: "{HOST}:{port}"\nmax_payload: 2MB\njetstream {{\n  store_dir: "{server.folder / "data"}"\n{flush}}}\n'
+            f'listen: "{HOST}:{port}"\nmax_payload: 2MB\njetstream {{\n  store_dir: '
+            f'"{server.folder / "data"}"\n{flush}}}\n'
         )
         server.run(found, "-c", path)
         server.wait_for(port)
@@ -357,8 +367,9 @@ def rabbitmq(_: Path, is_flushed: bool = False) -> Server:
 class Peer:
     """A server with a client. A new one is an entry of `PEERS`.
 
-    module: a Python module in `clients`; "java/" with a class, or "go", for the program in that folder.
-    offers: what rows may need. settings: what differs from the defaults, of server and client.
+    module: a Python module in `clients`; "java/" with a class, or "go", for the program in that
+    folder. offers: what rows may need. settings: what differs from the defaults, of server and
+    client.
     """
 
     name: str
@@ -467,7 +478,8 @@ PEERS: Final = (
         "java/RocketMqClient",
         f"{ONE_CACHE}, ASYNC_FLUSH, ASYNC_MASTER",
         frozenset({"ordered", "groups", "large", "disk", "flush"}),
-        "server: -Xmx2G, maxTransferCountOnMessageInMemory=1000; client: remoting, batches of 1,000, 8 in flight, pullBatchSize=1000; "
+        "server: -Xmx2G, maxTransferCountOnMessageInMemory=1000; client: remoting, batches "
+        "of 1,000, 8 in flight, pullBatchSize=1000; "
         "SYNC_FLUSH in the flushed rows",
     ),
 )

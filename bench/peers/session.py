@@ -1,4 +1,6 @@
-"""The rows of a comparison, measured on one server: client processes, their phases, and what is compared."""
+"""The rows of a comparison, measured on one server: client processes, their phases, and what is
+compared.
+"""
 
 from __future__ import annotations
 
@@ -110,7 +112,9 @@ class Session:
         return f"bench{self._topics}"
 
     def measure(self, row: Row, times: Times) -> Figures:
-        """Warm the clients and the server by the row's own work on another topic, then measure it."""
+        """Warm the clients and the server by the row's own work on another topic, then measure
+        it.
+        """
         with ExitStack() as stack:
             started = [
                 stack.enter_context(closing(Client(self._command, self._environment)))
@@ -172,7 +176,9 @@ class Session:
         )
 
     def _until_read(self, consumers: Sequence[Client], wanted: Sequence[int]) -> list[Any]:
-        """Wait until all messages have arrived, or none does any more, and end the consumers. One that came twice is not another."""
+        """Wait until all messages have arrived, or none does any more, and end the consumers. One
+        that came twice is not another.
+        """
         seen, since_s, total = -1, time.monotonic(), sum(wanted)
         while time.monotonic() - since_s < SILENCE_S:
             time.sleep(POLL_S)

@@ -1,7 +1,8 @@
-"""Spark's rows of the comparison: the same rows through QMQ's source and sink, Spark's Kafka source and sink, and Parquet.
+"""Spark's rows of the comparison: the same rows through QMQ's source and sink, Spark's Kafka source
+and sink, and Parquet.
 
-One session (`clients/spark_job.py`) does all of them, since a JVM is warm late; both servers run beside it, and one works at a time. A new
-row or way is one entry.
+One session (`clients/spark_job.py`) does all of them, since a JVM is warm late; both servers run
+beside it, and one works at a time. A new row or way is one entry.
 """
 
 from __future__ import annotations
@@ -48,7 +49,9 @@ COUNTS: Final = {100: 2_000_000, 1024: 400_000}
 
 @dataclass(frozen=True, slots=True)
 class Way:
-    """How Spark reads or writes rows. Options may name {qmq}, {files}, {kafka}, {folder} and {topic}; columns are expressions."""
+    """How Spark reads or writes rows. Options may name {qmq}, {files}, {kafka}, {folder} and
+    {topic}; columns are expressions.
+    """
 
     format: str
     options: Mapping[str, str]
@@ -145,7 +148,9 @@ class Stage:
     def measure(
         self, row: SparkRow, systems: Sequence[str], times: Times, run: int, tell: Told
     ) -> None:
-        """Fill, warm, measure in turns, and compare. A system that fails is left out, and the others continue."""
+        """Fill, warm, measure in turns, and compare. A system that fails is left out, and the
+        others continue.
+        """
         stored = self._make(row.size)
         runs = {system: WayRun(self, row, system, stored) for system in systems}
 
@@ -202,7 +207,9 @@ class Stage:
                 client.hear("done", READY_S)
 
     def spark_cpu(self) -> dict[int, float]:
-        """CPU time so far of Spark and its Python processes, by process: Spark ends those that wait for a minute."""
+        """CPU time so far of Spark and its Python processes, by process: Spark ends those that wait
+        for a minute.
+        """
         return cpu_by_process([self._job.pid])
 
     def server_cpu_s(self, system: str) -> float:
@@ -215,7 +222,9 @@ class Stage:
 
 
 class WayRun:
-    """One system in one row: what it did in the turns so far. `stored`: count and sum of the rows."""
+    """One system in one row: what it did in the turns so far. `stored`: count and sum of the
+    rows.
+    """
 
     def __init__(self, stage: Stage, row: SparkRow, system: str, stored: Sequence[float]) -> None:
         self.system = system
@@ -235,7 +244,9 @@ class WayRun:
                 raise RuntimeError("it reads other rows than were written")
 
     def work(self, seconds: float, at_least: int = 1) -> tuple[int, float]:
-        """Read or write all rows, again until the time is over. How often, and how long that took."""
+        """Read or write all rows, again until the time is over. How often, and how long that
+        took.
+        """
         command, way = "write" if self._row.writes else "read", self._row.ways[self.system]
         times, took_s = self._stage.do(
             command, way, self._topic, seconds=seconds, at_least=at_least

@@ -25,7 +25,9 @@ class Compared:
 
 
 def compare(wanted: Sequence[int], got: Sequence[Sequence[int]]) -> Compared:
-    """By number in the ring: how often it was acknowledged, and how often it arrived at each consumer."""
+    """By number in the ring: how often it was acknowledged, and how often it arrived at each
+    consumer.
+    """
     arrived = [sum(each) for each in zip(*got, strict=True)]
     pairs = list(zip(wanted, arrived, strict=True))
     return Compared(
@@ -38,7 +40,9 @@ def compare(wanted: Sequence[int], got: Sequence[Sequence[int]]) -> Compared:
 def figures_of(
     reports: Sequence[Mapping[str, Any]], server_s: float, row: Row, found: Compared
 ) -> Figures:
-    """The figures of one run. `reports`: those of the clients that the row measures; `server_s`: the server's CPU time meanwhile."""
+    """The figures of one run. `reports`: those of the clients that the row measures; `server_s`:
+    the server's CPU time meanwhile.
+    """
     count = max(found.count, 1)
     figures = {
         RATE: found.count / max(*(each["seconds"] for each in reports), 1e-9),
@@ -65,7 +69,9 @@ def summary(runs: Sequence[Figures]) -> dict[str, tuple[float, float, float]]:
 def ratio(
     ours: Mapping[str, tuple[float, float, float]], theirs: Mapping[str, tuple[float, float, float]]
 ) -> float:
-    """How many times as good the first is: by rate, or by median latency where the rate is given."""
+    """How many times as good the first is: by rate, or by median latency where the rate is
+    given.
+    """
     if P50 in ours and P50 in theirs:
         return theirs[P50][0] / max(ours[P50][0], 1e-9)
     return ours[RATE][0] / max(theirs[RATE][0], 1e-9)

@@ -10,11 +10,13 @@
         removed by the operator
     /qmq/access/quotas/ID    Quota
         removed by the operator
-    /qmq/access/server-token    the token that servers show each other, as text; the first server that finds none makes it
+    /qmq/access/server-token    the token that servers show each other, as text; the first server
+                                that finds none makes it
         removed by the operator
 
-All other values are JSON. Operations of a newer release are ignored, since this release does not perform them. While rules are enforced,
-any other unreadable value closes the cluster to all but servers and administrators, because the unreadable value may be a rule that denies.
+All other values are JSON. Operations of a newer release are ignored, since this release does not
+perform them. While rules are enforced, any other unreadable value closes the cluster to all but
+servers and administrators, because the unreadable value may be a rule that denies.
 """
 
 from __future__ import annotations
@@ -86,7 +88,9 @@ def encode_rule(rule: AccessRule) -> bytes:
 
 
 def decode_rule(rule_id: str, data: bytes) -> AccessRule | None:
-    """Decode a rule; None for a rule about operations that this release does not know. Raises ValueError, KeyError, TypeError, QmqError."""
+    """Decode a rule; None for a rule about operations that this release does not know. Raises
+    ValueError, KeyError, TypeError, QmqError.
+    """
     found: dict[str, Any] = json.loads(data)
     known = frozenset(Operation(each) for each in found["operations"] if each in _KNOWN)
     if found["operations"] and not known:
@@ -172,7 +176,10 @@ def read_access(state: AccessState, key: str, item: KeyValue | None) -> None:
         _read(state, key, None if item is None else item.value)
     except (ValueError, TypeError, KeyError, AttributeError, QmqError):
         log.exception(
-            "the access record at %s in the coordination store cannot be read: all requests are refused until it is corrected",
+            (
+                "the access record at %s in the coordination store cannot be read: all requests "
+                "are refused until it is corrected"
+            ),
             key,
         )
         state.unreadable.add(key)

@@ -1,34 +1,45 @@
-"""Broker groups in the coordination store: their members, their masters, the addresses of their replicas.
+"""Broker groups in the coordination store: their members, their masters, the addresses of their
+replicas.
 
-    /qmq/groups/GROUP/members    Membership, JSON: version, voters, learners; only the group's master changes it
+    /qmq/groups/GROUP/members    Membership, JSON: version, voters, learners; only the group's
+                                 master changes it
         removed by nobody: broker groups are never deleted
-    /qmq/groups/GROUP/epoch    Claim, JSON: the highest epoch, its winner, and the attempt in which it was won
+    /qmq/groups/GROUP/epoch    Claim, JSON: the highest epoch, its winner, and the attempt in which
+                               it was won
         removed by nobody
-    /qmq/groups/GROUP/master    Master, JSON: the master's address, under its lease: clients connect there
+    /qmq/groups/GROUP/master    Master, JSON: the master's address, under its lease: clients connect
+                                there
         removed by its lease
     /qmq/groups/GROUP/mode    `read-write`, or `read-only` while the group is drained
         removed by nobody
     /qmq/groups/GROUP/delay    DelaySettings, JSON: the settings of a delay group; written once
         removed by nobody
-    /qmq/groups/GROUP/secret    the secret that the group's replicas prove to each other; written once. Who can read it can act as a replica
+    /qmq/groups/GROUP/secret    the secret that the group's replicas prove to each other; written
+                                once. Who can read it can act as a replica
         removed by nobody
-    /qmq/replicas/GROUP/REPLICA    ReplicaRecord, JSON: a replica's address and the generation of its folder; stays when it goes away
+    /qmq/replicas/GROUP/REPLICA    ReplicaRecord, JSON: a replica's address and the generation of
+                                   its folder; stays when it goes away
         removed by the leading metaserver, when the replica is no member and its process is gone
-    /qmq/presence/GROUP/REPLICA    the replica's address, under a lease: the key exists while the replica's process runs
+    /qmq/presence/GROUP/REPLICA    the replica's address, under a lease: the key exists while the
+                                   replica's process runs
         removed by its lease
 
-Every change of members and every new epoch is a transaction that compares the epoch's Claim, so a superseded master changes nothing.
+Every change of members and every new epoch is a transaction that compares the epoch's Claim, so a
+superseded master changes nothing.
 
-`Registration` registers a replica. Its record stays, so that a group's slaves know the address of a replica that will come back. The
-other keys, and those of the caller, are kept alive under one lease: a node of one process is always the master, so it adds the group's
-master key. While the store cannot be reached, the keys stay until their lease ends. The registration writes them again when the store is
-back, and after this process was suspended for longer than its lease.
+`Registration` registers a replica. Its record stays, so that a group's slaves know the address of a
+replica that will come back. The other keys, and those of the caller, are kept alive under one
+lease: a node of one process is always the master, so it adds the group's master key. While the
+store cannot be reached, the keys stay until their lease ends. The registration writes them again
+when the store is back, and after this process was suspended for longer than its lease.
 
-The cluster has an identity, which the first server writes and which never changes. A restored cluster has its own, because backups leave
-out `/qmq/meta/`. Each replica keeps it in its folder: it does not register in another cluster's store, and `qmq backup rebuild` gives a new
-store the identity that clients know.
+The cluster has an identity, which the first server writes and which never changes. A restored
+cluster has its own, because backups leave out `/qmq/meta/`. Each replica keeps it in its folder: it
+does not register in another cluster's store, and `qmq backup rebuild` gives a new store the
+identity that clients know.
 
-    /qmq/meta/cluster    the identity of the cluster, a random number; written once by the first server, and in no backup
+    /qmq/meta/cluster    the identity of the cluster, a random number; written once by the first
+                         server, and in no backup
         removed by nobody
 """
 
@@ -64,7 +75,9 @@ _T = TypeVar("_T", bound="_Json")
 
 
 class _Json:
-    """A value stored as a JSON object; unknown fields are ignored, so that a newer release may add some."""
+    """A value stored as a JSON object; unknown fields are ignored, so that a newer release may add
+    some.
+    """
 
     def encode(self) -> bytes:
         return json.dumps(asdict(self), sort_keys=True).encode()  # type: ignore[call-overload]
@@ -78,7 +91,9 @@ class _Json:
 
 @dataclass(frozen=True, slots=True)
 class EpochClaim(_Json):
-    """An epoch and its winner; `attempt` is unique, so that a lost answer can be verified by reading back."""
+    """An epoch and its winner; `attempt` is unique, so that a lost answer can be verified by
+    reading back.
+    """
 
     epoch: int
     replica: str
@@ -98,8 +113,9 @@ class MasterRecord(_Json):
 
 @dataclass(frozen=True, slots=True)
 class ReplicaRecord(_Json):
-    """The addresses of a replica. `folder` identifies its data folder: a replica of the same name with another folder has lost its
-    history. `generation` grows while the replica uses the folder: a lower one in the folder shows an older copy of it. 0: release 0.2.0.
+    """The addresses of a replica. `folder` identifies its data folder: a replica of the same name
+    with another folder has lost its history. `generation` grows while the replica uses the folder:
+    a lower one in the folder shows an older copy of it. 0: release 0.2.0.
     """
 
     replica: str
@@ -112,7 +128,9 @@ class ReplicaRecord(_Json):
 
 @dataclass(frozen=True, slots=True)
 class DelaySettings(_Json):
-    """The settings that all replicas of a delay group share, because their schedules are identical."""
+    """The settings that all replicas of a delay group share, because their schedules are
+    identical.
+    """
 
     bucket_ms: int
     """The time that a file of the schedule covers."""
@@ -167,7 +185,9 @@ class BrokerGroupState:
 
     @property
     def lineage(self) -> str:
-        """Tells the group from others of its name: a restored group has another secret. Empty if the secret is not known."""
+        """Tells the group from others of its name: a restored group has another secret. Empty if
+        the secret is not known.
+        """
         item = self._item("secret")
         return "" if item is None else blake2b(item.value, digest_size=16).hexdigest()
 
@@ -258,13 +278,15 @@ class Registration:
         self._task: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
-        """Register, then renew the lease in the background. Raises CoordinationError, DiskFull; nothing is registered then."""
+        """Register, then renew the lease in the background. Raises CoordinationError, DiskFull;
+        nothing is registered then.
+        """
         await self._register()
         self._task = asyncio.create_task(self._keep_alive())
 
     async def _register(self) -> None:
-        """Register once. Each try has a separate lease, so that the lease of a try with a lost answer expires. Putting the same keys
-        again is harmless.
+        """Register once. Each try has a separate lease, so that the lease of a try with a lost
+        answer expires. Putting the same keys again is harmless.
         """
         lease = await self._store.grant(self._lease_s)
         self._lease = lease
@@ -274,7 +296,9 @@ class Registration:
         await self._store.txn([], [Put(replica_key(group, name), self._record.encode()), *puts])
 
     async def update(self, record: ReplicaRecord) -> None:
-        """Replace the record under the present lease. Raises CoordinationError; the next registration then has the new record."""
+        """Replace the record under the present lease. Raises CoordinationError; the next
+        registration then has the new record.
+        """
         self._record = record
         presence = Put(presence_key(record.group, record.replica), record.encode(), self._lease)
         await self._store.txn(
@@ -301,8 +325,8 @@ class Registration:
                 )
 
     async def _is_there(self) -> bool:
-        """True if the keys exist under our lease. A late try with a lost answer may have put them under another lease, which is not
-        renewed.
+        """True if the keys exist under our lease. A late try with a lost answer may have put them
+        under another lease, which is not renewed.
         """
         found = await self._store.get(presence_key(self._record.group, self._record.replica))
         return found is not None and found.lease == self._lease
@@ -333,7 +357,9 @@ CLUSTER: Final = "/qmq/meta/cluster"
 
 
 async def ensure_cluster(store: CoordinationStore, known: str = "") -> str:
-    """Write the identity, `known` or a new one, if there is none. Returns it. Raises CoordinationError."""
+    """Write the identity, `known` or a new one, if there is none. Returns it. Raises
+    CoordinationError.
+    """
     await store.txn([absent(CLUSTER)], [Put(CLUSTER, (known or secrets.token_hex(8)).encode())])
     found = await store.get(CLUSTER)
     return "" if found is None else found.value.decode()

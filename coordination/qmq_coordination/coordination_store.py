@@ -1,17 +1,22 @@
 """The coordination store's interface: etcd v3's semantics, limited to the features of etcd 3.4.
 
-* One *revision* counts all changes. Every change of a key records its `mod_revision`; a key also has a `create_revision` and a `version`
-  (1 when it is new). All changes of one transaction share a revision.
-* A *transaction* compares, then executes one of two lists of operations, atomically. Compare-and-swap is a transaction on `mod_revision`;
-  a key that does not exist has mod_revision, create_revision and version 0.
+* One *revision* counts all changes. Every change of a key records its `mod_revision`; a key also
+  has a `create_revision` and a `version` (1 when it is new). All changes of one transaction share a
+  revision.
+* A *transaction* compares, then executes one of two lists of operations, atomically.
+  Compare-and-swap is a transaction on `mod_revision`; a key that does not exist has mod_revision,
+  create_revision and version 0.
 * A *lease* ends if its owner does not renew it; the store then deletes its keys.
-* A *watch* delivers every change from a revision on, once, in order, all changes of a revision together. A watch is a hint to read again,
-  not a lock: transactions that depend on it compare revisions.
+* A *watch* delivers every change from a revision on, once, in order, all changes of a revision
+  together. A watch is a hint to read again, not a lock: transactions that depend on it compare
+  revisions.
 
-`txn_decided` finds the outcome of a transaction whose answer was lost, on any store. A lost answer leaves three possibilities: the
-transaction was done; it was not done and never will be; or it is not done *yet*, because the request is in the buffer of a stopped member,
-which executes it when it continues. So the caller must not simply repeat the request. Instead one of its puts is a *proof*: a value that no
-other process and no other attempt of ours ever writes (a new token for each attempt). Then
+`txn_decided` finds the outcome of a transaction whose answer was lost, on any store. A lost answer
+leaves three possibilities: the transaction was done; it was not done and never will be; or it is
+not done *yet*, because the request is in the buffer of a stopped member, which executes it when it
+continues. So the caller must not simply repeat the request. Instead one of its puts is a *proof*: a
+value that no other process and no other attempt of ours ever writes (a new token for each attempt).
+Then
 
     proof.key holds the value                                         DONE
     it held the value at a revision since the attempt began           DONE     (read from the key's history, by a watch)
@@ -19,15 +24,17 @@ other process and no other attempt of ours ever writes (a new token for each att
     neither, but the compares may hold now or later                   NOT_YET
     there is no such key now, or the history is compacted away        CoordinationUnknown: written and deleted since, or never written
 
-A compare can never hold again if it is `mod_revision = X` or `create_revision = X` (X a past revision) and the key has another revision
-now, or is deleted: revisions only grow. If the compare requires a key's absence and the key exists, the key may be deleted later, and the
-late transaction would then be done. To have every case decided, let `proof.key` be a key that is never deleted, and guard it by
-`unchanged(item)`.
+A compare can never hold again if it is `mod_revision = X` or `create_revision = X` (X a past
+revision) and the key has another revision now, or is deleted: revisions only grow. If the compare
+requires a key's absence and the key exists, the key may be deleted later, and the late transaction
+would then be done. To have every case decided, let `proof.key` be a key that is never deleted, and
+guard it by `unchanged(item)`.
 
-Worked example: an election. /epoch (never deleted) was read at mod_revision 40. txn([unchanged(epoch), absent(master)], [Put(epoch,
-"8 token-of-this-attempt"), Put(master, ...)]), proof = the first put. There is no answer. /epoch is now at 47, written by another replica.
-mod_revision = 40 never holds again. The history after the start shows our token at 43. The result is DONE at 43, but another epoch has
-begun since: the caller reads the key again before it acts.
+Worked example: an election. /epoch (never deleted) was read at mod_revision 40.
+txn([unchanged(epoch), absent(master)], [Put(epoch, "8 token-of-this-attempt"), Put(master, ...)]),
+proof = the first put. There is no answer. /epoch is now at 47, written by another replica.
+mod_revision = 40 never holds again. The history after the start shows our token at 43. The result
+is DONE at 43, but another epoch has begun since: the caller reads the key again before it acts.
 """
 
 from __future__ import annotations
@@ -73,7 +80,9 @@ class CompareTarget(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Compare:
-    """Compares the `target` field of `key` with `value` by the operator `op` ("=", "!=", "<", ">")."""
+    """Compares the `target` field of `key` with `value` by the operator `op` ("=", "!=", "<",
+    ">").
+    """
 
     key: str
     target: CompareTarget
@@ -111,8 +120,8 @@ Operation = Put | Delete | Get
 
 @dataclass(frozen=True, slots=True)
 class TxnResult:
-    """The result of a transaction: which list was executed, its revision, and the items that each operation read (Get) or deleted
-    (Delete).
+    """The result of a transaction: which list was executed, its revision, and the items that each
+    operation read (Get) or deleted (Delete).
     """
 
     succeeded: bool
@@ -151,7 +160,9 @@ class CoordinationStore(Protocol):
     async def get(self, key: str) -> KeyValue | None: ...
 
     async def list(self, prefix: str, *, revision: int = 0, limit: int = 0) -> KeyListing:
-        """All keys that begin with `prefix`, in order, now or as of a revision. Raises Compacted."""
+        """All keys that begin with `prefix`, in order, now or as of a revision. Raises
+        Compacted.
+        """
         ...
 
     async def put(self, key: str, value: bytes, lease: LeaseId = NO_LEASE) -> Revision:
@@ -182,11 +193,15 @@ class CoordinationStore(Protocol):
         ...
 
     def watch(self, prefix: str, start_revision: int) -> AsyncIterator[WatchedChanges]:
-        """Iterate over every change under `prefix` from `start_revision` on. Raises Compacted if that revision is compacted."""
+        """Iterate over every change under `prefix` from `start_revision` on. Raises Compacted if
+        that revision is compacted.
+        """
         ...
 
     async def compact(self, revision: int) -> None:
-        """Drop the history before `revision`; current values stay. Raises Compacted if it was compacted before."""
+        """Drop the history before `revision`; current values stay. Raises Compacted if it was
+        compacted before.
+        """
         ...
 
     async def close(self) -> None:
@@ -215,7 +230,9 @@ def prefix_end(prefix: str) -> str | None:
 T = TypeVar("T")
 
 WITHIN_S: Final = 30.0
-"""Time after which the search for the outcome ends. It is longer than an election and a restart of a member."""
+"""Time after which the search for the outcome ends. It is longer than an election and a restart of
+a member.
+"""
 
 
 class TxnFate(Enum):
@@ -228,7 +245,9 @@ class TxnFate(Enum):
 
 @dataclass(frozen=True, slots=True)
 class TxnDecision:
-    """The outcome: DONE at `revision` (later changes may have overwritten the keys), or the outcome as far as `revision`."""
+    """The outcome: DONE at `revision` (later changes may have overwritten the keys), or the outcome
+    as far as `revision`.
+    """
 
     fate: TxnFate
     revision: int
@@ -242,11 +261,12 @@ async def txn_decided(
     proof: Put,
     within_s: float = WITHIN_S,
 ) -> TxnDecision:
-    """Execute a transaction and return its outcome. If the answer is lost, read the outcome back. `proof` is one of `puts`; its value must
-    be unique to this call.
+    """Execute a transaction and return its outcome. If the answer is lost, read the outcome back.
+    `proof` is one of `puts`; its value must be unique to this call.
 
-    Raises CoordinationUnknown if the outcome cannot be found within `within_s`; CoordinationUnavailable if the transaction was certainly
-    not sent; and the store's refusals (LeaseNotFound, ...).
+    Raises CoordinationUnknown if the outcome cannot be found within `within_s`;
+    CoordinationUnavailable if the transaction was certainly not sent; and the store's refusals
+    (LeaseNotFound, ...).
     """
     if proof not in puts:
         raise InvalidArgument("the proof must be one of the transaction's puts")
@@ -269,7 +289,8 @@ async def _read_back(
 ) -> TxnDecision:
     is_over = False
     for compare in compares:
-        # Read before the history: from here on the transaction cannot be executed any more, so the history is complete.
+        # Read before the history: from here on the transaction cannot be executed any more, so the
+        # history is complete.
         is_over = is_over or _never_again(
             compare, await _answered(partial(store.get, compare.key)), before
         )
@@ -288,7 +309,9 @@ async def _read_back(
 
 
 def _never_again(compare: Compare, item: KeyValue | None, before: int) -> bool:
-    """True if a compare does not hold now and never will again. `before` is a past revision. Pure."""
+    """True if a compare does not hold now and never will again. `before` is a past revision.
+    Pure.
+    """
     if compare.op != "=" or compare.target not in (CompareTarget.MOD, CompareTarget.CREATE):
         return False
     if not isinstance(compare.value, int) or not 0 < compare.value <= before:
@@ -297,7 +320,9 @@ def _never_again(compare: Compare, item: KeyValue | None, before: int) -> bool:
 
 
 async def _in_history(store: CoordinationStore, proof: Put, start: int, end: int) -> int | None:
-    """Find the revision in [start, end] at which the key got the proof's value. The key was set at `end`."""
+    """Find the revision in [start, end] at which the key got the proof's value. The key was set at
+    `end`.
+    """
     async with AsyncExitStack() as stack:
         watch = store.watch(proof.key, start)
         if hasattr(watch, "aclose"):
@@ -315,7 +340,8 @@ async def _in_history(store: CoordinationStore, proof: Put, start: int, end: int
                     return None
         except Compacted as gone:
             raise CoordinationUnknown(
-                f"{proof.key} was written by others since, and its history is compacted away: the outcome is unknown"
+                f"{proof.key} was written by others since, and its history is compacted "
+                "away: the outcome is unknown"
             ) from gone
     raise CoordinationUnknown(f"the store was closed before the history of {proof.key} was read")
 

@@ -1,19 +1,24 @@
-"""The coordination store for one node: etcd's semantics on SQLite, in process. For `qmq dev` and for tests. The data is not replicated.
+"""The coordination store for one node: etcd's semantics on SQLite, in process. For `qmq dev` and
+for tests. The data is not replicated.
 
-A transaction is one SQLite transaction, committed with a full sync before it is answered. Watchers read the table by revision after they
-are woken, so a lost wake-up, or a process killed between commit and wake-up, loses no event. A file lock refuses a second process on the
-same file. Leases are counted by a monotonic clock and start over at a start, as etcd's do at a change of leader.
+A transaction is one SQLite transaction, committed with a full sync before it is answered. Watchers
+read the table by revision after they are woken, so a lost wake-up, or a process killed between
+commit and wake-up, loses no event. A file lock refuses a second process on the same file. Leases
+are counted by a monotonic clock and start over at a start, as etcd's do at a change of leader.
 
-After a crash before COMMIT nothing was done. After a crash after COMMIT everything was done. The caller got no answer and must read the
-outcome back.
+After a crash before COMMIT nothing was done. After a crash after COMMIT everything was done. The
+caller got no answer and must read the outcome back.
 
-SQLite has a row for every version of every key. A change adds a row, and a deletion a row without a value.
+SQLite has a row for every version of every key. A change adds a row, and a deletion a row without a
+value.
 
-    kv(key, mod, sub, created, version, value, lease)      `sub` orders the changes within one revision
-    lease(id, ttl_s)                                       meta(name, number): revision, compacted, next lease
+    kv(key, mod, sub, created, version, value, lease)      `sub` orders the changes within one
+                                                           revision
+    lease(id, ttl_s)                                       meta(name, number): revision, compacted,
+                                                           next lease
 
-Beside the database is a file of RESERVE_BYTES, which is deleted when the disk is full and made again when there is room: so a process can
-start, register and stop on a full disk.
+Beside the database is a file of RESERVE_BYTES, which is deleted when the disk is full and made
+again when there is room: so a process can start, register and stop on a full disk.
 """
 
 from __future__ import annotations
@@ -74,7 +79,9 @@ _COLUMNS: Final = "key, value, created, mod, version, lease"
 
 
 class StoreFull(DiskFull, CoordinationUnavailable):
-    """Nothing was changed. Whoever can wait for an etcd that does not answer can wait for room, too."""
+    """Nothing was changed. Whoever can wait for an etcd that does not answer can wait for room,
+    too.
+    """
 
 
 class Rows:
@@ -118,7 +125,9 @@ class Rows:
             self._reserve.unlink(missing_ok=True)
 
     def _raise_if_full(self, cause: BaseException) -> None:
-        """Raise StoreFull, and give up the reserve, if a full disk is the cause. SQLite says so only of its main file."""
+        """Raise StoreFull, and give up the reserve, if a full disk is the cause. SQLite says so
+        only of its main file.
+        """
         is_full = "full" in str(cause) or self._free_bytes() < _BLOCK_BYTES
         if is_full and isinstance(cause, sqlite3.OperationalError):
             self._release()
@@ -132,13 +141,16 @@ class Rows:
             found = str(cause)
         if found != "ok":
             raise LogDamaged(
-                f"the coordination store {path} is damaged ({found}): restore the file from a copy; or move it away, and start again with "
+                f"the coordination store {path} is damaged ({found}): restore the file from "
+                "a copy; or move it away, and start again with "
                 "no subjects and groups, whose messages stay in the log"
             )
 
     @contextmanager
     def transaction(self) -> Iterator[None]:
-        """A transaction: all or nothing, and on disk when the block ends. Raises DiskFull; the next one may use the reserve."""
+        """A transaction: all or nothing, and on disk when the block ends. Raises DiskFull; the next
+        one may use the reserve.
+        """
         try:
             self._db.execute("BEGIN IMMEDIATE")
             yield
@@ -163,7 +175,8 @@ class Rows:
         """Keys as of a revision, in order, without the deleted ones."""
         end = prefix_end(key) if is_prefix else key + "\0"
         found = self._db.execute(
-            f"SELECT {_COLUMNS} FROM kv AS a WHERE key >= ? AND (? IS NULL OR key < ?) AND value IS NOT NULL AND mod = "  # noqa: S608
+            f"SELECT {_COLUMNS} FROM kv AS a WHERE key >= ? AND (? IS NULL OR key < ?) AND "
+            "value IS NOT NULL AND mod = "
             "(SELECT max(mod) FROM kv AS b WHERE b.key = a.key AND b.mod <= ?) ORDER BY key",
             (key, end, end, revision),
         )
@@ -186,12 +199,15 @@ class Rows:
         )
 
     def events(self, prefix: str, after: int) -> list[WatchEvent]:
-        """Changes under a prefix after revision `after`, in order: about a thousand, always whole revisions."""
+        """Changes under a prefix after revision `after`, in order: about a thousand, always whole
+        revisions.
+        """
         end = prefix_end(prefix)
         under = "key >= :prefix AND (:end IS NULL OR key < :end) AND mod > :after"
         found = self._db.execute(
             f"SELECT {_COLUMNS} FROM kv WHERE {under} AND mod <= "  # noqa: S608
-            f"(SELECT max(mod) FROM (SELECT mod FROM kv WHERE {under} ORDER BY mod LIMIT 1000)) ORDER BY mod, sub",
+            f"(SELECT max(mod) FROM (SELECT mod FROM kv WHERE {under} ORDER BY mod LIMIT "
+            "1000)) ORDER BY mod, sub",
             {"prefix": prefix, "end": end, "after": after},
         )
         return [WatchEvent(row[0], row[3], None if row[1] is None else _item(row)) for row in found]
@@ -199,7 +215,10 @@ class Rows:
     def compact(self, revision: int) -> None:
         """Drop versions that were replaced or deleted at or before `revision`."""
         self._db.execute(
-            "DELETE FROM kv WHERE mod < (SELECT max(mod) FROM kv AS b WHERE b.key = kv.key AND b.mod <= ?)",
+            (
+                "DELETE FROM kv WHERE mod < (SELECT max(mod) FROM kv AS b WHERE b.key = kv.key "
+                "AND b.mod <= ?)"
+            ),
             (revision,),
         )
         self._db.execute("DELETE FROM kv WHERE value IS NULL AND mod <= ?", (revision,))
@@ -236,10 +255,12 @@ def _item(row: tuple[str, bytes, int, int, int, int]) -> KeyValue:
 
 
 OPERATIONS_MAX: Final = 128
-"""The limit of operations in one transaction: etcd's default (--max-txn-ops), so that code that works here works on etcd."""
+"""The limit of operations in one transaction: etcd's default (--max-txn-ops), so that code that
+works here works on etcd.
+"""
 REQUEST_BYTES_MAX: Final = 3 << 19
-"""The largest request, 1.5 MiB: etcd's default (--max-request-bytes). Only keys and values count here, without the few bytes that etcd
-adds.
+"""The largest request, 1.5 MiB: etcd's default (--max-request-bytes). Only keys and values count
+here, without the few bytes that etcd adds.
 """
 KEEP_REVISIONS: Final = 10_000
 _COMPACT_EVERY: Final = 2_000
@@ -273,7 +294,7 @@ class EmbeddedStore:
         self._reaper: asyncio.TimerHandle | None = None
         self._is_closed = False
 
-    # --- reading -------------------------------------------------------------------------------------------------------
+    # --- reading ----------------------------------------------------------------------------------
 
     async def get(self, key: str) -> KeyValue | None:
         _require_key(key)
@@ -299,10 +320,11 @@ class EmbeddedStore:
         compacted = self._rows.number("compacted")
         if revision < compacted:
             raise Compacted(
-                f"revision {revision} is compacted away; the oldest is {compacted}: list again and continue from there"
+                f"revision {revision} is compacted away; the oldest is {compacted}: list "
+                "again and continue from there"
             )
 
-    # --- changing ------------------------------------------------------------------------------------------------------
+    # --- changing ---------------------------------------------------------------------------------
 
     async def put(self, key: str, value: bytes, lease: LeaseId = NO_LEASE) -> Revision:
         return (await self.txn((), (Put(key, value, lease),))).revision
@@ -365,7 +387,7 @@ class EmbeddedStore:
             self._rows.compact(revision)
             self._rows.set_number("compacted", revision)
 
-    # --- leases --------------------------------------------------------------------------------------------------------
+    # --- leases -----------------------------------------------------------------------------------
 
     async def grant(self, ttl_s: float) -> LeaseId:
         self._revision()
@@ -400,7 +422,9 @@ class EmbeddedStore:
         del self._until[lease]
 
     def expire_leases(self) -> None:
-        """End the expired leases; on a full disk, later: their keys can still be read until then."""
+        """End the expired leases; on a full disk, later: their keys can still be read until
+        then.
+        """
         now = self._monotonic_s()
         with suppress(DiskFull):
             for lease in [each for each, until in self._until.items() if until <= now]:
@@ -415,7 +439,7 @@ class EmbeddedStore:
         self.expire_leases()
         self._watch_leases()
 
-    # --- watching ------------------------------------------------------------------------------------------------------
+    # --- watching ---------------------------------------------------------------------------------
 
     async def watch(self, prefix: str, start_revision: int) -> AsyncIterator[WatchedChanges]:
         changed = asyncio.Event()
@@ -503,7 +527,9 @@ def _require_key(key: str) -> None:
 def _check_request(
     compares: Sequence[Compare], success: Sequence[Operation], failure: Sequence[Operation]
 ) -> None:
-    """Make etcd's checks before a comparison (server/etcdserver/api/v3rpc/key.go, checkTxnRequest)."""
+    """Make etcd's checks before a comparison (server/etcdserver/api/v3rpc/key.go,
+    checkTxnRequest).
+    """
     for compare in compares:
         _require_key(compare.key)
     if max(len(compares), len(success), len(failure)) > OPERATIONS_MAX:

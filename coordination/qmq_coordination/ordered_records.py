@@ -1,10 +1,13 @@
-"""Ordered subjects in the coordination store: routes, changes, groups, members, assignments, fences (docs/ORDERING.md).
+"""Ordered subjects in the coordination store: routes, changes, groups, members, assignments, fences
+(docs/ORDERING.md).
 
-    /qmq/routes/SUBJECT/v/NUMBER    Route, JSON: an ordered subject's route of one version; written once
+    /qmq/routes/SUBJECT/v/NUMBER    Route, JSON: an ordered subject's route of one version; written
+                                    once
         removed by the deletion of the subject
     /qmq/routes/SUBJECT/latest    the version that producers use; every change compares it
         removed by the deletion of the subject
-    /qmq/routes/SUBJECT/c/NUMBER    Change, JSON: the change that led, or leads, to a version: its content, phase, times and reason
+    /qmq/routes/SUBJECT/c/NUMBER    Change, JSON: the change that led, or leads, to a version: its
+                                    content, phase, times and reason
         removed by the deletion of the subject
     /qmq/routes/SUBJECT/g/GROUP    GroupRecord, JSON: a consumer group's frontier and gate
         removed by the deletion of the consumer group, or of the subject
@@ -12,19 +15,22 @@
         removed by the deletion of the subject
     /qmq/routes/SUBJECT/decision    the last decision of automatic resharding, JSON
         removed by the deletion of the subject
-    /qmq/routes/SUBJECT/stale/BROKER-GROUP    what the broker group's log has and the store has forgotten; the routes are then not served
-        removed by the broker group's master, when the store has it again; the deletion of the subject
+    /qmq/routes/SUBJECT/stale/BROKER-GROUP    what the broker group's log has and the store has
+                                              forgotten; the routes are then not served
+        removed by the broker group's master, when the store has it again; the deletion of the
+        subject
     /qmq/members/SUBJECT/GROUP/CONSUMER    MemberRecord, JSON: a live consumer, under its lease
         removed by its lease
     /qmq/assignments/SUBJECT/GROUP    Assignment, JSON: which consumer should read which lane
         removed by the deletion of the consumer group, or of the subject
-    /qmq/fences/BROKER-GROUP/SUBJECT/PARTITION    Fence, JSON: a partition that was closed while its broker group was unreachable
+    /qmq/fences/BROKER-GROUP/SUBJECT/PARTITION    Fence, JSON: a partition that was closed while its
+                                                  broker group was unreachable
         removed by the leading metaserver, when the seal is known; the deletion of the subject
     /qmq/meta/leader    the metaserver that continues unfinished work, under its lease
         removed by its lease
 
-Numbers in keys have ten digits, so that keys sort as numbers do. This module has keys and values, and parses listings of them; the
-transactions are in qmq/meta/ordered/.
+Numbers in keys have ten digits, so that keys sort as numbers do. This module has keys and values,
+and parses listings of them; the transactions are in qmq/meta/ordered/.
 """
 
 from __future__ import annotations
@@ -72,7 +78,9 @@ def groups_prefix(subject: str) -> str:
 
 
 def stale_prefix(subject: str) -> str:
-    """The prefix of all keys by which broker groups say that the subject's routes are older than their logs."""
+    """The prefix of all keys by which broker groups say that the subject's routes are older than
+    their logs.
+    """
     return f"{ROUTES}{subject}/stale/"
 
 
@@ -114,8 +122,9 @@ class Fence:
     to_version: int
 
     def is_needed(self, change: Change | None, number: int) -> bool:
-        """True until the record of the fence's change has the seal of partition `number`. `change` is the record that leads to
-        `to_version`: None, or another one, if the subject was deleted since.
+        """True until the record of the fence's change has the seal of partition `number`. `change`
+        is the record that leads to `to_version`: None, or another one, if the subject was deleted
+        since.
         """
         return (
             change is not None
@@ -136,8 +145,8 @@ class Fence:
 
 @dataclass(frozen=True, slots=True)
 class MemberRecord:
-    """A consumer of a group; `since` orders the incarnations of one name. `condition` is what it selects among the messages by itself;
-    None: it does not know the field.
+    """A consumer of a group; `since` orders the incarnations of one name. `condition` is what it
+    selects among the messages by itself; None: it does not know the field.
     """
 
     consumer: str
@@ -188,7 +197,9 @@ class OrderedState:
 
     @property
     def fenced(self) -> list[int]:
-        """The fenced partitions of older versions. Their broker groups have not reported the seal yet."""
+        """The fenced partitions of older versions. Their broker groups have not reported the seal
+        yet.
+        """
         published = [
             change for version, change in sorted(self.changes.items()) if version <= self.latest
         ]

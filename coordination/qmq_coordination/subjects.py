@@ -1,34 +1,38 @@
-"""Subjects in the coordination store: their settings, their schemas, and the delivery settings of groups. A compare-and-swap creates each
-subject once.
+"""Subjects in the coordination store: their settings, their schemas, and the delivery settings of
+groups. A compare-and-swap creates each subject once.
 
     /qmq/subjects/NAME    SubjectConfig, JSON: a subject's settings
         removed by the deletion of the subject
     /qmq/schemas/SUBJECT/NUMBER    DeclaredSchema, JSON: a version of a subject's schema
         removed by the operator, all versions together; the deletion of the subject
 
-Creating an existing subject with the same settings succeeds, with any placement: if two metaservers create and place it at the same moment,
-the first placement wins, and both answer with it.
+Creating an existing subject with the same settings succeeds, with any placement: if two metaservers
+create and place it at the same moment, the first placement wins, and both answer with it.
 
-After a lost answer, the catalog reads the key again and repeats the change: each change is a compare-and-swap to the wanted state.
+After a lost answer, the catalog reads the key again and repeats the change: each change is a
+compare-and-swap to the wanted state.
 
 Versions of schemas are never changed, and are deleted together (qmq/meta/catalog.py writes them).
 
-Delivery settings are retries of groups, and pauses (docs/DELIVERY.md); qmq/meta/delivery.py writes them.
+Delivery settings are retries of groups, and pauses (docs/DELIVERY.md); qmq/meta/delivery.py writes
+them.
 
-    /qmq/delivery/SUBJECT/GROUP    SettingsRecord, JSON: a group's retry settings; the subject may be `*`: the group on all subjects
+    /qmq/delivery/SUBJECT/GROUP    SettingsRecord, JSON: a group's retry settings; the subject may
+                                   be `*`: the group on all subjects
         removed by the operator; the deletion of the subject
-    /qmq/pauses/group/SUBJECT/GROUP    PauseRecord, JSON: a paused group: since when, why; the subject may be `*`
+    /qmq/pauses/group/SUBJECT/GROUP    PauseRecord, JSON: a paused group: since when, why; the
+                                       subject may be `*`
         removed by the operator; the deletion of the subject
     /qmq/pauses/consumer/SUBJECT/GROUP/NAME    a paused consumer of the group
         removed by the operator; the deletion of the subject
     /qmq/pauses/client/NAME    a paused client: brokers hand nothing to its consumers
         removed by the operator
 
-A record may contain only some of the settings. Each setting is taken from the record for the subject, else from the one for all subjects,
-else from the broker.
+A record may contain only some of the settings. Each setting is taken from the record for the
+subject, else from the one for all subjects, else from the broker.
 
-For the broker, a consumer of a broadcast group is a separate group, `GROUP%NAME`. Operators use GROUP and NAME; settings of GROUP hold for
-all its consumers.
+For the broker, a consumer of a broadcast group is a separate group, `GROUP%NAME`. Operators use
+GROUP and NAME; settings of GROUP hold for all its consumers.
 """
 
 from __future__ import annotations
@@ -88,7 +92,9 @@ def decode_subject(item: KeyValue) -> SubjectConfig:
 
 
 def is_deleting(item: KeyValue) -> bool:
-    """True if the subject is being deleted (docs/DELETION.md). All other operations then treat it as unknown."""
+    """True if the subject is being deleted (docs/DELETION.md). All other operations then treat it
+    as unknown.
+    """
     return bool(json.loads(item.value).get(_DELETING))
 
 
@@ -112,9 +118,9 @@ class SubjectCatalog:
     ) -> SubjectConfig:
         """Create a subject, or return the existing one if it has the same settings.
 
-        `is_placed`: the caller chose the broker groups, so they count as settings. `also` is put in the same transaction (for example, an
-        ordered subject's first route). Raises SubjectExists, UnknownSubject (a subject of that name is being deleted),
-        CoordinationUnavailable.
+        `is_placed`: the caller chose the broker groups, so they count as settings. `also` is put in
+        the same transaction (for example, an ordered subject's first route). Raises SubjectExists,
+        UnknownSubject (a subject of that name is being deleted), CoordinationUnavailable.
         """
         key = subject_key(config.name)
         while True:
@@ -136,7 +142,8 @@ class SubjectCatalog:
             found = decode_subject(item)
             if _settings(found, is_placed) != _settings(config, is_placed):
                 raise SubjectExists(
-                    f"subject {config.name!r} exists with other settings, which `qmq subject show {config.name}` shows: choose another "
+                    f"subject {config.name!r} exists with other settings, which `qmq subject "
+                    f"show {config.name}` shows: choose another "
                     "name; `qmq subject alter` changes retention and the largest body"
                 )
             return found
@@ -168,7 +175,9 @@ class SubjectCatalog:
     async def update(
         self, name: str, change: Callable[[SubjectConfig], SubjectConfig]
     ) -> SubjectConfig:
-        """Replace a subject by the result of `change`, which may be called again. Raises UnknownSubject, and the errors of `change`."""
+        """Replace a subject by the result of `change`, which may be called again. Raises
+        UnknownSubject, and the errors of `change`.
+        """
         key = subject_key(name)
         while True:
             found = await self._existing(name)
@@ -242,7 +251,9 @@ class PauseKind(Enum):
 
 
 class Whom(NamedTuple):
-    """The target of a pause: a group on a subject, one consumer of it, or a client with all its consumers. Other fields are empty."""
+    """The target of a pause: a group on a subject, one consumer of it, or a client with all its
+    consumers. Other fields are empty.
+    """
 
     kind: PauseKind
     subject: str = ""
@@ -256,13 +267,15 @@ class Whom(NamedTuple):
             check_name("group", self.group)
         elif self.subject or self.group:
             raise InvalidArgument(
-                "a pause of a client covers everything that it consumes: name no subject and no group"
+                "a pause of a client covers everything that it consumes: name no subject and "
+                "no group"
             )
         if self.kind is not PauseKind.GROUP:
             check_name(self.kind.value, self.name)
         elif self.name:
             raise InvalidArgument(
-                "a pause of a group names no consumer: for one consumer, the kind of the pause is 'consumer'"
+                "a pause of a group names no consumer: for one consumer, the kind of the "
+                "pause is 'consumer'"
             )
         return self
 
@@ -303,7 +316,9 @@ class PauseRecord:
 
 @dataclass(frozen=True, slots=True)
 class SettingsRecord:
-    """The settings of one record. A setting that is None comes from the next less specific record."""
+    """The settings of one record. A setting that is None comes from the next less specific
+    record.
+    """
 
     attempts_max: int | None = None
     retry_delays_ms: tuple[int, ...] | None = None
@@ -314,7 +329,9 @@ class SettingsRecord:
         return self
 
     def over(self, further: GroupSettings) -> GroupSettings:
-        """Combine the settings of this record with those of `further`, a less specific record: this record wins."""
+        """Combine the settings of this record with those of `further`, a less specific record: this
+        record wins.
+        """
         return GroupSettings(
             further.attempts_max if self.attempts_max is None else self.attempts_max,
             further.retry_delays_ms if self.retry_delays_ms is None else self.retry_delays_ms,
@@ -335,14 +352,17 @@ class SettingsRecord:
 
     @classmethod
     def decode(cls, data: bytes) -> SettingsRecord:
-        """Decode settings. Unknown fields, of a newer release, are ignored. Raises ValueError, InvalidArgument."""
+        """Decode settings. Unknown fields, of a newer release, are ignored. Raises ValueError,
+        InvalidArgument.
+        """
         found: dict[str, Any] = json.loads(data)
         attempts, delays = found.get("attempts_max"), found.get("retry_delays_ms")
         if not (attempts is None or _is_int(attempts)) or not (
             delays is None or (isinstance(delays, list) and all(map(_is_int, delays)))
         ):
             raise InvalidArgument(
-                f"settings of a group are attempts_max, an int, and retry_delays_ms, a list of ints, not {found}"
+                "settings of a group are attempts_max, an int, and retry_delays_ms, a list "
+                f"of ints, not {found}"
             )
         return cls(attempts, None if delays is None else tuple(delays)).check()
 
@@ -356,7 +376,9 @@ class DeliverySettings:
     pauses: dict[Whom, PauseRecord] = field(default_factory=dict)
 
     def read(self, key: str, item: KeyValue | None) -> None:
-        """Apply a change of a key; `item` is None if the key was deleted. Raises ValueError for keys and values that cannot be read."""
+        """Apply a change of a key; `item` is None if the key was deleted. Raises ValueError for
+        keys and values that cannot be read.
+        """
         if key.startswith(SETTINGS):
             where = pair_of(key)
             record = None if item is None else SettingsRecord.decode(item.value)
@@ -379,14 +401,18 @@ class DeliverySettings:
         return default
 
     def near(self, subject: str, group: str) -> Iterator[tuple[str, SettingsRecord]]:
-        """The records that apply to a group on a subject, the most specific first, each with its subject or `*`."""
+        """The records that apply to a group on a subject, the most specific first, each with its
+        subject or `*`.
+        """
         base = base_group(group)
         for where in dict.fromkeys((subject, EVERY)):
             if (record := self.records.get((where, base))) is not None:
                 yield where, record
 
     def is_paused(self, subject: str, group: str, consumer: str, client: str) -> bool:
-        """True if the consumer is paused. With empty `consumer` and `client`: True if the group is paused."""
+        """True if the consumer is paused. With empty `consumer` and `client`: True if the group is
+        paused.
+        """
         if not self.pauses:
             return False
         return any(whom in self.pauses for whom in _names_of(subject, group, consumer, client))
@@ -435,7 +461,9 @@ def whom_of(key: str) -> Whom:
 
 
 def check_subject(subject: str) -> str:
-    """Return `subject` if it is the name of a subject or a dead-letter queue, or `*`. Raises InvalidName."""
+    """Return `subject` if it is the name of a subject or a dead-letter queue, or `*`. Raises
+    InvalidName.
+    """
     return subject if subject == EVERY else check_name("subject", subject)
 
 

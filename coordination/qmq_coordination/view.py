@@ -1,16 +1,20 @@
-"""The view: all keys of the coordination store under /qmq/, in memory. Metaservers and brokers answer from it.
+"""The view: all keys of the coordination store under /qmq/, in memory. Metaservers and brokers
+answer from it.
 
     list at revision R ──▶ watch from R + 1 ──▶ ...            the view's revision only grows
             ▲                    │ Compacted, or any failure
             └────────────────────┘ after a pause, with jitter
 
-* A watch is a hint: every `relist_s` all keys are listed again, unless the store's revision has not changed. The store is asked for its
-  revision every two seconds, so the view knows for how long the store has been silent (`silent_ms`).
+* A watch is a hint: every `relist_s` all keys are listed again, unless the store's revision has not
+  changed. The store is asked for its revision every two seconds, so the view knows for how long the
+  store has been silent (`silent_ms`).
 * While the store cannot be reached, the view stays as it is, and brokers continue to serve from it.
-* After changing a key, `read_back` reads it into the view, without waiting for the watch (read your writes).
+* After changing a key, `read_back` reads it into the view, without waiting for the watch (read your
+  writes).
 
-Example: subjects `a` and `b` are listed at revision 7. Revision 8 puts `c`, 9 deletes `a`. The watch brings 8; a listing that was on its
-way brings {b, c} at revision 9; then the watch brings 9, which is known already. Callbacks get {c}, then {a}, each once.
+Example: subjects `a` and `b` are listed at revision 7. Revision 8 puts `c`, 9 deletes `a`. The
+watch brings 8; a listing that was on its way brings {b, c} at revision 9; then the watch brings 9,
+which is known already. Callbacks get {c}, then {a}, each once.
 """
 
 from __future__ import annotations
@@ -77,9 +81,10 @@ _K = TypeVar("_K")
 
 @dataclass(frozen=True, slots=True)
 class ViewChange:
-    """The changed records: names of subjects, by their settings or their latest route; of broker groups by their own keys (master, mode,
-    members); by their replicas' keys; by the fences on them; (subject, consumer group) by frontier, members or assignment. `delivery`: how
-    messages are tried again, or who is paused. `access`: who may do what.
+    """The changed records: names of subjects, by their settings or their latest route; of broker
+    groups by their own keys (master, mode, members); by their replicas' keys; by the fences on
+    them; (subject, consumer group) by frontier, members or assignment. `delivery`: how messages are
+    tried again, or who is paused. `access`: who may do what.
     """
 
     subjects: frozenset[str] = frozenset()
@@ -90,7 +95,9 @@ class ViewChange:
     delivery: bool = False
     access: bool = False
     created: frozenset[str] = frozenset()
-    """Those of `subjects` that did not exist before. Nobody can know anything about them that is no longer true."""
+    """Those of `subjects` that did not exist before. Nobody can know anything about them that is no
+    longer true.
+    """
 
     def __bool__(self) -> bool:
         return bool(
@@ -109,7 +116,9 @@ OnChange = Callable[[ViewChange], None]
 
 @dataclass(slots=True)
 class Picture:
-    """The keys at a revision, decoded. Pure: takes listings and changes, returns the differences."""
+    """The keys at a revision, decoded. Pure: takes listings and changes, returns the
+    differences.
+    """
 
     revision: int = 0
     items: dict[str, KeyValue] = field(default_factory=dict)
@@ -117,7 +126,9 @@ class Picture:
     deleting: dict[str, SubjectConfig] = field(default_factory=dict)
     """Subjects that are being deleted, which are no longer in `subjects`."""
     subject_counts: Counter[str] = field(default_factory=Counter)
-    """The number of subjects of each broker group. It is updated with each subject, because each new subject needs the counts."""
+    """The number of subjects of each broker group. It is updated with each subject, because each
+    new subject needs the counts.
+    """
     groups: dict[str, BrokerGroupState] = field(default_factory=dict)
     replicas: dict[str, dict[str, ReplicaRecord]] = field(default_factory=dict)
     present: dict[str, dict[str, ReplicaRecord]] = field(default_factory=dict)
@@ -188,7 +199,9 @@ class Picture:
         return key
 
     def _read(self, key: str, item: KeyValue | None) -> None:
-        """Apply the meaning of a key. An unreadable value counts as absent: one bad key must not hide the others."""
+        """Apply the meaning of a key. An unreadable value counts as absent: one bad key must not
+        hide the others.
+        """
         try:
             if key.startswith(SUBJECTS):
                 name, config = key[len(SUBJECTS) :], None if item is None else decode_subject(item)
@@ -316,7 +329,9 @@ def _consumption(key: str) -> tuple[str, str] | None:
 
 
 class ClusterView:
-    """Keeps a Picture up to date. Call `start` first. Only `start`, `refresh` and `fetch` wait for the store."""
+    """Keeps a Picture up to date. Call `start` first. Only `start`, `refresh` and `fetch` wait for
+    the store.
+    """
 
     def __init__(
         self,
@@ -336,7 +351,7 @@ class ClusterView:
         self._went_back = ""
         self._tasks: list[asyncio.Task[None]] = []
 
-    # --- reading -------------------------------------------------------------------------------------------------------
+    # --- reading ----------------------------------------------------------------------------------
 
     def subject(self, name: str) -> SubjectConfig | None:
         """The subject's settings; None if the view does not have the subject."""
@@ -351,11 +366,15 @@ class ClusterView:
         ]
 
     def subject_names(self) -> Collection[str]:
-        """The names of all subjects, in no order. The set changes with the picture: do not keep it."""
+        """The names of all subjects, in no order. The set changes with the picture: do not keep
+        it.
+        """
         return self._picture.subjects.keys()
 
     def ordered_subjects(self) -> list[tuple[SubjectConfig, OrderedState]]:
-        """All ordered subjects, in order. Unlike `subjects`, this costs nothing where there are many unordered ones."""
+        """All ordered subjects, in order. Unlike `subjects`, this costs nothing where there are
+        many unordered ones.
+        """
         found = [
             (self._picture.subjects.get(name), state)
             for name, state in sorted(self._picture.ordered.items())
@@ -391,7 +410,9 @@ class ClusterView:
         return dict(sorted(self._picture.present.get(group, {}).items()))
 
     def ordered(self, subject: str) -> OrderedState | None:
-        """An ordered subject's routes, changes and consumer groups. It changes with the view: do not keep it."""
+        """An ordered subject's routes, changes and consumer groups. It changes with the view: do
+        not keep it.
+        """
         return self._picture.ordered.get(subject)
 
     def fences(self, group: str) -> dict[tuple[str, int], Fence]:
@@ -429,7 +450,9 @@ class ClusterView:
 
     @property
     def went_back(self) -> str:
-        """Not empty if the store answered with an older revision than it had: its data was put back. The view stays as it is."""
+        """Not empty if the store answered with an older revision than it had: its data was put
+        back. The view stays as it is.
+        """
         return self._went_back
 
     @property
@@ -442,10 +465,12 @@ class ClusterView:
         self._callbacks.append(callback)
         return lambda: self._callbacks.remove(callback)
 
-    # --- following -----------------------------------------------------------------------------------------------------
+    # --- following --------------------------------------------------------------------------------
 
     async def start(self) -> None:
-        """List all keys, then follow the changes. Waits until the store can be reached. Raises CoordinationError if the store refuses."""
+        """List all keys, then follow the changes. Waits until the store can be reached. Raises
+        CoordinationError if the store refuses.
+        """
         failures = 0
         while True:
             try:
@@ -463,7 +488,10 @@ class ClusterView:
         if listing.revision < known and not self._went_back:
             self._went_back = f"its revision was {known}, and is {listing.revision}"
             log.critical(
-                "the data of the coordination store was put back: %s. docs/BACKUP.md says what to do",
+                (
+                    "the data of the coordination store was put back: %s. docs/BACKUP.md says "
+                    "what to do"
+                ),
                 self._went_back,
             )
         self._heard_s = self._listed_s = self._monotonic_s()
@@ -478,8 +506,9 @@ class ClusterView:
         return item
 
     async def read_back(self, *keys: str) -> None:
-        """Read keys after a change, so that this process sees its own change at once; without keys, all, which shows deletions, too. The
-        change is made already: if the store does not answer now, the watch brings the keys, and no error is raised.
+        """Read keys after a change, so that this process sees its own change at once; without keys,
+        all, which shows deletions, too. The change is made already: if the store does not answer
+        now, the watch brings the keys, and no error is raised.
         """
         try:
             for key in keys:

@@ -1,12 +1,15 @@
-"""Changes of routes: the phases of a change as one table, and the routes that result. Pure. docs/ORDERING.md shows the table.
+"""Changes of routes: the phases of a change as one table, and the routes that result. Pure.
+docs/ORDERING.md shows the table.
 
-A change is a record in the coordination store, and any metaserver continues a record that another one left unfinished. For each step the
-table therefore lists the metaserver's compares and puts, and the state after a crash before or after the step. `step` returns the changed
-record; its caller compares and puts. A step that the table does not have is a bug in the program, so `step` asserts.
+A change is a record in the coordination store, and any metaserver continues a record that another
+one left unfinished. For each step the table therefore lists the metaserver's compares and puts, and
+the state after a crash before or after the step. `step` returns the changed record; its caller
+compares and puts. A step that the table does not have is a bug in the program, so `step` asserts.
 
-Routes are made from routes: the first one, split, merge and move, and the application of a change to its route. A
-change is computed for one route and names the version that follows; `next_route` applies the change to that route only. New partitions get
-their numbers from `route.next_number` on, and no number is used twice. The range and the broker group of a partition with a given number
+Routes are made from routes: the first one, split, merge and move, and the application of a change
+to its route. A change is computed for one route and names the version that follows; `next_route`
+applies the change to that route only. New partitions get their numbers from `route.next_number` on,
+and no number is used twice. The range and the broker group of a partition with a given number
 therefore never change.
 
 Worked example, N = 1,000:
@@ -52,7 +55,9 @@ class PhaseEvent(Enum):
 
 
 class Transition(NamedTuple):
-    """A row of the table: a phase, an event, the next phase, the step's compares and puts, and the state after a crash."""
+    """A row of the table: a phase, an event, the next phase, the step's compares and puts, and the
+    state after a crash.
+    """
 
     phase: Phase
     event: PhaseEvent
@@ -112,7 +117,9 @@ TRANSITIONS: Final = (
         for phase in (Phase.SEALED, Phase.PUBLISHED, Phase.DONE)
     ),
 )
-"""All steps. The last three are for a fenced broker group that is back and reports the sequence of its command message."""
+"""All steps. The last three are for a fenced broker group that is back and reports the sequence of
+its command message.
+"""
 
 _NEXT: Final[Mapping[tuple[Phase, PhaseEvent], Phase]] = {
     (each.phase, each.event): each.next for each in TRANSITIONS
@@ -127,9 +134,11 @@ def step(
     sequence: int | None = None,
     now_ms: int | None = None,
 ) -> Change:
-    """The change after an event; SOURCE_SEALED needs `number` and `sequence`. `now_ms`, if given, is recorded for a new phase.
+    """The change after an event; SOURCE_SEALED needs `number` and `sequence`. `now_ms`, if given,
+    is recorded for a new phase.
 
-    A repeated event changes nothing. Raises AssertionError for an event that the phase does not have.
+    A repeated event changes nothing. Raises AssertionError for an event that the phase does not
+    have.
     """
     following = _NEXT.get((change.phase, event))
     assert following is not None, (
@@ -139,7 +148,8 @@ def step(
         return _with_sealed(change, number, sequence)
     open_still = [source for source in change.sources if source not in change.sealed]
     assert not open_still, (
-        f"change {change.id} is {change.phase.value}: {event.value!r}, and its sources {open_still} are not closed"
+        f"change {change.id} is {change.phase.value}: {event.value!r}, and its sources "
+        f"{open_still} are not closed"
     )
     times_ms = change.times_ms if now_ms is None else {**change.times_ms, following.value: now_ms}
     return replace(change, phase=following, times_ms=times_ms)
@@ -164,18 +174,22 @@ def _with_sealed(change: Change, number: int | None, sequence: int | None) -> Ch
         return change
     else:
         assert known == FENCED, (
-            f"change {change.id}: partition {number} was closed at {known}, and now at {sequence}: two command messages"
+            f"change {change.id}: partition {number} was closed at {known}, and now at "
+            f"{sequence}: two command messages"
         )
     return replace(change, sealed={**change.sealed, number: sequence})
 
 
-# --- documentation -----------------------------------------------------------------------------------------------------------
+# --- documentation --------------------------------------------------------------------------------
 
 
 def table() -> str:
     """All transitions as a table in Markdown."""
     lines = [
-        "| phase | event | next | compared | put | a crash before it leaves | a crash after it leaves |",
+        (
+            "| phase | event | next | compared | put | a crash before it leaves | a crash after "
+            "it leaves |"
+        ),
         "|---" * 7 + "|",
     ]
     for each in TRANSITIONS:
@@ -220,11 +234,13 @@ _Parts: TypeAlias = tuple[PhysicalPartition, ...]
 def first_route(logical_partitions: int, partitions: int, groups: Sequence[str]) -> Route:
     """Version 1: even ranges, numbered from 1, dealt to the broker groups in turn.
 
-    Raises InvalidArgument if there are fewer than one partition, more than logical ones, or no broker group.
+    Raises InvalidArgument if there are fewer than one partition, more than logical ones, or no
+    broker group.
     """
     if not 1 <= partitions <= logical_partitions:
         raise InvalidArgument(
-            f"{logical_partitions} logical partitions can be divided among 1 to {logical_partitions} partitions, not {partitions}"
+            f"{logical_partitions} logical partitions can be divided among 1 to "
+            f"{logical_partitions} partitions, not {partitions}"
         )
     if not groups:
         raise InvalidArgument("a route needs at least one broker group: name one")
@@ -249,22 +265,25 @@ def split(
 ) -> Change:
     """Cut a partition at one or more logical partitions: each of `at` is the first of a new part.
 
-    `at` ascends strictly inside the partition's range; `groups` names a broker group for each part, or is empty: all stay.
-    Raises UnknownPartition, InvalidArgument.
+    `at` ascends strictly inside the partition's range; `groups` names a broker group for each part,
+    or is empty: all stay. Raises UnknownPartition, InvalidArgument.
     """
     source = _source(route, number)
     inside = [source.range.first, *at, source.range.end]
     if not at:
         raise InvalidArgument(
-            f"say where to cut partition {number} {source.range}; to replace the whole partition, move it to its own group"
+            f"say where to cut partition {number} {source.range}; to replace the whole "
+            "partition, move it to its own group"
         )
     if any(a >= b for a, b in pairwise(inside)):
         raise InvalidArgument(
-            f"partition {number} holds {source.range}: cut points ascend and lie strictly inside, not {list(at)}"
+            f"partition {number} holds {source.range}: cut points ascend and lie strictly "
+            f"inside, not {list(at)}"
         )
     if groups and len(groups) != len(at) + 1:
         raise InvalidArgument(
-            f"{len(at)} cuts make {len(at) + 1} parts: name a broker group for each, or none, not {len(groups)}"
+            f"{len(at)} cuts make {len(at) + 1} parts: name a broker group for each, or "
+            f"none, not {len(groups)}"
         )
     targets = _numbered(
         route.next_number,
@@ -277,7 +296,8 @@ def split(
 def merge(
     route: Route, numbers: Sequence[int], *, change_id: str, group: str = "", reason: str = ""
 ) -> Change:
-    """Merge two or more adjacent partitions, in any order, into one on broker group `group` (default: the group of the lowest range).
+    """Merge two or more adjacent partitions, in any order, into one on broker group `group`
+    (default: the group of the lowest range).
 
     Raises UnknownPartition, InvalidArgument.
     """
@@ -291,7 +311,8 @@ def merge(
     for left, right in pairwise(sources):
         if left.range.end != right.range.first:
             raise InvalidArgument(
-                f"partitions {left.number} {left.range} and {right.number} {right.range} are not adjacent: "
+                f"partitions {left.number} {left.range} and {right.number} {right.range} are "
+                "not adjacent: "
                 "name the partitions between them too"
             )
     lps = LpRange(sources[0].range.first, sources[-1].range.end)
@@ -302,8 +323,8 @@ def merge(
 def move(route: Route, number: int, group: str, *, change_id: str, reason: str = "") -> Change:
     """Close a partition and open a new one for the same range on a broker group.
 
-    The group may be the partition's present one: this replaces a queue that has a fence or damage, or whose log retention should delete as
-    a whole. Raises UnknownPartition, InvalidName.
+    The group may be the partition's present one: this replaces a queue that has a fence or damage,
+    or whose log retention should delete as a whole. Raises UnknownPartition, InvalidName.
     """
     source = _source(route, number)
     return _change(
@@ -319,8 +340,9 @@ def move(route: Route, number: int, group: str, *, change_id: str, reason: str =
 def next_route(route: Route, change: Change) -> Route:
     """The route that a change leads to.
 
-    Raises RouteConflict if the change was made for another route: another version, sources that do not exist, targets that do not cover
-    exactly the ranges of the sources, or a number that was used before.
+    Raises RouteConflict if the change was made for another route: another version, sources that do
+    not exist, targets that do not cover exactly the ranges of the sources, or a number that was
+    used before.
     """
     if change.to_version != route.version + 1:
         raise _conflict(
@@ -331,20 +353,29 @@ def next_route(route: Route, change: Change) -> Route:
     if len(sources) < max(1, len(change.sources)):
         raise _conflict(
             change,
-            f"closes {list(change.sources)}, and version {route.version} has only {[part.number for part in sources]}",
+            (
+                f"closes {list(change.sources)}, and version {route.version} has only "
+                f"{[part.number for part in sources]}"
+            ),
         )
     targets = sorted(change.targets, key=lambda part: part.range)
     closed, opened = _span(sources), _span(targets)
     if closed is None or closed != opened:
         raise _conflict(
             change,
-            f"closes {_ranges(sources)} and opens {_ranges(targets)}: they must be the same, in one piece",
+            (
+                f"closes {_ranges(sources)} and opens {_ranges(targets)}: they must be the same, "
+                "in one piece"
+            ),
         )
     numbers = {part.number for part in targets}
     if len(numbers) < len(targets) or min(numbers) < route.next_number:
         raise _conflict(
             change,
-            f"opens {sorted(part.number for part in targets)}, and new numbers begin at {route.next_number}",
+            (
+                f"opens {sorted(part.number for part in targets)}, and new numbers begin at "
+                f"{route.next_number}"
+            ),
         )
     kept = [part for part in route.partitions if part.number not in change.sources]
     partitions = tuple(sorted([*kept, *targets], key=lambda part: part.range))

@@ -1,10 +1,14 @@
-"""Maps a key to its logical partition. Every client in every language must compute the same result, bit for bit.
+"""Maps a key to its logical partition. Every client in every language must compute the same result,
+bit for bit.
 
-    h = crc32c(key)                    Castagnoli, reflected, as in RFC 3720 (iSCSI); the check value of b"123456789" is 0xE3069283
-    m = (h * 2654435769) mod 2^32      2654435769 = floor(2^32 / golden ratio): Knuth, TAOCP 6.4, multiplicative hashing
+    h = crc32c(key)                    Castagnoli, reflected, as in RFC 3720 (iSCSI); the check
+                                       value of b"123456789" is 0xE3069283
+    m = (h * 2654435769) mod 2^32      2654435769 = floor(2^32 / golden ratio): Knuth, TAOCP 6.4,
+                                       multiplicative hashing
     LP = (m * N) >> 32                 the upper bits choose, so any N works, not only powers of two
 
-A CRC alone is linear: the CRCs of keys that differ in one digit differ in a pattern. The multiplication breaks this pattern.
+A CRC alone is linear: the CRCs of keys that differ in one digit differ in a pattern. The
+multiplication breaks this pattern.
 """
 
 from __future__ import annotations

@@ -1,22 +1,27 @@
 """What a group reads, and which consumer reads it. Pure.
 
-Lanes are assigned to the consumers of a group: open ranges in, lanes out; the result does not depend on the order of the inputs. A lane is
-a partition and a range of its logical partitions, read under one version by one consumer. Let there be R open ranges (`Readable`: a
-partition, cut to its open part) and C consumers.
+Lanes are assigned to the consumers of a group: open ranges in, lanes out; the result does not
+depend on the order of the inputs. A lane is a partition and a range of its logical partitions, read
+under one version by one consumer. Let there be R open ranges (`Readable`: a partition, cut to its
+open part) and C consumers.
 
 * R >= C: ranges stay whole, and the consumers' numbers of ranges differ by one at most.
-* R < C: ranges are cut. Each range gets one consumer; the others go, one by one, to the range that lacks most of its share. A range's share
-  of the consumers is its share of the backlog (equal shares if there is no backlog). A range with n consumers is cut into n lanes of even
-  width. A consumer is idle only if there are fewer logical partitions than consumers.
+* R < C: ranges are cut. Each range gets one consumer; the others go, one by one, to the range that
+  lacks most of its share. A range's share of the consumers is its share of the backlog (equal
+  shares if there is no backlog). A range with n consumers is cut into n lanes of even width. A
+  consumer is idle only if there are fewer logical partitions than consumers.
 
-Lanes move only if they must. As long as all consumers are there, the open ranges are the same and no consumer is idle, the assignment
-stays, however the backlogs change (only the version of a lane follows the frontier). Otherwise new lanes are made and dealt in this order:
-first to the consumer that had most of the lane in the same partition; then to the consumer that had most of its logical partitions in
-another one (a split's target goes to the reader of the source); the rest to the consumers with the fewest lanes, by name. So a consumer
-that joins takes lanes from those with more than their share, one that leaves gives up only its own lanes, and a range that is cut into the
-same number of lanes for the same consumers does not change.
+Lanes move only if they must. As long as all consumers are there, the open ranges are the same and
+no consumer is idle, the assignment stays, however the backlogs change (only the version of a lane
+follows the frontier). Otherwise new lanes are made and dealt in this order: first to the consumer
+that had most of the lane in the same partition; then to the consumer that had most of its logical
+partitions in another one (a split's target goes to the reader of the source); the rest to the
+consumers with the fewest lanes, by name. So a consumer that joins takes lanes from those with more
+than their share, one that leaves gives up only its own lanes, and a range that is cut into the same
+number of lanes for the same consumers does not change.
 
-Worked example. Partition 1 [0, 1000) is the only one; consumers x, y: 1 [0, 500) x, 1 [500, 1000) y. It is split, and z joins:
+Worked example. Partition 1 [0, 1000) is the only one; consumers x, y: 1 [0, 500) x, 1 [500, 1000)
+y. It is split, and z joins:
 
     x and y have finished nothing   R = 1, C = 3   [0, 333) x   [333, 666) z   [666, 1000) y
     x finishes [0, 333)             R = 2, C = 3   2 [0, 333) has a backlog of 100, 1 [333, 1000) of 900: their shares are 0.3 and 2.7
@@ -25,21 +30,25 @@ Worked example. Partition 1 [0, 1000) is the only one; consumers x, y: 1 [0, 500
                                                    2 [0, 250) x   2 [250, 500) z   3 [500, 1000) y
     z leaves                        R = 2, C = 2   2 [0, 500) x   3 [500, 1000) y
 
-A group's *frontier* is the version that it reads in each range of logical partitions. Its pieces tile [0, N); neighbours of the same
-version are one piece. `advance` moves the frontier from one version of a route to the next, and so decides which ranges the group may read.
-The rule that keeps order: a group reads version v + 1 in a range only when it has finished version v there. A range therefore goes through
-the versions one at a time, however many there are and however quickly their command messages follow each other. `finished` decides each
-step. It is called only for partitions that the change to v + 1 closed: a partition of both versions stays open.
+A group's *frontier* is the version that it reads in each range of logical partitions. Its pieces
+tile [0, N); neighbours of the same version are one piece. `advance` moves the frontier from one
+version of a route to the next, and so decides which ranges the group may read. The rule that keeps
+order: a group reads version v + 1 in a range only when it has finished version v there. A range
+therefore goes through the versions one at a time, however many there are and however quickly their
+command messages follow each other. `finished` decides each step. It is called only for partitions
+that the change to v + 1 closed: a partition of both versions stays open.
 
-Worked example, N = 1,000. Version 1 is partition 1; version 2 splits it into 2 [0, 500) and 3 [500, 1000); version 3 moves 2 to 4.
+Worked example, N = 1,000. Version 1 is partition 1; version 2 splits it into 2 [0, 500) and 3 [500,
+1000); version 3 moves 2 to 4.
 
     frontier       gate    finished                       then
     [0, 1000) v1   strict  1 in [0, 500)                  nothing moves: [500, 1000) has messages left
     [0, 1000) v1   lanes   1 in [0, 500)                  [0, 500) v2, [500, 1000) v1: partition 2 is open, partition 3 is not
     [0, 500) v2, [500, 1000) v1   lanes   2 in all of it  [0, 500) v3, [500, 1000) v1: partition 4 is open
 
-The gate may be changed at any time. From lanes to strict, ranges that are ahead stay open in their version and wait until the others have
-caught up; then all ranges advance together. From strict to lanes, each finished range advances immediately.
+The gate may be changed at any time. From lanes to strict, ranges that are ahead stay open in their
+version and wait until the others have caught up; then all ranges advance together. From strict to
+lanes, each finished range advances immediately.
 """
 
 from __future__ import annotations
@@ -73,7 +82,9 @@ class FrontierPiece(NamedTuple):
 
 
 class Readable(NamedTuple):
-    """A range of a partition that is open for a group. `version` is the frontier's version in this range."""
+    """A range of a partition that is open for a group. `version` is the frontier's version in this
+    range.
+    """
 
     partition: PhysicalPartition
     range: LpRange
@@ -99,12 +110,15 @@ class Frontier:
             or any(p.range.width < 1 for p in pieces)
         ):
             raise InvalidArgument(
-                f"a frontier's pieces tile all logical partitions, neighbours of one version joined: {pieces}"
+                "a frontier's pieces tile all logical partitions, neighbours of one version "
+                f"joined: {pieces}"
             )
 
     @property
     def version(self) -> int:
-        """The group's version: the lowest version of any piece. The group has finished all older versions."""
+        """The group's version: the lowest version of any piece. The group has finished all older
+        versions.
+        """
         return min(piece.version for piece in self.pieces)
 
     @property
@@ -121,8 +135,8 @@ class Frontier:
 class GroupRecord:
     """A consumer group of an ordered subject, as stored in `/qmq/routes/S/g/G`.
 
-    `is_ready` is false while a new group is placed at the ends of its partitions (start "latest"), and during a reset: no consumer can
-    attach then.
+    `is_ready` is false while a new group is placed at the ends of its partitions (start "latest"),
+    and during a reset: no consumer can attach then.
     """
 
     frontier: Frontier
@@ -155,7 +169,9 @@ class GroupRecord:
 
 
 class Lane(NamedTuple):
-    """A stream that one consumer reads in order: a range of a partition's logical partitions, or the whole partition."""
+    """A stream that one consumer reads in order: a range of a partition's logical partitions, or
+    the whole partition.
+    """
 
     partition: int
     range: LpRange
@@ -167,7 +183,9 @@ class Lane(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Assignment:
-    """The consumer that should read each lane: a request, which brokers grant by lane leases. `generation` grows with every change."""
+    """The consumer that should read each lane: a request, which brokers grant by lane leases.
+    `generation` grows with every change.
+    """
 
     generation: int = 0
     lanes: tuple[tuple[Lane, str], ...] = ()
@@ -194,13 +212,19 @@ class Assignment:
 
 
 ProducerBase: TypeAlias = Callable[[int, LpRange], float]
-"""The number of messages that wait for the group in a range of a partition (by number); 0 if unknown."""
+"""The number of messages that wait for the group in a range of a partition (by number); 0 if
+unknown.
+"""
 
 _Held: TypeAlias = dict[Lane, list[tuple[Lane, str]]]
-"""Each open range as the lane that covers it, by range, with its lanes in the previous assignment."""
+"""Each open range as the lane that covers it, by range, with its lanes in the previous
+assignment.
+"""
 
 _Claim: TypeAlias = tuple[bool, int, int, str]
-"""A consumer's claim to a lane, as a sort key: not the same partition, minus the shared width, the lane's place, the consumer."""
+"""A consumer's claim to a lane, as a sort key: not the same partition, minus the shared width, the
+lane's place, the consumer.
+"""
 
 
 def assign(
@@ -209,9 +233,11 @@ def assign(
     open_lanes: Sequence[Readable],
     backlog: ProducerBase,
 ) -> Assignment:
-    """Assign lanes to consumers by the rules of the module. Returns `previous` itself if nothing changes, otherwise the next generation.
+    """Assign lanes to consumers by the rules of the module. Returns `previous` itself if nothing
+    changes, otherwise the next generation.
 
-    Every open range belongs to exactly one of `consumers`, unless there are none; no lane spans two open ranges.
+    Every open range belongs to exactly one of `consumers`, unless there are none; no lane spans two
+    open ranges.
     """
     living = sorted(set(consumers))
     opened = sorted(open_lanes, key=lambda each: (each.range, each.partition.number))
@@ -236,11 +262,13 @@ def assign(
     )
 
 
-# --- what has to move ------------------------------------------------------------------------------------------------------
+# --- what has to move -----------------------------------------------------------------------------
 
 
 def _fits(held: _Held, living: list[str]) -> bool:
-    """True if the previous lanes cover the open ranges, belong to living consumers, and are as even as a new assignment would be."""
+    """True if the previous lanes cover the open ranges, belong to living consumers, and are as even
+    as a new assignment would be.
+    """
     if not all(_is_evenly_cut(whole.range, pairs) for whole, pairs in held.items()):
         return False
     counts = Counter(owner for pairs in held.values() for _, owner in pairs)
@@ -270,11 +298,13 @@ def _is_part(lane: Lane, whole: Lane) -> bool:
     )
 
 
-# --- the lanes -------------------------------------------------------------------------------------------------------------
+# --- the lanes ------------------------------------------------------------------------------------
 
 
 def _cut(held: _Held, shares: list[int]) -> list[Lane]:
-    """Cut the ranges into lanes. A range that already has the right number of even lanes keeps its cuts."""
+    """Cut the ranges into lanes. A range that already has the right number of even lanes keeps its
+    cuts.
+    """
     lanes = []
     for (whole, pairs), parts in zip(held.items(), shares, strict=True):
         is_cut = len(pairs) == parts and _is_evenly_cut(whole.range, pairs)
@@ -288,7 +318,9 @@ def _cut(held: _Held, shares: list[int]) -> list[Lane]:
 
 
 def _shares(opened: list[Readable], consumers: int, backlog: ProducerBase) -> list[int]:
-    """The number of consumers for each open range: one each, and the rest by largest remainder of the range's share of the backlog."""
+    """The number of consumers for each open range: one each, and the rest by largest remainder of
+    the range's share of the backlog.
+    """
     shares = [1] * len(opened)
     left = min(consumers, sum(each.range.width for each in opened)) - len(opened)
     if left <= 0:
@@ -305,11 +337,13 @@ def _shares(opened: list[Readable], consumers: int, backlog: ProducerBase) -> li
     return shares
 
 
-# --- consumers --------------------------------------------------------------------------------------------------------------
+# --- consumers ------------------------------------------------------------------------------------
 
 
 def _deal(lanes: list[Lane], living: list[str], previous: Assignment) -> list[str]:
-    """The consumer of each lane. Counts differ by one at most, and as many consumers as possible keep their lanes."""
+    """The consumer of each lane. Counts differ by one at most, and as many consumers as possible
+    keep their lanes.
+    """
     owners = [""] * len(lanes)
     counts = dict.fromkeys(living, 0)
     each, extra = divmod(len(lanes), len(living) or 1)
@@ -326,7 +360,9 @@ def _deal(lanes: list[Lane], living: list[str], previous: Assignment) -> list[st
 
 
 def _claims(lanes: list[Lane], living: list[str], previous: Assignment) -> list[_Claim]:
-    """The claims of each consumer by lane. Lanes do not overlap, so a claim to the same partition is better than any other claim."""
+    """The claims of each consumer by lane. Lanes do not overlap, so a claim to the same partition
+    is better than any other claim.
+    """
     shared: Counter[tuple[bool, int, str]] = Counter()
     names = set(living)
     for held, name in previous.lanes:
@@ -339,11 +375,14 @@ def _claims(lanes: list[Lane], living: list[str], previous: Assignment) -> list[
 
 
 Finished: TypeAlias = Callable[[int, LpRange], bool]
-"""True if a group has finished a partition (by number) in a range: the partition is sealed, and all messages of the range are done. False
-if that is unknown: missing progress does not count as done."""
+"""True if a group has finished a partition (by number) in a range: the partition is sealed, and all
+messages of the range are done. False if that is unknown: missing progress does not count as done.
+"""
 
 Cuts: TypeAlias = Callable[[int], Sequence[LpRange]]
-"""The ranges in which a group's progress in a partition is kept. They tile the partition's range; `finished` is called for each."""
+"""The ranges in which a group's progress in a partition is kept. They tile the partition's range;
+`finished` is called for each.
+"""
 
 
 def first_frontier(logical_partitions: int, version: int) -> Frontier:
@@ -352,9 +391,11 @@ def first_frontier(logical_partitions: int, version: int) -> Frontier:
 
 
 def readable(frontier: Frontier, routes: Mapping[int, Route]) -> tuple[Readable, ...]:
-    """The partitions that are open for the group, by range: each partition of a piece's version, cut to the piece.
+    """The partitions that are open for the group, by range: each partition of a piece's version,
+    cut to the piece.
 
-    A partition that several versions have may come more than once, once for each piece. Raises RouteChanged if a version is not known.
+    A partition that several versions have may come more than once, once for each piece. Raises
+    RouteChanged if a version is not known.
     """
     return tuple(
         Readable(part, part.range.cut(piece.range), piece.version)
@@ -364,7 +405,9 @@ def readable(frontier: Frontier, routes: Mapping[int, Route]) -> tuple[Readable,
 
 
 def partitions_to_ask(frontier: Frontier, routes: Mapping[int, Route], latest: int) -> set[int]:
-    """The partitions whose progress decides the next step. After the step, call this again with the new frontier."""
+    """The partitions whose progress decides the next step. After the step, call this again with the
+    new frontier.
+    """
     behind = (piece for piece in frontier.pieces if piece.version < latest)
     return {part.number for piece in behind for part in _closed_in(piece, routes)}
 
@@ -377,11 +420,13 @@ def advance(
     finished: Finished,
     cuts: Cuts | None = None,
 ) -> Frontier:
-    """Make one step: each range moves by one version or stays. Returns the same frontier if nothing can move.
+    """Make one step: each range moves by one version or stays. Returns the same frontier if nothing
+    can move.
 
-    strict: all ranges at the lowest version move when every partition that the next change closed is finished there.
-    lanes: each range moves when it is finished, as finely as `cuts` says (default: each partition as a whole, within its piece).
-    Raises RouteChanged if a version up to `latest` is not known.
+    strict: all ranges at the lowest version move when every partition that the next change closed
+    is finished there. lanes: each range moves when it is finished, as finely as `cuts` says
+    (default: each partition as a whole, within its piece). Raises RouteChanged if a version up to
+    `latest` is not known.
     """
     if gate is Gate.STRICT:
         return _advance_together(frontier, routes, latest, finished)
@@ -411,7 +456,9 @@ def advance_fully(
 def left_behind(
     before: Frontier, after: Frontier, routes: Mapping[int, Route]
 ) -> Iterator[tuple[PhysicalPartition, LpRange, int]]:
-    """The closed partitions that the group leaves in a step of `advance`, each with the range and the version that it leaves there."""
+    """The closed partitions that the group leaves in a step of `advance`, each with the range and
+    the version that it leaves there.
+    """
     for piece in before.pieces:
         for moved in after.pieces:
             lps = piece.range.cut(moved.range)

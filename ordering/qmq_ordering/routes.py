@@ -1,18 +1,23 @@
-"""A route: which physical partition holds which logical partitions. Values only; qmq_ordering/changes.py makes new ones. Pure.
+"""A route: which physical partition holds which logical partitions. Values only;
+qmq_ordering/changes.py makes new ones. Pure.
 
 Rules, checked whenever a Route is made:
 * Its partitions tile [0, N): sorted by range, without gap or overlap.
-* Numbers are 1 or more, below `next_number`, and each occurs once. A number is never used again in a later version.
+* Numbers are 1 or more, below `next_number`, and each occurs once. A number is never used again in
+  a later version.
 
-`cut_by_load` cuts a range so that its parts have equal loads. The cuts make the heaviest part as light as possible. Among such cuts, each
-part is as near as possible to an equal share of the remaining load; a tie goes to the more even width. One hot logical partition therefore
-becomes a separate part if there are enough parts:
+`cut_by_load` cuts a range so that its parts have equal loads. The cuts make the heaviest part as
+light as possible. Among such cuts, each part is as near as possible to an equal share of the
+remaining load; a tie goes to the more even width. One hot logical partition therefore becomes a
+separate part if there are enough parts:
 
-    load  1 1 100 1 1 in 3 parts    → 1 1 | 100 | 1 1      (2 parts do not help: the hot one is in either half)
+    load  1 1 100 1 1 in 3 parts    → 1 1 | 100 | 1 1      (2 parts do not help: the hot one is in
+                                                           either half)
     load  0 0 0 0 0 0 in 2 parts    → 0 0 0 | 0 0 0
 
-The lightest possible maximum is found by bisection (a bound is possible if filling parts up to it from the left needs no more parts than
-there are). Filling from the left gives the latest position of each cut under that bound, filling from the right the earliest.
+The lightest possible maximum is found by bisection (a bound is possible if filling parts up to it
+from the left needs no more parts than there are). Filling from the left gives the latest position
+of each cut under that bound, filling from the right the earliest.
 """
 
 from __future__ import annotations
@@ -73,7 +78,9 @@ class PhysicalPartition(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """One version of a subject's route. Raises InvalidArgument if the rules of the module do not hold."""
+    """One version of a subject's route. Raises InvalidArgument if the rules of the module do not
+    hold.
+    """
 
     version: int
     logical_partitions: int
@@ -96,11 +103,13 @@ class Route:
         numbers = {part.number for part in parts}
         if self.version < 1 or not is_tiled:
             raise InvalidArgument(
-                f"the partitions of route version {self.version} do not tile [0, {self.logical_partitions}): {parts}"
+                f"the partitions of route version {self.version} do not tile [0, "
+                f"{self.logical_partitions}): {parts}"
             )
         if len(numbers) < len(parts) or min(numbers) < 1 or max(numbers) >= self.next_number:
             raise InvalidArgument(
-                f"route version {self.version} numbers its partitions {sorted(numbers)}; the next is {self.next_number}"
+                f"route version {self.version} numbers its partitions {sorted(numbers)}; the "
+                f"next is {self.next_number}"
             )
         object.__setattr__(self, "_ends", tuple(part.range.end for part in parts))
 
@@ -150,12 +159,16 @@ class Phase(Enum):
 
 
 FENCED = -1
-"""The value in `Change.sealed` for a partition that a fence closed: the sequence of its command message is not known yet."""
+"""The value in `Change.sealed` for a partition that a fence closed: the sequence of its command
+message is not known yet.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """The change from version `to_version` - 1 to `to_version`. `id` is never used twice; a request to seal a partition contains it."""
+    """The change from version `to_version` - 1 to `to_version`. `id` is never used twice; a request
+    to seal a partition contains it.
+    """
 
     id: str
     kind: ChangeKind
@@ -168,7 +181,9 @@ class Change:
     reason: str = ""
     """The principal that requested the change, and the reason, for `qmq route history`."""
     times_ms: Mapping[str, int] = field(default_factory=dict)
-    """When the change entered each phase, by the metaserver's clock. For people only: no decision depends on these times."""
+    """When the change entered each phase, by the metaserver's clock. For people only: no decision
+    depends on these times.
+    """
 
     def encode(self) -> bytes:
         found = {
@@ -205,10 +220,13 @@ _BITS: Final = 40
 
 
 def even_cuts(lps: LpRange, parts: int) -> list[int]:
-    """Cut a range into `parts` parts whose widths differ by at most one. Raises InvalidArgument if the range is too narrow."""
+    """Cut a range into `parts` parts whose widths differ by at most one. Raises InvalidArgument if
+    the range is too narrow.
+    """
     if not 1 <= parts <= lps.width:
         raise InvalidArgument(
-            f"{lps} has {lps.width} logical partitions and cannot be cut into {parts} parts: ask for 1 to {lps.width}"
+            f"{lps} has {lps.width} logical partitions and cannot be cut into {parts} parts: "
+            f"ask for 1 to {lps.width}"
         )
     return [lps.first + lps.width * each // parts for each in range(1, parts)]
 
@@ -219,10 +237,12 @@ def ranges_between(lps: LpRange, at: Sequence[int]) -> list[LpRange]:
 
 
 def cut_by_load(lps: LpRange, load: Sequence[float], parts: int) -> list[int]:
-    """The cut points by the rules of the module. `load[i]` is the load of logical partition `lps.first + i`, in any unit.
+    """The cut points by the rules of the module. `load[i]` is the load of logical partition
+    `lps.first + i`, in any unit.
 
-    Each part is at least one logical partition wide. Raises InvalidArgument if the range has no room for the parts, or if the loads are
-    not one finite number of 0 or more for each logical partition.
+    Each part is at least one logical partition wide. Raises InvalidArgument if the range has no
+    room for the parts, or if the loads are not one finite number of 0 or more for each logical
+    partition.
     """
     cuts = even_cuts(lps, parts)
     if len(load) != lps.width or not all(isfinite(each) and each >= 0 for each in load):
@@ -238,7 +258,9 @@ def cut_by_load(lps: LpRange, load: Sequence[float], parts: int) -> list[int]:
 
 
 def _lightest_maximum(sums: list[int], parts: int) -> int:
-    """The smallest bound that needs no more than `parts` parts; `sums[i]` is the load before logical partition i."""
+    """The smallest bound that needs no more than `parts` parts; `sums[i]` is the load before
+    logical partition i.
+    """
     low, high = max(b - a for a, b in pairwise(sums)), sums[-1]
     while low < high:
         middle = (low + high) // 2
@@ -269,7 +291,9 @@ def _cuts(sums: list[int], parts: int, bound: int) -> list[int]:
 
 
 def _nearest_to_share(sums: list[int], before: int, earliest: int, latest: int, parts: int) -> int:
-    """The cut in [earliest, latest] that gives the part behind `before` its equal share of the load that remains for `parts` parts."""
+    """The cut in [earliest, latest] that gives the part behind `before` its equal share of the load
+    that remains for `parts` parts.
+    """
     share = (
         sums[before] * (parts - 1) + sums[-1]
     )  # multiplied by `parts`, so that all numbers are integers
@@ -287,7 +311,9 @@ def _nearest_to_share(sums: list[int], before: int, earliest: int, latest: int, 
 
 
 def _within(sums: list[int], value: int, earliest: int, latest: int, wanted: int) -> int:
-    """The place nearest to `wanted` in [earliest, latest] with exactly the load `value` before it."""
+    """The place nearest to `wanted` in [earliest, latest] with exactly the load `value` before
+    it.
+    """
     first = bisect_left(sums, value, earliest, latest + 1)
     last = bisect_right(sums, value, earliest, latest + 1) - 1
     return min(max(wanted, first), last)

@@ -1,28 +1,33 @@
 """`qmq backup create`, in these steps:
 
     1. write a mark, so that no prune deletes chunks that the backup needs (qmq/backup/prune.py)
-    2. read the newest backup's manifest: the new backup refers to its sealed segments instead of copying them
+    2. read the newest backup's manifest: the new backup refers to its sealed segments instead of
+       copying them
     3. each delay group's newest checkpoint, before the moment, so that the logs go further than it
     4. the moment
     5. the coordination store's keys, each group's logs and schedule
     6. write the manifest; then check that the mark still exists
 
-A crash anywhere before 6 leaves chunks that the next backup finds, and no backup. Nothing is ever overwritten.
+A crash anywhere before 6 leaves chunks that the next backup finds, and no backup. Nothing is ever
+overwritten.
 
-The backup reads logs from a replica's control port and not folders, so that it can run anywhere, from any replica, while the cluster works:
-committed bytes never change, and all replicas have the same bytes at the same positions. It also checks what other readers of `ReadLog`
-trust: every entry's checksums, and that indexes rise.
+The backup reads logs from a replica's control port and not folders, so that it can run anywhere,
+from any replica, while the cluster works: committed bytes never change, and all replicas have the
+same bytes at the same positions. It also checks what other readers of `ReadLog` trust: every
+entry's checksums, and that indexes rise.
 
 The moment is a revision of the coordination store, and the end of each group's logs:
 
     hold the writes of every master ─▶ ask each for its logs' ends, and the store for its revision ─▶ release every master
 
-While all are held, no group's log gets an entry that a client wrote after it saw another group's log grow. So the ends belong together:
-every cause of an entry before them (the message that a consumer handled before it acknowledged another, the delivery that a delay group has
-noted) lies before them, too. The route of the revision and the command messages in the logs belong together for the same reason.
+While all are held, no group's log gets an entry that a client wrote after it saw another group's
+log grow. So the ends belong together: every cause of an entry before them (the message that a
+consumer handled before it acknowledged another, the delivery that a delay group has noted) lies
+before them, too. The route of the revision and the command messages in the logs belong together for
+the same reason.
 
-Each master says at its release whether it was held without a break. If one was not, or another replica was elected meanwhile, the attempt
-fails, and `create` tries again.
+Each master says at its release whether it was held without a break. If one was not, or another
+replica was elected meanwhile, the attempt fails, and `create` tries again.
 """
 
 from __future__ import annotations
@@ -81,14 +86,18 @@ from qmq.rpc.server_name import ServerName, always
 PIECE_BYTES: Final = MIB
 CALL_S: Final = 30.0
 COLD_TRIES: Final = 600
-"""Attempts to read a segment that the broker first fetches from its object store: a minute or two."""
+"""Attempts to read a segment that the broker first fetches from its object store: a minute or
+two.
+"""
 
 Told = Callable[[int], None]
 """Called with the number of bytes that were read or skipped."""
 
 
 def check_entries(data: bytes, position: int, after: int) -> int:
-    """Check whole entries of a log; they must have rising indexes above `after`. Returns the last index. Raises CorruptBatch."""
+    """Check whole entries of a log; they must have rising indexes above `after`. Returns the last
+    index. Raises CorruptBatch.
+    """
 
     def read(at: int, size: int) -> bytes:
         return data[at - position : at - position + size]
@@ -138,8 +147,8 @@ class GroupLogReader:
     async def segments(
         self, log: int, held: pb.HeldLog, earlier: Iterable[BackedUpSegment]
     ) -> tuple[BackedUpSegment, ...]:
-        """A log's segments up to the held end. A segment in an earlier backup is not read again. Raises LogDamaged, Unavailable,
-        StoreAway.
+        """A log's segments up to the held end. A segment in an earlier backup is not read again.
+        Raises LogDamaged, Unavailable, StoreAway.
         """
         known = {each.base: each for each in earlier if each.is_sealed}
         bases = [base for base in held.bases if base < held.end]
@@ -159,7 +168,9 @@ class GroupLogReader:
         return tuple(found)
 
     async def _read(self, log: int, base: int, end: int) -> ChunkedBytes | None:
-        """A segment's entries from its beginning to `end`; None if retention has deleted the segment."""
+        """A segment's entries from its beginning to `end`; None if retention has deleted the
+        segment.
+        """
         chunker, position, index = Chunker(self._objects), base, 0
         while position < end:
             data = await self._piece(log, position)
@@ -210,8 +221,8 @@ class ScheduleReader:
         self._told = told
 
     async def describe(self) -> delay_pb2.ScheduleDescription | None:
-        """The newest checkpoint's state; None without a checkpoint. Call this before the moment, so that the logs reach beyond the
-        checkpoint.
+        """The newest checkpoint's state; None without a checkpoint. Call this before the moment, so
+        that the logs reach beyond the checkpoint.
         """
         try:
             return await describe_schedule(self._stub, timeout_s=CALL_S)
@@ -222,7 +233,9 @@ class ScheduleReader:
             raise failure from cause
 
     async def read(self, description: delay_pb2.ScheduleDescription) -> BackedUpSchedule:
-        """Read the schedule's files. Raises Unavailable if a file was deleted meanwhile: then call `describe` again."""
+        """Read the schedule's files. Raises Unavailable if a file was deleted meanwhile: then call
+        `describe` again.
+        """
         state = description.state
         files = [
             BackedUpFile(name, await self._file(name, size))
@@ -283,7 +296,9 @@ class Moment:
 async def find_moment(
     store: CoordinationStore, network: Network, *, retry_s: float = RETRY_S
 ) -> Moment:
-    """Find one moment. Raises CoordinationError; Unavailable if a group has no master, or its writes could not be held."""
+    """Find one moment. Raises CoordinationError; Unavailable if a group has no master, or its
+    writes could not be held.
+    """
     for tries_left in reversed(range(MOMENT_TRIES)):
         try:
             return await _find(store, network)
@@ -332,7 +347,9 @@ async def _find(store: CoordinationStore, network: Network) -> Moment:
 def _matched(
     states: Mapping[str, BrokerGroupState], ends: Mapping[str, pb.HeldLogs], listing: KeyListing
 ) -> tuple[HeldGroup, ...]:
-    """The groups, if exactly the groups of this revision were held, under the epochs of this revision."""
+    """The groups, if exactly the groups of this revision were held, under the epochs of this
+    revision.
+    """
     groups = KeyListing(
         listing.revision, tuple(each for each in listing.items if each.key.startswith(GROUPS))
     )
@@ -355,7 +372,8 @@ def master_name(state: BrokerGroupState) -> ServerName:
 def _address(state: BrokerGroupState) -> str:
     if state.master is None:
         raise Unavailable(
-            f"{state.name} has no master, so its newest entries are not known: a backup needs all groups"
+            f"{state.name} has no master, so its newest entries are not known: a backup "
+            "needs all groups"
         )
     return state.master.control_address
 
@@ -383,7 +401,9 @@ _Stubs = Mapping[str, tuple[str, Any]]
 
 
 async def _all(stubs: _Stubs, call: Callable[[Any], Coroutine[Any, Any, Any]]) -> dict[str, Any]:
-    """The answers of all groups. Raises the first failure after all have answered, so that no late request holds a group afterwards."""
+    """The answers of all groups. Raises the first failure after all have answered, so that no late
+    request holds a group afterwards.
+    """
     answers = await asyncio.gather(
         *[_asked(address, call(stub)) for address, stub in stubs.values()], return_exceptions=True
     )
@@ -448,7 +468,9 @@ class BackupCreator:
         self._done = self._total = 0
 
     async def create(self) -> BackupManifest:
-        """Raises CoordinationError, Unavailable, LogDamaged, StoreAway, BackupDamaged, BackupVersion."""
+        """Raises CoordinationError, Unavailable, LogDamaged, StoreAway, BackupDamaged,
+        BackupVersion.
+        """
         for tries_left in reversed(range(TRIES)):
             try:
                 return await self._marked()
@@ -466,7 +488,8 @@ class BackupCreator:
             if not await asyncio.to_thread(self._marks.is_there, mark):
                 await asyncio.to_thread(self._objects.store.delete, manifest_name(manifest.id))
                 raise Unavailable(
-                    "the backup took over a day, and backups were pruned meanwhile: it may lack objects, create it again"
+                    "the backup took over a day, and backups were pruned meanwhile: it may "
+                    "lack objects, create it again"
                 )
             return manifest
         finally:

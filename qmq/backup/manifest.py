@@ -1,14 +1,17 @@
-"""What a backup holds: its manifest with the digest of each chunk, and keys of the coordination store. Pure.
+"""What a backup holds: its manifest with the digest of each chunk, and keys of the coordination
+store. Pure.
 
-A chunk's name is the digest of its bytes. So a chunk is never written twice, backups share the chunks that they have in common, and a
-chunk that changed is found by its name alone.
+A chunk's name is the digest of its bytes. So a chunk is never written twice, backups share the
+chunks that they have in common, and a chunk that changed is found by its name alone.
 
-Whoever can write the object store can write a manifest. So the types refuse what would become another path, object or key.
+Whoever can write the object store can write a manifest. So the types refuse what would become
+another path, object or key.
 
-A backup leaves out the keys of the old cluster's processes and machines (leased keys, addresses, memberships, assignments) and its secrets:
-a new cluster makes its own.
+A backup leaves out the keys of the old cluster's processes and machines (leased keys, addresses,
+memberships, assignments) and its secrets: a new cluster makes its own.
 
-    /qmq/restored    the backup from which this cluster was made, and the progress of the restore; absent in others
+    /qmq/restored    the backup from which this cluster was made, and the progress of the restore;
+                     absent in others
         removed by nobody
 """
 
@@ -66,7 +69,9 @@ class BackedUpSegment(msgspec.Struct, frozen=True, array_like=True):
     base: int
     content: ChunkedBytes
     is_sealed: bool
-    """Whether a later segment follows. The bytes of such a segment never change, and later backups refer to it."""
+    """Whether a later segment follows. The bytes of such a segment never change, and later backups
+    refer to it.
+    """
 
     def __post_init__(self) -> None:
         if self.base < 0:
@@ -101,7 +106,9 @@ class BackedUpGroup(msgspec.Struct, frozen=True):
 
     name: str
     lineage: str
-    """The digest of the group's secret. Positions in two backups mean the same bytes only if this digest is the same."""
+    """The digest of the group's secret. Positions in two backups mean the same bytes only if this
+    digest is the same.
+    """
     index: int
     epoch: int
     message: tuple[BackedUpSegment, ...]
@@ -188,7 +195,9 @@ def digest_of(data: bytes) -> bytes:
 
 
 def chunk_name(digest: bytes) -> str:
-    """The object name of a chunk. The digest's first byte names a folder, so that no folder has too many files."""
+    """The object name of a chunk. The digest's first byte names a folder, so that no folder has too
+    many files.
+    """
     text = digest.hex()
     return f"{CHUNK_PREFIX}/{text[:2]}/{text}"
 
@@ -233,7 +242,9 @@ _LEFT_OUT: Final = (
 )
 _GROUP_KEYS: Final = ("members", "epoch", "master", "secret")
 _NOBODY: Final = "restore-under-way"
-"""The only voter of a group whose data is not restored yet: no process has this name, so none can found the group without its data."""
+"""The only voter of a group whose data is not restored yet: no process has this name, so none can
+found the group without its data.
+"""
 
 Items = dict[str, bytes]
 
@@ -254,7 +265,9 @@ def encode_items(items: Mapping[str, bytes]) -> bytes:
 
 
 def decode_items(data: bytes) -> Items:
-    """Raises BackupDamaged, also for a key that no backup contains: a restore writes no other keys."""
+    """Raises BackupDamaged, also for a key that no backup contains: a restore writes no other
+    keys.
+    """
     try:
         items = dict(msgspec.msgpack.decode(data, type=list[tuple[str, bytes]]))
     except UNREADABLE as cause:
@@ -262,7 +275,8 @@ def decode_items(data: bytes) -> Items:
     for key in items:
         if not key.startswith(ROOT) or not _is_kept(key):
             raise BackupDamaged(
-                f"the backup has the key {key!r}, which no backup of QMQ contains: use another backup"
+                f"the backup has the key {key!r}, which no backup of QMQ contains: use "
+                "another backup"
             )
     return items
 
@@ -274,7 +288,9 @@ def delay_settings(items: Mapping[str, bytes], group: str) -> DelaySettings | No
 
 
 def group_items(group: BackedUpGroup, backup_id: str, secret: bytes) -> Items:
-    """The keys of a group whose data is not restored yet. Its next epoch is above every epoch in its log."""
+    """The keys of a group whose data is not restored yet. Its next epoch is above every epoch in
+    its log.
+    """
     return {
         group_key(group.name, "members"): ReplicaMembership(1, (_NOBODY,)).encode(),
         group_key(group.name, "epoch"): EpochClaim(

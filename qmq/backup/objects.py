@@ -35,7 +35,7 @@ class BackupObjects:
         self.copied_bytes = 0
         """The bytes of chunks that were not there before."""
 
-    # --- chunks --------------------------------------------------------------------------------------------------------
+    # --- chunks -----------------------------------------------------------------------------------
 
     def put_chunk(self, data: bytes) -> bytes:
         """Put a chunk and read it back. Returns its digest. Raises StoreAway, BackupDamaged."""
@@ -85,7 +85,7 @@ class BackupObjects:
         """Raises StoreAway."""
         return self.store.names(CHUNK_PREFIX)
 
-    # --- manifests -----------------------------------------------------------------------------------------------------
+    # --- manifests --------------------------------------------------------------------------------
 
     def put_manifest(self, manifest: BackupManifest) -> None:
         """Write the manifest; with it the backup exists. Raises StoreAway, BackupDamaged."""
@@ -99,7 +99,9 @@ class BackupObjects:
         return sorted(filter(None, map(id_of, self.store.names(MANIFEST_PREFIX))))
 
     def manifest(self, backup_id: str = LATEST) -> BackupManifest:
-        """A backup's manifest, by default the newest one's. Raises StoreAway, BackupNotFound, BackupDamaged, BackupVersion."""
+        """A backup's manifest, by default the newest one's. Raises StoreAway, BackupNotFound,
+        BackupDamaged, BackupVersion.
+        """
         if not backup_id:
             known = self.ids()
             if not known:

@@ -6,15 +6,17 @@
 4. the manifests of the others are deleted: from now on these backups do not exist
 5. delete every chunk that no remaining backup has
 
-A crash after 4 leaves chunks without a backup. The next prune deletes them, as it deletes those of a backup that was never finished.
+A crash after 4 leaves chunks without a backup. The next prune deletes them, as it deletes those of
+a backup that was never finished.
 
 Marks in the place of backups keep a prune from deleting a chunk that a running `create` needs:
 
     running/WORK-TIME-TOKEN    WORK is create or prune, TIME its begin in ms; empty of content
 
-Each command first writes its mark and then lists the others, so of two commands that begin at the same time at least one sees the other. A
-prune that sees another mark gives up. A create that sees a prune waits. A killed process leaves its mark, which expires: a prune ends long
-before that, and a create looks for its mark when it is done.
+Each command first writes its mark and then lists the others, so of two commands that begin at the
+same time at least one sees the other. A prune that sees another mark gives up. A create that sees a
+prune waits. A killed process leaves its mark, which expires: a prune ends long before that, and a
+create looks for its mark when it is done.
 """
 
 from __future__ import annotations
@@ -118,13 +120,17 @@ def _other(names: Iterable[str], own: Mark) -> list[Mark]:
 
 
 RUNS_S: Final = 1_800.0
-"""A prune stops after this time, so that it never runs after its mark has expired. The next prune continues."""
+"""A prune stops after this time, so that it never runs after its mark has expired. The next prune
+continues.
+"""
 DELETED_AT_ONCE: Final = 1_000
 
 
 @dataclass(frozen=True, slots=True)
 class KeepRule:
-    """Which backups stay: the newest `count`, and all backups younger than `days`. Raises InvalidArgument."""
+    """Which backups stay: the newest `count`, and all backups younger than `days`. Raises
+    InvalidArgument.
+    """
 
     count: int = 0
     days: int = 0
@@ -138,7 +144,9 @@ class KeepRule:
 
 @dataclass(frozen=True, slots=True)
 class Pruned:
-    """The ids of the backups that stay and of those that are deleted, oldest first, and the number of deleted chunks."""
+    """The ids of the backups that stay and of those that are deleted, oldest first, and the number
+    of deleted chunks.
+    """
 
     kept: tuple[str, ...]
     deleted: tuple[str, ...]
@@ -148,7 +156,9 @@ class Pruned:
 def split_by(
     rule: KeepRule, ids: Sequence[str], now_ms: int
 ) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """(backups that stay, backups to delete), oldest first. The newest backup stays, and so does every backup of unknown age."""
+    """(backups that stay, backups to delete), oldest first. The newest backup stays, and so does
+    every backup of unknown age.
+    """
     since = time_of(now_ms) - timedelta(days=rule.days)
     times = {each: found for each in sorted(ids) if (found := time_of_backup(each)) is not None}
     newest = list(times)[-max(rule.count, 1) :]
@@ -177,13 +187,16 @@ class BackupPruner:
         self._runs_s = runs_s
 
     def look(self, rule: KeepRule) -> Pruned:
-        """The result that `prune` would have now. Raises StoreAway, BackupDamaged, BackupVersion."""
+        """The result that `prune` would have now. Raises StoreAway, BackupDamaged,
+        BackupVersion.
+        """
         pruned, _ = self._plan(rule)
         return pruned
 
     def prune(self, rule: KeepRule, *, is_clock_confirmed: bool = False) -> Pruned:
-        """Raises StoreAway, BackupDamaged, BackupVersion, Unavailable if another backup command runs, or after the time limit;
-        InvalidArgument if more backups are too old than stay, and nobody has confirmed the clock that says so.
+        """Raises StoreAway, BackupDamaged, BackupVersion, Unavailable if another backup command
+        runs, or after the time limit; InvalidArgument if more backups are too old than stay, and
+        nobody has confirmed the clock that says so.
         """
         ends_s = self._seconds() + self._runs_s
         marks = RunningMarks(self._objects.store)
@@ -193,14 +206,17 @@ class BackupPruner:
                 if other.counts(self._now_ms()):
                     began = time_of(other.since_ms)
                     raise Unavailable(
-                        f"`qmq backup {other.work}` works here since {began:%Y-%m-%d %H:%M:%S} UTC: prune when it has ended"
+                        f"`qmq backup {other.work}` works here since "
+                        f"{began:%Y-%m-%d %H:%M:%S} UTC: prune when it has ended"
                     )
                 marks.take(other)
             pruned, chunks = self._plan(rule)
             if rule.days and len(pruned.deleted) > len(pruned.kept) and not is_clock_confirmed:
                 raise InvalidArgument(
-                    f"by this machine's clock ({time_of(self._now_ms()):%Y-%m-%d %H:%M} UTC) {len(pruned.deleted)} backups are too old, "
-                    f"and only {len(pruned.kept)} stay: nothing was deleted. If the clock is right, say --confirm-clock"
+                    f"by this machine's clock ({time_of(self._now_ms()):%Y-%m-%d %H:%M} UTC) "
+                    f"{len(pruned.deleted)} backups are too old, "
+                    f"and only {len(pruned.kept)} stay: nothing was deleted. If the clock is "
+                    "right, say --confirm-clock"
                 )
             self._delete([manifest_name(each) for each in pruned.deleted], ends_s)
             self._delete(chunks, ends_s)
@@ -217,7 +233,8 @@ class BackupPruner:
             except BackupDamaged as cause:
                 advice = f"delete backups/{backup_id}/manifest yourself if it is of no use"
                 raise BackupDamaged(
-                    f"backup {backup_id} is to stay and its manifest is damaged, so nothing is deleted: {advice}"
+                    f"backup {backup_id} is to stay and its manifest is damaged, so nothing "
+                    f"is deleted: {advice}"
                 ) from cause
             needed.update(chunk_name(digest) for each in contents for digest in each.chunks)
         chunks = [each for each in self._objects.chunk_names() if each not in needed]
@@ -227,6 +244,7 @@ class BackupPruner:
         for at in range(0, len(names), DELETED_AT_ONCE):
             if self._seconds() >= ends_s:
                 raise Unavailable(
-                    f"{len(names) - at:,} objects are still to be deleted: prune again, it continues"
+                    f"{len(names) - at:,} objects are still to be deleted: prune again, it "
+                    "continues"
                 )
             self._objects.store.delete_all(names[at : at + DELETED_AT_ONCE])

@@ -1,4 +1,5 @@
-"""`qmq backup rebuild`: the coordination store's keys from the replicas' data folders, when etcd is lost for good.
+"""`qmq backup rebuild`: the coordination store's keys from the replicas' data folders, when etcd is
+lost for good.
 
     identity    exactly: each `replica.json` has the cluster's, so clients that run continue
     groups      exactly: the members, the secret and the highest promised epoch are in each `replica.json`; an election finds the master
@@ -8,19 +9,22 @@
 
 All other keys (rules, quotas, retry settings, pauses) come from the backup, or are gone.
 
-An ordered subject's routes are deduced from what broker groups have in their logs. The logs say of each partition its broker group, the
-logical partitions of its messages and of its groups' lanes, and the version that closed it, if one did. The rules of routes
-(qmq_ordering/changes.py) give the rest:
+An ordered subject's routes are deduced from what broker groups have in their logs. The logs say of
+each partition its broker group, the logical partitions of its messages and of its groups' lanes,
+and the version that closed it, if one did. The rules of routes (qmq_ordering/changes.py) give the
+rest:
 
 * version 1 divides [0, N) evenly, and numbers its partitions from 1;
-* version v replaces the partitions that it closed by the next numbers, within the same ranges, in the order of the ranges.
+* version v replaces the partitions that it closed by the next numbers, within the same ranges, in
+  the order of the ranges.
 
-A cut between two partitions is known as exactly as the messages and lanes beside it. Where there are none on either side, any cut is as
-good: there is nothing whose order it could break.
+A cut between two partitions is known as exactly as the messages and lanes beside it. Where there
+are none on either side, any cut is as good: there is nothing whose order it could break.
 
 A replica's data folder is read while the replica does not run. The calls block.
 
-    replica.json     the group, its members and their secret, the highest epoch that the replica promised
+    replica.json     the group, its members and their secret, the highest epoch that the replica
+                     promised
     delay.json       the settings of a delay group
     both logs        subjects, partitions, command messages, groups and their lanes
 """
@@ -74,8 +78,8 @@ LP_BITS = 32
 
 @dataclass(frozen=True, slots=True)
 class PartitionEvidence:
-    """The information in the logs about one partition. `hull` is the smallest range with all logical partitions in the logs; None without
-    any.
+    """The information in the logs about one partition. `hull` is the smallest range with all
+    logical partitions in the logs; None without any.
     """
 
     number: int
@@ -89,7 +93,9 @@ class PartitionEvidence:
 
 
 class CountEvidence:
-    """The number N of logical partitions, from keys' hashes and their logical partitions: LP = (m * N) >> 32."""
+    """The number N of logical partitions, from keys' hashes and their logical partitions: LP = (m *
+    N) >> 32.
+    """
 
     def __init__(self) -> None:
         self.least, self.most = 1, 1 << 16
@@ -107,7 +113,8 @@ class CountEvidence:
         if self.least <= usual <= self.most:
             return usual
         raise InvalidArgument(
-            f"its number of logical partitions is between {self.least:,} and {self.most:,}: too few keys were seen"
+            f"its number of logical partitions is between {self.least:,} and {self.most:,}: "
+            "too few keys were seen"
         )
 
 
@@ -120,7 +127,9 @@ class DeducedRoutes:
 
 
 def deduce(count: int, found: Mapping[int, PartitionEvidence]) -> DeducedRoutes:
-    """The routes that explain the logs, with N = `count`. Raises InvalidArgument if no routes do."""
+    """The routes that explain the logs, with N = `count`. Raises InvalidArgument if no routes
+    do.
+    """
     highest = max(found)
     anywhere = found[min(found)].group
     known = {
@@ -226,7 +235,9 @@ def _targets(
 
 
 def _cut(region: LpRange, parts: list[PartitionEvidence]) -> list[LpRange]:
-    """A range for each partition, in order, that contains the partition's hull. Raises InvalidArgument if the ranges do not fit."""
+    """A range for each partition, in order, that contains the partition's hull. Raises
+    InvalidArgument if the ranges do not fit.
+    """
     found: list[LpRange] = []
     first = region.first
     for at, part in enumerate(parts):
@@ -277,7 +288,9 @@ class FolderEvidence:
 
 
 def look_into(data: Path) -> FolderEvidence:
-    """Read a replica's folder. Raises InvalidArgument if it is not a replica's folder, FolderInUse if the replica runs, LogDamaged."""
+    """Read a replica's folder. Raises InvalidArgument if it is not a replica's folder, FolderInUse
+    if the replica runs, LogDamaged.
+    """
     if not (data / identities.FILE).is_file():
         raise InvalidArgument(f"{data} is no data folder of a replica: it has no {identities.FILE}")
     names = json.loads(json.loads((data / identities.FILE).read_bytes())["content"])
@@ -291,7 +304,8 @@ def look_into(data: Path) -> FolderEvidence:
         data, identity, DelaySettings.decode(path.read_bytes()) if path.exists() else None
     )
     if found.settings is not None:
-        return found  # the messages of a delay group go by subject to the broker groups, which have the subjects
+        # the messages of a delay group go by subject to the broker groups, which have the subjects
+        return found
     store = open_store(data / "broker", LogConfig(), SystemClock(), is_replicated=True)
     try:
         found.epoch, found.index = store.epoch, store.index
@@ -344,8 +358,8 @@ class RebuiltKeys:
 
 
 def rebuilt_keys(folders: Iterable[FolderEvidence], backup: Mapping[str, bytes]) -> RebuiltKeys:
-    """The keys that follow from the folders. Pure. `backup` has the keys of the newest backup, if there is one. Raises InvalidArgument if
-    the folders contradict each other.
+    """The keys that follow from the folders. Pure. `backup` has the keys of the newest backup, if
+    there is one. Raises InvalidArgument if the folders contradict each other.
     """
     groups: dict[str, list[FolderEvidence]] = defaultdict(list)
     clusters: set[str] = set()
@@ -354,7 +368,8 @@ def rebuilt_keys(folders: Iterable[FolderEvidence], backup: Mapping[str, bytes])
         clusters |= {folder.identity.cluster} - {""}
     if len(clusters) > 1:
         raise InvalidArgument(
-            f"the folders belong to different clusters, {', '.join(sorted(clusters))}: give only folders of one"
+            f"the folders belong to different clusters, {', '.join(sorted(clusters))}: give "
+            "only folders of one"
         )
     items = dict(backup)
     if clusters:
@@ -385,7 +400,8 @@ def rebuilt_keys(folders: Iterable[FolderEvidence], backup: Mapping[str, bytes])
 def _group_keys(group: str, found: list[FolderEvidence]) -> Items:
     if len({each.settings for each in found}) > 1:
         raise InvalidArgument(
-            f"the folders of {group} were made with different settings: give only folders of one group's replicas"
+            f"the folders of {group} were made with different settings: give only folders of "
+            "one group's replicas"
         )
     known = [each for each in found if each.identity.membership]
     if not known:
@@ -414,8 +430,9 @@ def _subject_keys(
     items: Mapping[str, bytes],
     brokers: Sequence[str],
 ) -> Items:
-    """The keys of one subject. Raises InvalidArgument if the routes cannot be deduced. Consumers read an unordered subject from all broker
-    groups: a producer that runs meanwhile may know a placement that neither backup nor logs have, and send there.
+    """The keys of one subject. Raises InvalidArgument if the routes cannot be deduced. Consumers
+    read an unordered subject from all broker groups: a producer that runs meanwhile may know a
+    placement that neither backup nor logs have, and send there.
     """
     key = subject_key(subject)
     config = decode_subject(_item(key, items[key])) if key in items else None
@@ -469,7 +486,9 @@ def _subject_keys(
 
 
 def _is_new_enough(known: OrderedState, queues: Mapping[tuple[str, int], QueueEvidence]) -> bool:
-    """Whether the backup's routes have all partitions of the logs, and the changes that closed some."""
+    """Whether the backup's routes have all partitions of the logs, and the changes that closed
+    some.
+    """
     seals = [each.sealed for each in queues.values() if each.sealed is not None]
     changes = {(change.id, version) for version, change in known.changes.items()}
     return all(known.partition(number) is not None for _, number in queues) and all(
@@ -483,7 +502,9 @@ def _lane_groups(
     queues: Mapping[tuple[str, int], QueueEvidence],
     known: Mapping[str, GroupRecord],
 ) -> Items:
-    """Records for groups that have lanes but no record, at the oldest version in which they have lanes."""
+    """Records for groups that have lanes but no record, at the oldest version in which they have
+    lanes.
+    """
     first: dict[str, int] = {}
     for version, route in sorted(routes.items(), reverse=True):
         for part in route.partitions:
@@ -504,8 +525,8 @@ def _item(key: str, value: bytes) -> KeyValue:
 
 
 async def put_rebuilt(store: CoordinationStore, rebuilt: RebuiltKeys) -> None:
-    """Write the keys into an empty store; the groups last, so that no server starts with incomplete keys. A repeated call completes an
-    interrupted one. Raises NotEmpty, CoordinationError.
+    """Write the keys into an empty store; the groups last, so that no server starts with incomplete
+    keys. A repeated call completes an interrupted one. Raises NotEmpty, CoordinationError.
     """
     mark = await known_mark(store, REBUILT) or await begin(store, REBUILT)
     if mark.has_keys:

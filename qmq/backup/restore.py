@@ -9,12 +9,13 @@
                              5. `replica.json`: from now on it is a replica's folder
     6. the group's only member is this replica
 
-No process can found a group before 6, since the group exists from 2 on and has no members. So a server that is started too early
-waits, and cannot begin with an empty log. A crash anywhere is mended by the same command: it continues a restore of the same backup.
-Groups on other machines are restored there, by the same command with their `--data`.
+No process can found a group before 6, since the group exists from 2 on and has no members. So a
+server that is started too early waits, and cannot begin with an empty log. A crash anywhere is
+mended by the same command: it continues a restore of the same backup. Groups on other machines are
+restored there, by the same command with their `--data`.
 
-Every replica holds the same bytes, so one of each group is enough: others join it as after the loss of a machine (`qmq replica add`). The
-calls that write a replica's data folder block.
+Every replica holds the same bytes, so one of each group is enough: others join it as after the loss
+of a machine (`qmq replica add`). The calls that write a replica's data folder block.
 """
 
 from __future__ import annotations
@@ -68,7 +69,9 @@ class RestoreMark:
 
     backup: str
     token: str
-    """The token is also in the folders that the restore made, so that a folder of another cluster is never used for this one."""
+    """The token is also in the folders that the restore made, so that a folder of another cluster
+    is never used for this one.
+    """
     has_keys: bool = False
 
     def encode(self) -> bytes:
@@ -80,14 +83,17 @@ class RestoreMark:
 
 
 async def known_mark(store: CoordinationStore, backup: str) -> RestoreMark | None:
-    """The mark of an interrupted restore of this backup. Raises NotEmpty if the store has other keys."""
+    """The mark of an interrupted restore of this backup. Raises NotEmpty if the store has other
+    keys.
+    """
     found = await store.get(RESTORED)
     known = None if found is None else RestoreMark.decode(found.value)
     if known is not None and known.backup == backup:
         return known
     if (await store.list(ROOT, limit=1)).items:
         raise NotEmpty(
-            "the coordination store has a cluster already: restore into a new etcd, or into another namespace"
+            "the coordination store has a cluster already: restore into a new etcd, or into "
+            "another namespace"
         )
     return None
 
@@ -102,7 +108,9 @@ async def begin(store: CoordinationStore, backup: str) -> RestoreMark:
 
 
 async def put_items(store: CoordinationStore, items: Mapping[str, bytes]) -> None:
-    """Put keys, in as few transactions as etcd allows. No server runs yet, so a late put only finds the value that it would write."""
+    """Put keys, in as few transactions as etcd allows. No server runs yet, so a late put only finds
+    the value that it would write.
+    """
     puts: list[Put] = []
     size = 0
     for key, value in sorted(items.items()):
@@ -146,7 +154,9 @@ class ReplicaTarget:
             return ""
 
     def require_empty(self, token: str) -> None:
-        """Check the folder. Raises InvalidArgument; NotEmpty if the folder has files of something else than the restore with this token."""
+        """Check the folder. Raises InvalidArgument; NotEmpty if the folder has files of something
+        else than the restore with this token.
+        """
         data = self.data
         if data.exists() and not data.is_dir():
             raise InvalidArgument(f"{data} is a file: give a folder")
@@ -165,7 +175,9 @@ class ReplicaFolderWriter:
     def write(
         self, group: BackedUpGroup, settings: DelaySettings | None, secret: str, token: str
     ) -> None:
-        """Write the folder from the beginning, with the replica's identity last. Raises StoreAway, BackupDamaged, DiskFull, FlushFailed."""
+        """Write the folder from the beginning, with the replica's identity last. Raises StoreAway,
+        BackupDamaged, DiskFull, FlushFailed.
+        """
         data, disk = self._target.data, self._disk
         make_private(data)
         disk.replace(data / MARK_FILE, json.dumps(token).encode())
@@ -224,10 +236,11 @@ class Restore:
         self._disk = disk or Disk()
 
     async def run(self, targets: list[ReplicaTarget]) -> list[str]:
-        """Restore the store's keys, if they are not there yet, and these replicas. Returns the groups whose data is still missing.
+        """Restore the store's keys, if they are not there yet, and these replicas. Returns the
+        groups whose data is still missing.
 
-        Raises CoordinationError, StoreAway, BackupDamaged, InvalidArgument, InvalidName; NotEmpty, BackupNotFound; after these two, nothing
-        was changed.
+        Raises CoordinationError, StoreAway, BackupDamaged, InvalidArgument, InvalidName; NotEmpty,
+        BackupNotFound; after these two, nothing was changed.
         """
         groups = {target.group: self._group(target) for target in targets}
         known = await known_mark(self._store, self._manifest.id)
@@ -248,7 +261,7 @@ class Restore:
             )
         return found
 
-    # --- the coordination store ----------------------------------------------------------------------------------------
+    # --- the coordination store -------------------------------------------------------------------
 
     async def _restore_keys(self, known: RestoreMark | None) -> tuple[RestoreMark, Items]:
         items = decode_items(
@@ -267,7 +280,7 @@ class Restore:
         members = await self._store.get(group_key(group, "members"))
         return members is not None and awaits_data(members.value)
 
-    # --- a replica's folder --------------------------------------------------------------------------------------------
+    # --- a replica's folder -----------------------------------------------------------------------
 
     async def _restore_replica(
         self, group: BackedUpGroup, target: ReplicaTarget, items: Items, mark: RestoreMark
@@ -276,7 +289,8 @@ class Restore:
             if target.made_by() == mark.token:
                 return  # an earlier attempt did it
             raise NotEmpty(
-                f"the data of {group.name} is restored already: start its replica, and let others join by `qmq replica add`"
+                f"the data of {group.name} is restored already: start its replica, and let "
+                "others join by `qmq replica add`"
             )
         secret = await self._secret(group.name)
         writer = ReplicaFolderWriter(self._objects, self._disk, target)

@@ -1,4 +1,5 @@
-"""`qmq backup verify`: reads everything of a backup back, and checks it as a restore and a starting broker would.
+"""`qmq backup verify`: reads everything of a backup back, and checks it as a restore and a starting
+broker would.
 
 every chunk      exists, and its bytes have the digest in its name
 every log        its segments join, and each entry's checksums hold; the indexes of a log rise, up to the backup's index
@@ -30,7 +31,9 @@ LOGS = ("message", "action")
 
 
 class BackupVerifier:
-    """Verifies one backup. The calls block: use a thread. `told` is called with the bytes of each chunk."""
+    """Verifies one backup. The calls block: use a thread. `told` is called with the bytes of each
+    chunk.
+    """
 
     def __init__(
         self, objects: BackupObjects, told: Callable[[int], None] = lambda _: None
@@ -62,7 +65,8 @@ class BackupVerifier:
         for at, segment in enumerate(segments):
             if at and segments[at - 1].end != segment.base:
                 raise BackupDamaged(
-                    f"{what}: a segment ends at {segments[at - 1].end}, and the next one begins at {segment.base}"
+                    f"{what}: a segment ends at {segments[at - 1].end}, and the next one "
+                    f"begins at {segment.base}"
                 )
             reader = _ForwardReader(segment.base, self._chunks(segment))
             try:

@@ -36,7 +36,9 @@ if TYPE_CHECKING:
 
 
 class BlockingClient(BlockingClientBase):
-    """Sends and consumes. Make it with `qmq.blocking.connect`; use it with `with`. Any thread may call."""
+    """Sends and consumes. Make it with `qmq.blocking.connect`; use it with `with`. Any thread may
+    call.
+    """
 
     def send(
         self,
@@ -52,19 +54,22 @@ class BlockingClient(BlockingClientBase):
         zone: str | None = None,
         acks: str = "quorum",
     ) -> Receipt:
-        """Send a message and wait until it is stored. On an ordered subject it needs a key, and is stored behind earlier messages of the
-        key.
+        """Send a message and wait until it is stored. On an ordered subject it needs a key, and is
+        stored behind earlier messages of the key.
 
-        The body is bytes, or a value that `qmq.payload.encode` takes: a str, a dataclass, a model, anything that JSON can express.
+        The body is bytes, or a value that `qmq.payload.encode` takes: a str, a dataclass, a model,
+        anything that JSON can express.
 
-        With `delay`, or `at` (a datetime with a time zone), the message is delivered at that time, or immediately if the time is past;
-        `delayed` finds it by the receipt's `delayed_id`. With `cron` (five fields) and `zone` (such as "Europe/Berlin") the message is
-        recurring; `at` is the earliest time of its first delivery.
+        With `delay`, or `at` (a datetime with a time zone), the message is delivered at that time,
+        or immediately if the time is past; `delayed` finds it by the receipt's `delayed_id`. With
+        `cron` (five fields) and `zone` (such as "Europe/Berlin") the message is recurring; `at` is
+        the earliest time of its first delivery.
 
-        `acks` is as for `producer`. On an ordered subject, the messages of a key are in order among those sent with the same `acks`.
+        `acks` is as for `producer`. On an ordered subject, the messages of a key are in order among
+        those sent with the same `acks`.
 
-        Raises InvalidName, InvalidArgument, MessageTooLarge, UnknownSubject, DelayTooLong, DeadlineExceeded (see its `outcome`),
-        ClientClosed.
+        Raises InvalidName, InvalidArgument, MessageTooLarge, UnknownSubject, DelayTooLong,
+        DeadlineExceeded (see its `outcome`), ClientClosed.
         """
         return self._thread.run(
             self._client.send(
@@ -93,9 +98,11 @@ class BlockingClient(BlockingClientBase):
         ats: Sequence[datetime] | datetime | None = None,
         acks: str = "quorum",
     ) -> Receipts:
-        """Send many messages and wait until all are stored. `keys`, `tags` and `headers` have one item for each message, if they are given.
+        """Send many messages and wait until all are stored. `keys`, `tags` and `headers` have one
+        item for each message, if they are given.
 
-        `delays` or `ats` (with time zones) delay the messages: one item for each message, or one for all. Raises as `send`.
+        `delays` or `ats` (with time zones) delay the messages: one item for each message, or one
+        for all. Raises as `send`.
         """
         return self._thread.run(
             self._client.send_many(
@@ -112,11 +119,14 @@ class BlockingClient(BlockingClientBase):
 
     @property
     def metrics(self) -> Collector:
-        """For prometheus_client: `REGISTRY.register(mq.metrics)`. Raises InvalidArgument if that is not installed."""
+        """For prometheus_client: `REGISTRY.register(mq.metrics)`. Raises InvalidArgument if that is
+        not installed.
+        """
         return self._client.metrics
 
     def serve_metrics(self, port: int = 0, host: str = "127.0.0.1") -> int:
-        """Serve the client's metrics for Prometheus at /metrics until the client is closed, and return the port; 0 takes a free one.
+        """Serve the client's metrics for Prometheus at /metrics until the client is closed, and
+        return the port; 0 takes a free one.
 
         Raises InvalidArgument if prometheus_client is not installed, OSError if the port is taken.
         """
@@ -129,7 +139,9 @@ class BlockingClient(BlockingClientBase):
 
     @property
     def metadata(self) -> BlockingMetadata:
-        """Administration: subjects, groups, routes and broker groups, as a metaserver sees them. It works in any event loop."""
+        """Administration: subjects, groups, routes and broker groups, as a metaserver sees them. It
+        works in any event loop.
+        """
         return BlockingMetadata(self._thread, self._thread.call(lambda: self._client.metadata))
 
     @property
@@ -158,13 +170,16 @@ class BlockingClient(BlockingClientBase):
     ) -> BlockingConsumer:
         """A consumer of a group: iterate over it, or `pull`.
 
-        A new group begins at `start`: "earliest" (default) or "latest". With `broadcast` every consumer of the group gets every message,
-        from "latest" on by default; a consumer that returns with the same `name` continues where it stopped. At most `prefetch` messages
-        and `prefetch_bytes` bytes (the last batch may exceed them) are unsettled at a time. By default `prefetch` is 2,000, up to
-        16,000 while the application handles within a tenth of a second what it holds. With `expired="skip"` the consumer continues with the
-        oldest stored message where retention deleted some; the default raises MessagesExpired. `condition` says what this application
-        selects among the messages by itself. All consumers of a group have the same tags and the same condition; another one is refused
-        with InvalidArgument. Raises InvalidName, InvalidArgument, ClientClosed.
+        A new group begins at `start`: "earliest" (default) or "latest". With `broadcast` every
+        consumer of the group gets every message, from "latest" on by default; a consumer that
+        returns with the same `name` continues where it stopped. At most `prefetch` messages and
+        `prefetch_bytes` bytes (the last batch may exceed them) are unsettled at a time. By default
+        `prefetch` is 2,000, up to 16,000 while the application handles within a tenth of a second
+        what it holds. With `expired="skip"` the consumer continues with the oldest stored message
+        where retention deleted some; the default raises MessagesExpired. `condition` says what this
+        application selects among the messages by itself. All consumers of a group have the same
+        tags and the same condition; another one is refused with InvalidArgument. Raises
+        InvalidName, InvalidArgument, ClientClosed.
         """
         return BlockingConsumer(
             self._thread,
@@ -196,7 +211,9 @@ class BlockingClient(BlockingClientBase):
         return self._client.is_paused
 
     def pause(self) -> None:
-        """Pause all consumers of this client, also those made later; see `Consumer.pause`. The client can still send."""
+        """Pause all consumers of this client, also those made later; see `Consumer.pause`. The
+        client can still send.
+        """
         self._thread.call(lambda: self._client.pause())
 
     def resume(self) -> None:
@@ -221,15 +238,18 @@ class BlockingClient(BlockingClientBase):
         content: bytes = b"",
         progress: BrowseProgress | None = None,
     ) -> Iterator[BrowsedMessage]:
-        """Read stored messages of a subject without a consumer group: messages stored from `start` on (default: the oldest) and before
-        `end`, or, with `last`, the newest messages of each queue. With `follow` the iterator then waits for messages that are stored later,
-        and does not end.
+        """Read stored messages of a subject without a consumer group: messages stored from `start`
+        on (default: the oldest) and before `end`, or, with `last`, the newest messages of each
+        queue. With `follow` the iterator then waits for messages that are stored later, and does
+        not end.
 
-        Messages of one queue come in its order; those of several queues come in the order in which they were stored. `partial=True` skips
-        broker groups that cannot be read. With `broker_group`, only what that one has. With `content`, only messages whose body holds these
+        Messages of one queue come in its order; those of several queues come in the order in which
+        they were stored. `partial=True` skips broker groups that cannot be read. With
+        `broker_group`, only what that one has. With `content`, only messages whose body holds these
         bytes. `progress` is kept up to date with how far was read.
 
-        Raises InvalidName, InvalidArgument, UnknownSubject, AccessDenied, NotConnected, LogDamaged, ClientClosed.
+        Raises InvalidName, InvalidArgument, UnknownSubject, AccessDenied, NotConnected, LogDamaged,
+        ClientClosed.
         """
         return self._thread.iterate(
             self._client.browse(
@@ -251,20 +271,25 @@ class BlockingClient(BlockingClientBase):
         )
 
     def queue_ends(self, subject: str) -> dict[tuple[str, int], int]:
-        """Where each queue of a subject ends: by broker group and partition, the sequence of its next message. Everything sent to the
-        brokers before this call is decided: stored messages lie before the ends, and no other message is stored later.
+        """Where each queue of a subject ends: by broker group and partition, the sequence of its
+        next message. Everything sent to the brokers before this call is decided: stored messages
+        lie before the ends, and no other message is stored later.
 
-        Needs `produce` and `browse` on the subject. Raises InvalidName, UnknownSubject, AccessDenied, NotConnected, ClientClosed.
+        Needs `produce` and `browse` on the subject. Raises InvalidName, UnknownSubject,
+        AccessDenied, NotConnected, ClientClosed.
         """
         return self._thread.run(self._client.queue_ends(subject))
 
 
 class BlockingConsumer(BlockingConsumerBase):
-    """One consumer of a group. Make it with `BlockingClient.consumer`, and iterate over it, or `pull`."""
+    """One consumer of a group. Make it with `BlockingClient.consumer`, and iterate over it, or
+    `pull`.
+    """
 
     def join(self) -> None:
-        """Return when this consumer is a member of its group on every broker group of the subject: from then on, a group that begins at
-        "latest" gets every message whose `send` begins. Without `join` a consumer joins when it is first asked for messages.
+        """Return when this consumer is a member of its group on every broker group of the subject:
+        from then on, a group that begins at "latest" gets every message whose `send` begins.
+        Without `join` a consumer joins when it is first asked for messages.
 
         Raises UnknownSubject, AccessDenied, ClientClosed.
         """
@@ -277,18 +302,21 @@ class BlockingConsumer(BlockingConsumerBase):
 
     @property
     def is_paused(self) -> bool:
-        """Whether this consumer or its client was paused by the application. Brokers keep the pauses of operators; the consumer does not
-        see them.
+        """Whether this consumer or its client was paused by the application. Brokers keep the
+        pauses of operators; the consumer does not see them.
         """
         return self._consumer.is_paused
 
     def limit(self, prefetch: int) -> None:
-        """Change `prefetch`. Messages handed out beyond a lower limit stay handed out. Raises InvalidArgument."""
+        """Change `prefetch`. Messages handed out beyond a lower limit stay handed out. Raises
+        InvalidArgument.
+        """
         self._thread.call(lambda: self._consumer.limit(prefetch))
 
     def pause(self) -> None:
-        """Hand out nothing and pull nothing until `resume`. The consumer keeps its place in the group, its lease and its messages: messages
-        that were handed out may be settled, and unseen messages wait here. A loop that asks for more waits.
+        """Hand out nothing and pull nothing until `resume`. The consumer keeps its place in the
+        group, its lease and its messages: messages that were handed out may be settled, and unseen
+        messages wait here. A loop that asks for more waits.
         """
         self._thread.call(lambda: self._consumer.pause())
 
@@ -297,11 +325,12 @@ class BlockingConsumer(BlockingConsumerBase):
         self._thread.call(lambda: self._consumer.resume())
 
     def close(self, error: BaseException | None = None) -> None:
-        """Send the remaining verdicts and leave the group. The messages that tasks are handling fail (with `error`, if there is one);
-        unseen messages return to the group immediately.
+        """Send the remaining verdicts and leave the group. The messages that tasks are handling
+        fail (with `error`, if there is one); unseen messages return to the group immediately.
 
-        Waits until retries with a delay of more than an hour are stored, for two minutes at most. If this call is cancelled, the consumer
-        leaves without that wait; another call returns when it has left.
+        Waits until retries with a delay of more than an hour are stored, for two minutes at most.
+        If this call is cancelled, the consumer leaves without that wait; another call returns when
+        it has left.
         """
         self._thread.run(self._consumer.close(error))
 
@@ -334,7 +363,9 @@ def connect(
 
 
 def beside(client: Client, loop: asyncio.AbstractEventLoop) -> BlockingClient:
-    """A blocking client beside an asyncio client, for the threads of plain handlers. Its `close` does nothing."""
+    """A blocking client beside an asyncio client, for the threads of plain handlers. Its `close`
+    does nothing.
+    """
     return BlockingClient(client, LoopThread(loop))
 
 

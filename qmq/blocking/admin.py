@@ -1,4 +1,6 @@
-"""The parts of the blocking client: delayed messages that wait, administration, and access rules."""
+"""The parts of the blocking client: delayed messages that wait, administration, and access
+rules.
+"""
 
 # Made by tools/generate_blocking.py: change the asyncio client, and run that again.
 from __future__ import annotations
@@ -35,23 +37,27 @@ class BlockingDelayed(BlockingPart):
         self._part = part
 
     def cancel(self, id: str | DelayedId) -> DelayedMessage:
-        """Cancel a delayed message, or all further runs of a recurring one. Cancelling it again has the same result.
+        """Cancel a delayed message, or all further runs of a recurring one. Cancelling it again has
+        the same result.
 
-        Raises TooLate if the message is on its way or delivered, MessageNotFound, InvalidArgument; Unavailable (see its `outcome`),
-        ClientClosed.
+        Raises TooLate if the message is on its way or delivered, MessageNotFound, InvalidArgument;
+        Unavailable (see its `outcome`), ClientClosed.
         """
         return self._thread.run(self._part.cancel(id))
 
     def move(self, id: str | DelayedId, when: When) -> DelayedMessage:
-        """Change the due time, by a timedelta from now or a datetime; a time in the past means now. For a recurring message this moves the
-        next run only: the runs between its time by the schedule and the new one come after it, late, and none comes twice.
+        """Change the due time, by a timedelta from now or a datetime; a time in the past means now.
+        For a recurring message this moves the next run only: the runs between its time by the
+        schedule and the new one come after it, late, and none comes twice.
 
         Raises as `cancel`, and DelayTooLong.
         """
         return self._thread.run(self._part.move(id, when))
 
     def show(self, id: str | DelayedId) -> DelayedMessage:
-        """The message and its state. Raises MessageNotFound, InvalidArgument, Unavailable, ClientClosed."""
+        """The message and its state. Raises MessageNotFound, InvalidArgument, Unavailable,
+        ClientClosed.
+        """
         return self._thread.run(self._part.show(id))
 
     def list(
@@ -64,23 +70,29 @@ class BlockingDelayed(BlockingPart):
         is_half: bool = False,
         silent: dict[str, str] | None = None,
     ) -> Iterator[DelayedMessage]:
-        """Pending messages of a subject (default: all subjects) that are due from `start` on and before `end`, ordered by due time, without
-        bodies; at most `limit`. With `is_half`, only half messages, which wait for a decision: see `Client.delayed_producer`.
+        """Pending messages of a subject (default: all subjects) that are due from `start` on and
+        before `end`, ordered by due time, without bodies; at most `limit`. With `is_half`, only
+        half messages, which wait for a decision: see `Client.delayed_producer`.
 
-        Raises InvalidName, InvalidArgument; NotConnected if a delay group does not answer, because the list would be incomplete. With a
-        dict as `silent` an incomplete list is returned if at least one group answers; the dict then says which groups are missing, and why.
+        Raises InvalidName, InvalidArgument; NotConnected if a delay group does not answer, because
+        the list would be incomplete. With a dict as `silent` an incomplete list is returned if at
+        least one group answers; the dict then says which groups are missing, and why.
         """
         return self._thread.iterate(
             self._part.list(subject, start, end, limit, is_half=is_half, silent=silent)
         )
 
     def stats(self) -> DelayStats:
-        """Pending messages, lateness of deliveries, and which delay groups did not answer. Raises NotConnected, ClientClosed."""
+        """Pending messages, lateness of deliveries, and which delay groups did not answer. Raises
+        NotConnected, ClientClosed.
+        """
         return self._thread.run(self._part.stats())
 
 
 class BlockingMetadata(BlockingPart):
-    """Administration: subjects, groups, routes and broker groups, as a metaserver sees them: `BlockingClient.metadata`."""
+    """Administration: subjects, groups, routes and broker groups, as a metaserver sees them:
+    `BlockingClient.metadata`.
+    """
 
     def __init__(self, thread: LoopThread, part: MetadataClient) -> None:
         super().__init__(thread)
@@ -89,10 +101,11 @@ class BlockingMetadata(BlockingPart):
     def create_subject(
         self, config: SubjectConfig, *, partitions: int = 0, at_first_message: bool = False
     ) -> meta_pb2.SubjectSettings:
-        """Create a subject. An ordered subject gets `partitions` partitions; 0 means one for each of its broker groups.
+        """Create a subject. An ordered subject gets `partitions` partitions; 0 means one for each
+        of its broker groups.
 
-        `at_first_message`: only if the servers create subjects at their first message, otherwise UnknownSubject. Raises SubjectExists,
-        InvalidName, InvalidArgument.
+        `at_first_message`: only if the servers create subjects at their first message, otherwise
+        UnknownSubject. Raises SubjectExists, InvalidName, InvalidArgument.
         """
         return self._thread.run(
             self._part.create_subject(
@@ -105,13 +118,17 @@ class BlockingMetadata(BlockingPart):
         return self._thread.run(self._part.list_subjects(prefix))
 
     def find_subject(self, name: str) -> FoundSubject | None:
-        """The subject, without its queues on broker groups that do not answer: `silent` has those. None if it does not exist."""
+        """The subject, without its queues on broker groups that do not answer: `silent` has those.
+        None if it does not exist.
+        """
         return self._thread.run(self._part.find_subject(name))
 
     def describe_groups(self, subject: str = "", group: str = "") -> Partial[control_pb2.Group]:
-        """The progress of groups of unordered subjects, on the broker groups that answer. `describe_route` has those of an ordered one.
+        """The progress of groups of unordered subjects, on the broker groups that answer.
+        `describe_route` has those of an ordered one.
 
-        Raises UnknownSubject, UnknownGroup; OrderMismatch for a group of an ordered subject; NotConnected if none answers.
+        Raises UnknownSubject, UnknownGroup; OrderMismatch for a group of an ordered subject;
+        NotConnected if none answers.
         """
         return self._thread.run(self._part.describe_groups(subject, group))
 
@@ -126,10 +143,11 @@ class BlockingMetadata(BlockingPart):
         broker_group: str | None = None,
         directly: bool = True,
     ) -> list[control_pb2.Moved]:
-        """Move a group to "earliest" or "latest" (`to`), to a time, or to a sequence. Not repeated after a lost answer.
+        """Move a group to "earliest" or "latest" (`to`), to a time, or to a sequence. Not repeated
+        after a lost answer.
 
-        Applies to every broker group of the subject, or to `broker_group` only. `directly` calls that group's master without the
-        metaserver.
+        Applies to every broker group of the subject, or to `broker_group` only. `directly` calls
+        that group's master without the metaserver.
         """
         return self._thread.run(
             self._part.reset_group(
@@ -152,15 +170,16 @@ class BlockingMetadata(BlockingPart):
     ) -> control_pb2.FindMessageResponse:
         """Every place where a message is stored, in one subject or in all; delay groups included.
 
-        Batches that delay groups delivered are searched from `since_ms` on. Raises MessageNotFound, UnknownSubject.
+        Batches that delay groups delivered are searched from `since_ms` on. Raises MessageNotFound,
+        UnknownSubject.
         """
         return self._thread.run(self._part.find_every(message_id, subject, since_ms=since_ms))
 
     def trace_message(
         self, place: control_pb2.StoredMessage, group: str = "", cursor: bytes = b""
     ) -> control_pb2.TraceMessageResponse:
-        """The deliveries of a stored message to groups, and their verdicts, page by page: pass the answer's cursor for the next
-        page. Raises MessageNotFound."""
+        """The deliveries of a stored message to groups, and their verdicts, page by page: pass the
+        answer's cursor for the next page. Raises MessageNotFound."""
         return self._thread.run(self._part.trace_message(place, group, cursor))
 
     def find_time(self, subject: str, time_ms: int) -> list[control_pb2.Moved]:
@@ -178,13 +197,16 @@ class BlockingMetadata(BlockingPart):
         reason: str = "",
         dry_run: bool = False,
     ) -> meta_pb2.ChangeRouteResponse:
-        """Split, merge or move partitions. Returns when the next route is published, or with `dry_run` when it is planned.
+        """Split, merge or move partitions. Returns when the next route is published, or with
+        `dry_run` when it is planned.
 
-        After a lost answer the call is repeated only if `from_version` is given, because then the change is made at most once. Otherwise
-        the error is raised, and `route_history` shows whether the change was made.
+        After a lost answer the call is repeated only if `from_version` is given, because then the
+        change is made at most once. Otherwise the error is raised, and `route_history` shows
+        whether the change was made.
 
-        Raises RouteConflict, UnknownSubject, OrderMismatch, UnknownPartition, InvalidArgument; DeadlineExceeded with the outcome STORED if
-        the change has begun but is not published in time: it continues. Other errors have the outcome UNKNOWN if the change may be made.
+        Raises RouteConflict, UnknownSubject, OrderMismatch, UnknownPartition, InvalidArgument;
+        DeadlineExceeded with the outcome STORED if the change has begun but is not published in
+        time: it continues. Other errors have the outcome UNKNOWN if the change may be made.
         """
         return self._thread.run(
             self._part.change_route(
@@ -199,35 +221,41 @@ class BlockingMetadata(BlockingPart):
         )
 
     def describe_route(self, subject: str, version: int = 0) -> meta_pb2.DescribeRouteResponse:
-        """A subject's route (0: the latest), its partitions, and the progress of groups. Raises UnknownSubject, OrderMismatch,
-        InvalidArgument.
+        """A subject's route (0: the latest), its partitions, and the progress of groups. Raises
+        UnknownSubject, OrderMismatch, InvalidArgument.
         """
         return self._thread.run(self._part.describe_route(subject, version))
 
     def route_history(self, subject: str) -> list[meta_pb2.RouteChangeInfo]:
-        """The changes of the subject's route, oldest first. Raises UnknownSubject, OrderMismatch."""
+        """The changes of the subject's route, oldest first. Raises UnknownSubject,
+        OrderMismatch.
+        """
         return self._thread.run(self._part.route_history(subject))
 
     def parked(
         self, subject: str, group: str, *, keys_max: int = 10000, key: bytes | None = None
     ) -> Partial[control_pb2.ParkedKey]:
-        """The first parked keys, partition by partition, or only `key`, on the broker groups that answer. Raises UnknownSubject,
-        UnknownGroup, OrderMismatch.
+        """The first parked keys, partition by partition, or only `key`, on the broker groups that
+        answer. Raises UnknownSubject, UnknownGroup, OrderMismatch.
         """
         return self._thread.run(self._part.parked(subject, group, keys_max=keys_max, key=key))
 
     def unpark(self, subject: str, group: str, partition: int, key: bytes, *, replay: bool) -> int:
-        """Replay a parked key's messages in order, or drop them (count them as done). Returns their number. Not repeated after a lost
-        answer.
+        """Replay a parked key's messages in order, or drop them (count them as done). Returns their
+        number. Not repeated after a lost answer.
         """
         return self._thread.run(self._part.unpark(subject, group, partition, key, replay=replay))
 
     def set_reshard_policy(self, policy: meta_pb2.ReshardPolicy) -> meta_pb2.ReshardPolicy:
-        """Set the policy by which a subject is resharded automatically. Raises UnknownSubject, OrderMismatch, InvalidArgument."""
+        """Set the policy by which a subject is resharded automatically. Raises UnknownSubject,
+        OrderMismatch, InvalidArgument.
+        """
         return self._thread.run(self._part.set_reshard_policy(policy))
 
     def explain_reshard(self, subject: str) -> meta_pb2.ExplainReshardResponse:
-        """The policy, what it would do now and why, and what it did last. Raises UnknownSubject, OrderMismatch."""
+        """The policy, what it would do now and why, and what it did last. Raises UnknownSubject,
+        OrderMismatch.
+        """
         return self._thread.run(self._part.explain_reshard(subject))
 
     def list_delayed(self, request: delay_pb2.ListDelayedRequest) -> delay_pb2.ListDelayedResponse:
@@ -239,11 +267,15 @@ class BlockingMetadata(BlockingPart):
         return self._thread.run(self._part.describe_delays())
 
     def cluster(self) -> meta_pb2.DescribeClusterResponse:
-        """The broker groups with their replicas, and for how long the metaserver has not reached the coordination store."""
+        """The broker groups with their replicas, and for how long the metaserver has not reached
+        the coordination store.
+        """
         return self._thread.run(self._part.cluster())
 
     def metaservers(self) -> dict[str, meta_pb2.DescribeClusterResponse | QmqError]:
-        """The status of each metaserver, by its address, or the error of asking it; all are asked at the same time."""
+        """The status of each metaserver, by its address, or the error of asking it; all are asked
+        at the same time.
+        """
         return self._thread.run(self._part.metaservers())
 
     def set_subject_flush(self, subject: str, flush: SubjectFlush) -> meta_pb2.SubjectSettings:
@@ -258,8 +290,9 @@ class BlockingMetadata(BlockingPart):
         retention_bytes: int | Literal["default"] | None = None,
         body_bytes_max: int | None = None,
     ) -> meta_pb2.SubjectSettings:
-        """Change settings of a subject that is in use; None leaves one as it is, and "default" is the brokers' own. Brokers follow within a
-        second or two. A shorter retention deletes messages then; stored bodies that are longer than the new largest one stay.
+        """Change settings of a subject that is in use; None leaves one as it is, and "default" is
+        the brokers' own. Brokers follow within a second or two. A shorter retention deletes
+        messages then; stored bodies that are longer than the new largest one stay.
 
         Raises UnknownSubject; InvalidArgument, also if nothing is to change.
         """
@@ -281,21 +314,29 @@ class BlockingMetadata(BlockingPart):
         *,
         dry_run: bool = False,
     ) -> DeclaredSchema:
-        """Declare the next version of a subject's schema; the newest one again changes nothing. `compatibility`: default as before."""
+        """Declare the next version of a subject's schema; the newest one again changes nothing.
+        `compatibility`: default as before.
+        """
         return self._thread.run(
             self._part.set_subject_schema(subject, format, text, compatibility, dry_run=dry_run)
         )
 
     def subject_schemas(self, subject: str) -> list[DeclaredSchema]:
-        """All versions of a subject's schema, the newest one last. Raises UnknownSubject; InvalidArgument if it has none."""
+        """All versions of a subject's schema, the newest one last. Raises UnknownSubject;
+        InvalidArgument if it has none.
+        """
         return self._thread.run(self._part.subject_schemas(subject))
 
     def delete_subject_schemas(self, subject: str) -> int:
-        """Delete all versions of a subject's schema. Returns their number. Raises UnknownSubject."""
+        """Delete all versions of a subject's schema. Returns their number. Raises
+        UnknownSubject.
+        """
         return self._thread.run(self._part.delete_subject_schemas(subject))
 
     def place_subject(self, subject: str, broker_groups: Sequence[str]) -> meta_pb2.SubjectSettings:
-        """Set the broker groups of a subject. Messages on former groups can still be consumed. Raises UnknownSubject, InvalidArgument."""
+        """Set the broker groups of a subject. Messages on former groups can still be consumed.
+        Raises UnknownSubject, InvalidArgument.
+        """
         return self._thread.run(self._part.place_subject(subject, broker_groups))
 
     def set_group_mode(self, broker_group: str, mode: str) -> str:
@@ -303,11 +344,15 @@ class BlockingMetadata(BlockingPart):
         return self._thread.run(self._part.set_group_mode(broker_group, mode))
 
     def transfer(self, broker_group: str, to: str = "") -> control_pb2.TransferResponse:
-        """Hand a group's mastership over to a replica; the default is the most advanced one. Not repeated after a lost answer."""
+        """Hand a group's mastership over to a replica; the default is the most advanced one. Not
+        repeated after a lost answer.
+        """
         return self._thread.run(self._part.transfer(broker_group, to))
 
     def add_replica(self, broker_group: str, replica: str) -> control_pb2.ChangeReplicasResponse:
-        """Add a replica to a group: first as a learner, then as a voter. Not repeated after a lost answer."""
+        """Add a replica to a group: first as a learner, then as a voter. Not repeated after a lost
+        answer.
+        """
         return self._thread.run(self._part.add_replica(broker_group, replica))
 
     def remove_replica(self, broker_group: str, replica: str) -> control_pb2.ChangeReplicasResponse:
@@ -340,7 +385,8 @@ class BlockingAccess(BlockingPart):
         is_deny: bool = False,
         rule_id: str = "",
     ) -> access_pb2.AccessRule:
-        """Add a rule that allows or denies `operations`, or all operations if it is empty. Adding the same rule again changes nothing.
+        """Add a rule that allows or denies `operations`, or all operations if it is empty. Adding
+        the same rule again changes nothing.
 
         Raises InvalidArgument, InvalidName.
         """
@@ -351,11 +397,15 @@ class BlockingAccess(BlockingPart):
         )
 
     def delete_rule(self, rule_id: str) -> None:
-        """Delete a rule. Raises InvalidArgument if there is no such rule, or if the caller would lose `administer`."""
+        """Delete a rule. Raises InvalidArgument if there is no such rule, or if the caller would
+        lose `administer`.
+        """
         self._thread.run(self._part.delete_rule(rule_id))
 
     def set_mode(self, mode: str) -> str:
-        """Set the mode, "off", "watch" or "enforce", and return the previous one. Raises InvalidArgument."""
+        """Set the mode, "off", "watch" or "enforce", and return the previous one. Raises
+        InvalidArgument.
+        """
         return self._thread.run(self._part.set_mode(mode))
 
     def test(
@@ -371,7 +421,9 @@ class BlockingAccess(BlockingPart):
         return self._thread.run(self._part.change_role(name, add=add, remove=remove))
 
     def create_token(self, principal: str, *, ends_ms: int = 0) -> access_pb2.CreateTokenResponse:
-        """Make a token. Its text is in this answer only. `ends_ms` is milliseconds since 1970, 0 for a token that does not expire."""
+        """Make a token. Its text is in this answer only. `ends_ms` is milliseconds since 1970, 0
+        for a token that does not expire.
+        """
         return self._thread.run(self._part.create_token(principal, ends_ms=ends_ms))
 
     def tokens(self, namespace: str = "") -> list[access_pb2.TokenInfo]:
@@ -379,15 +431,17 @@ class BlockingAccess(BlockingPart):
         return self._thread.run(self._part.tokens(namespace))
 
     def delete_tokens(self, *, token_id: str = "", principal: str = "") -> list[str]:
-        """Revoke one token, or all tokens of a principal, and return their ids. Connections that showed them are closed. Raises
-        InvalidArgument.
+        """Revoke one token, or all tokens of a principal, and return their ids. Connections that
+        showed them are closed. Raises InvalidArgument.
         """
         return self._thread.run(self._part.delete_tokens(token_id=token_id, principal=principal))
 
     def put_quota(
         self, principal: str, limits: Mapping[str, int], *, quota_id: str = ""
     ) -> access_pb2.AccessQuota:
-        """Set the limits of a principal, of a role or of a pattern. Raises InvalidArgument, InvalidName."""
+        """Set the limits of a principal, of a role or of a pattern. Raises InvalidArgument,
+        InvalidName.
+        """
         return self._thread.run(self._part.put_quota(principal, limits, quota_id=quota_id))
 
     def delete_quota(self, quota_id: str) -> None:

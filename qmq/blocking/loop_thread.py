@@ -1,7 +1,8 @@
-"""The hand-written part of the blocking client: the event loop's thread, and what has another shape without asyncio.
+"""The hand-written part of the blocking client: the event loop's thread, and what has another shape
+without asyncio.
 
-`qmq/blocking/__init__.py` and `qmq/blocking/admin.py` are made from the asyncio client (tools/generate_blocking.py). Their classes derive
-from these.
+`qmq/blocking/__init__.py` and `qmq/blocking/admin.py` are made from the asyncio client
+(tools/generate_blocking.py). Their classes derive from these.
 """
 
 from __future__ import annotations
@@ -34,14 +35,17 @@ _Handler = TypeVar("_Handler", bound=Callable[..., Any])
 
 
 class LoopThread:
-    """The event loop of an asyncio client, for callers in other threads: in a thread that it starts, or in one of the application.
+    """The event loop of an asyncio client, for callers in other threads: in a thread that it
+    starts, or in one of the application.
 
-    A caller waits only for a loop that can answer: not after `close`, not in the loop's own thread, and not in a forked child, which does
-    not have its parent's threads.
+    A caller waits only for a loop that can answer: not after `close`, not in the loop's own thread,
+    and not in a forked child, which does not have its parent's threads.
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop | None = None) -> None:
-        """`loop` is the application's, which starts and stops it. Without one there is a new loop; `start` begins its thread."""
+        """`loop` is the application's, which starts and stops it. Without one there is a new loop;
+        `start` begins its thread.
+        """
         self.is_own = loop is None
         self.loop = loop or asyncio.new_event_loop()
         self._thread = threading.Thread(
@@ -70,7 +74,9 @@ class LoopThread:
             return False
 
     def run(self, work: Coroutine[Any, Any, _R]) -> _R:
-        """Run a coroutine in the loop, and wait for it. Raises what it raises, ClientClosed, and InvalidArgument in the loop's thread."""
+        """Run a coroutine in the loop, and wait for it. Raises what it raises, ClientClosed, and
+        InvalidArgument in the loop's thread.
+        """
         try:
             future = self._submit(work)
         except BaseException:
@@ -87,7 +93,8 @@ class LoopThread:
     def _submit(self, work: Coroutine[Any, Any, _R]) -> Future[_R]:
         if self.is_forked:
             raise ClientClosed(
-                "the client was made before a fork, and its thread is in the parent process: make a new one in this process"
+                "the client was made before a fork, and its thread is in the parent process: "
+                "make a new one in this process"
             )
         self._check_outside()
         with self._submitting:
@@ -97,8 +104,10 @@ class LoopThread:
     def _check_outside(self) -> None:
         if self.is_inside:
             raise InvalidArgument(
-                "a blocking client was called in its own event loop, which cannot answer while it waits: let the handler be a plain"
-                " function, or an async one that awaits the asyncio client of its context (context.mq)"
+                "a blocking client was called in its own event loop, which cannot answer "
+                "while it waits: let the handler be a plain"
+                " function, or an async one that awaits the asyncio client of its context "
+                "(context.mq)"
             )
 
     def _check_open(self) -> None:
@@ -106,7 +115,9 @@ class LoopThread:
             raise ClientClosed(_CLOSED)
 
     def call(self, function: Callable[[], _R]) -> _R:
-        """Call a function in the loop's thread, and wait for it. Raises what it raises, ClientClosed."""
+        """Call a function in the loop's thread, and wait for it. Raises what it raises,
+        ClientClosed.
+        """
         if self.is_inside and not self.is_forked:
             return function()
 
@@ -132,9 +143,11 @@ class LoopThread:
             yield item  # type: ignore[misc]
 
     def close(self, last: Callable[[], Coroutine[Any, Any, object]] | None = None) -> None:
-        """Run `last` and end the loop's own thread. Calls that wait then, in other threads, raise ClientClosed.
+        """Run `last` and end the loop's own thread. Calls that wait then, in other threads, raise
+        ClientClosed.
 
-        Harmless to repeat; does nothing in a forked child, or to the application's loop. Raises as `run`.
+        Harmless to repeat; does nothing in a forked child, or to the application's loop. Raises as
+        `run`.
         """
         if self.is_forked or not self.is_own:
             return
@@ -183,8 +196,8 @@ class BlockingClientBase(BlockingPart):
     def run(self, work: Coroutine[Any, Any, _R]) -> _R: ...
 
     def run(self, work: Coroutine[Any, Any, _R] | None = None) -> _R | None:
-        """Run the listeners until they are stopped: see `qmq.Client.run`. Or run a coroutine of the asyncio client in the loop's thread,
-        and wait for it. Raises ClientClosed.
+        """Run the listeners until they are stopped: see `qmq.Client.run`. Or run a coroutine of the
+        asyncio client in the loop's thread, and wait for it. Raises ClientClosed.
         """
         if work is not None:
             return self._thread.run(work)
@@ -193,13 +206,17 @@ class BlockingClientBase(BlockingPart):
 
     @property
     def interceptors(self) -> Chain:
-        """See `qmq.Client.interceptors`. They are called in the loop's thread for what is sent, in the caller's for what is handled."""
+        """See `qmq.Client.interceptors`. They are called in the loop's thread for what is sent, in
+        the caller's for what is handled.
+        """
         return self._client.interceptors
 
     def outbox(
         self, connection: Any, *, table: str = "qmq_outbox", grace: timedelta = GRACE
     ) -> BlockingOutbox:
-        """See `qmq.Client.outbox`; on sync connections, sessions and engines: `with mq.outbox(connection) as box: box.send(...)`."""
+        """See `qmq.Client.outbox`; on sync connections, sessions and engines: `with
+        mq.outbox(connection) as box: box.send(...)`.
+        """
         made: Outbox = self._thread.call(
             lambda: self._client.outbox(connection, table=table, grace=grace)
         )
@@ -212,7 +229,9 @@ class BlockingClientBase(BlockingPart):
     def listener(
         self, subject: str, group: str, **options: Unpack[ListenerOptions]
     ) -> Callable[[_Handler], _Handler]:
-        """See `qmq.Client.listener`. Plain functions run in threads, and their context's `mq` is a blocking client."""
+        """See `qmq.Client.listener`. Plain functions run in threads, and their context's `mq` is a
+        blocking client.
+        """
 
         def register(handler: _Handler) -> _Handler:
             self.listen(subject, handler, group, **options)
@@ -240,7 +259,9 @@ class BlockingClientBase(BlockingPart):
             self._thread.call_soon(self._client.stop)
 
     def close(self) -> None:
-        """See `qmq.Client.close`. A client beside an asyncio client is closed with that one, and not here."""
+        """See `qmq.Client.close`. A client beside an asyncio client is closed with that one, and
+        not here.
+        """
         self._thread.close(self._client.close)
 
     def __enter__(self) -> Self:
@@ -256,7 +277,9 @@ class BlockingClientBase(BlockingPart):
 
 
 class _ThreadOwner:
-    """A thread that iterates over a consumer: what a task is for the asyncio client (`task_messages.py`). Used in the loop's thread."""
+    """A thread that iterates over a consumer: what a task is for the asyncio client
+    (`task_messages.py`). Used in the loop's thread.
+    """
 
     def __init__(self) -> None:
         self._calls: list[Callable[[_ThreadOwner], object]] = []
@@ -303,11 +326,14 @@ class BlockingConsumerBase(BlockingPart):
         return _FromAnyThread(self._thread, settler)
 
     def __iter__(self) -> Iterator[Message]:
-        """A message is acknowledged when the thread that got it asks for the next one (`ack="auto"`)."""
+        """A message is acknowledged when the thread that got it asks for the next one
+        (`ack="auto"`).
+        """
         while True:
             message = self._thread.run(self._consumer.next_for(self._owner()))
             message.settle_through(self._wrap)
-            # Not the loop's own interception: a message is handled in the caller's thread and context.
+            # Not the loop's own interception: a message is handled in the caller's thread and
+            # context.
             with self._interceptors.handling(message, self._consumer.group):
                 yield message
 

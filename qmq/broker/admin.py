@@ -1,5 +1,6 @@
-"""Administration of one broker: what is stored and consumed, where a message is, moving and deleting groups; its status in its broker
-group, and operators' changes of that. A node without replicas is a group of one.
+"""Administration of one broker: what is stored and consumed, where a message is, moving and
+deleting groups; its status in its broker group, and operators' changes of that. A node without
+replicas is a group of one.
 """
 
 from __future__ import annotations
@@ -68,7 +69,9 @@ class BrokerAdmin:
 
     @property
     def _store(self) -> Store:
-        """The broker's current store. Raises NotMaster if this replica is not the group's master."""
+        """The broker's current store. Raises NotMaster if this replica is not the group's
+        master.
+        """
         self._broker.require_serving()
         return self._broker.store
 
@@ -105,7 +108,9 @@ class BrokerAdmin:
         )
 
     async def _unhurried(self, each: Iterable[_T]) -> AsyncIterator[_T]:
-        """Let other tasks run from time to time, since each item may read a file. Raises NotMaster if the mastership was lost meanwhile."""
+        """Let other tasks run from time to time, since each item may read a file. Raises NotMaster
+        if the mastership was lost meanwhile.
+        """
         store = self._store
         for count, one in enumerate(each, 1):
             yield one
@@ -123,7 +128,9 @@ class BrokerAdmin:
         return sorted(found, key=lambda queue: queue.id)
 
     async def groups(self, subject: str, group: str) -> list[pb.Group]:
-        """The progress of groups on a subject's queues. Raises UnknownGroup if a named group never consumed a named subject."""
+        """The progress of groups on a subject's queues. Raises UnknownGroup if a named group never
+        consumed a named subject.
+        """
         clients = self._broker.dispatch.groups.clients()
         found = [
             self._describe_group(state, clients)
@@ -178,7 +185,9 @@ class BrokerAdmin:
         )
 
     async def reset(self, subject: str, group: str, target: Target) -> list[pb.Moved]:
-        """Move a group on all the subject's queues, and wait for the commit. Raises UnknownSubject, UnknownGroup, InvalidArgument."""
+        """Move a group on all the subject's queues, and wait for the commit. Raises UnknownSubject,
+        UnknownGroup, InvalidArgument.
+        """
         self._broker.require_serving()
         self._broker.subjects.settings(check_name("subject", subject))
         states = self._states(subject, check_group(group))
@@ -203,23 +212,26 @@ class BrokerAdmin:
         )
 
     async def delete_group(self, subject: str, group: str) -> int:
-        """Delete a group on all the subject's queues, or on none. Returns the number of queues it was on. Raises UnknownGroup,
-        InvalidArgument, Overloaded.
+        """Delete a group on all the subject's queues, or on none. Returns the number of queues it
+        was on. Raises UnknownGroup, InvalidArgument, Overloaded.
         """
         self._broker.require_serving()
         states = self._states(check_name("subject", subject), check_group(group))
         if not states:
             raise UnknownGroup(
-                f"group {group!r} has never consumed subject {subject!r}: there is nothing to delete"
+                f"group {group!r} has never consumed subject {subject!r}: there is nothing "
+                "to delete"
             )
         consumers = sorted({name for state in states for name in state.share.holders})
         if consumers:
             raise InvalidArgument(
-                f"group {group!r} has consumers on {subject!r}; stop them first: {', '.join(consumers)}"
+                f"group {group!r} has consumers on {subject!r}; stop them first: "
+                f"{', '.join(consumers)}"
             )
         if any(state.share.dying for state in states):
             raise Overloaded(
-                f"messages of group {group!r} are on their way to its dead-letter queue: try again soon"
+                f"messages of group {group!r} are on their way to its dead-letter queue: try "
+                "again soon"
             )
         for state in states:
             self._broker.dispatch.forget(state)
@@ -228,17 +240,19 @@ class BrokerAdmin:
         return len(states)
 
     async def drop_subject(self, subject: str) -> int:
-        """Delete everything stored for a deleted subject, or for a dead-letter queue. Returns the number of queues that had anything.
+        """Delete everything stored for a deleted subject, or for a dead-letter queue. Returns the
+        number of queues that had anything.
 
-        Raises Overloaded if this broker does not know yet that the subject was deleted, so that more messages may come, or if a message is
-        dying; DiskFull.
+        Raises Overloaded if this broker does not know yet that the subject was deleted, so that
+        more messages may come, or if a message is dying; DiskFull.
         """
         broker = self._broker
         broker.require_serving()
         check_name("subject", subject)
         if not is_dead_letters(subject) and broker.subjects.retention_settings(subject) is not None:
             raise Overloaded(
-                f"{broker.config.name} does not know yet that subject {subject!r} was deleted: try again soon"
+                f"{broker.config.name} does not know yet that subject {subject!r} was "
+                "deleted: try again soon"
             )
         gone = UnknownSubject(f"subject {subject!r} was deleted")
         queues = [
@@ -262,8 +276,8 @@ class BrokerAdmin:
         return len(queues)
 
     async def purge_subject(self, subject: str) -> tuple[int, int]:
-        """Delete the messages of a subject, and move its groups behind them. Returns the numbers of queues and messages. Raises
-        UnknownSubject; Overloaded if a message is dying; DiskFull.
+        """Delete the messages of a subject, and move its groups behind them. Returns the numbers of
+        queues and messages. Raises UnknownSubject; Overloaded if a message is dying; DiskFull.
         """
         broker = self._broker
         broker.require_serving()
@@ -312,7 +326,9 @@ class BrokerAdmin:
         return [self._moved(queue, sequence, sequence) for queue, sequence in found]
 
     async def find_message(self, subject: str, message_id: MessageId) -> FoundMessage:
-        """Find a message by its id, through its producer's batch. Raises UnknownSubject, MessageNotFound, NotMaster, LogDamaged."""
+        """Find a message by its id, through its producer's batch. Raises UnknownSubject,
+        MessageNotFound, NotMaster, LogDamaged.
+        """
         self._broker.subjects.settings(check_name("subject", subject))
         store = self._store
         for queue in self._queues(subject):
@@ -320,13 +336,16 @@ class BrokerAdmin:
                 async for found in places:
                     return found
         raise MessageNotFound(
-            f"no kept message of {subject!r} has the id {message_id}: it was never stored, or retention deleted it"
+            f"no kept message of {subject!r} has the id {message_id}: it was never stored, "
+            "or retention deleted it"
         )
 
     def read_committed(self, log: int, position: int, bytes_max: int) -> tuple[int, bytes]:
-        """Committed entries of a log from a position on, or from its beginning: (position, bytes as in the file).
+        """Committed entries of a log from a position on, or from its beginning: (position, bytes as
+        in the file).
 
-        Returns at least one entry if there is one, and at most some MiB. Raises NotMaster, InvalidArgument, LogDamaged, ColdRead.
+        Returns at least one entry if there is one, and at most some MiB. Raises NotMaster,
+        InvalidArgument, LogDamaged, ColdRead.
         """
         store = self._store
         if log not in (MESSAGES, ACTIONS):
@@ -364,7 +383,9 @@ def messages_end(queue: Queue) -> int:
 
 
 def lag_ms(queue: Queue, done_before: int, now_ms: int) -> int:
-    """The age of the oldest message that is not done; 0 if all are done. Command messages do not count."""
+    """The age of the oldest message that is not done; 0 if all are done. Command messages do not
+    count.
+    """
     if (
         max(done_before, queue.start_sequence) >= messages_end(queue)
         or queue.index.count == queue.index.first
@@ -393,7 +414,9 @@ def at_time(queue: Queue, time_ms: int) -> int:
 
 
 def resolve(queue: Queue, target: Target) -> int:
-    """The sequence of a target in a queue. Raises InvalidArgument if it is outside the queue, or if there is no target."""
+    """The sequence of a target in a queue. Raises InvalidArgument if it is outside the queue, or if
+    there is no target.
+    """
     start, end = queue.start_sequence, queue.visible_sequence
     kind = target.WhichOneof("target")
     if kind is None:
@@ -424,11 +447,15 @@ class GroupStatus(Protocol):
         ...
 
     async def change(self, *, add: str = "", remove: str = "") -> pb.ChangeReplicasResponse:
-        """Add a replica to the group, or remove one. Raises NotMaster, InvalidArgument, Unavailable."""
+        """Add a replica to the group, or remove one. Raises NotMaster, InvalidArgument,
+        Unavailable.
+        """
         ...
 
     def read_log(self, log: int, position: int, bytes_max: int) -> bytes:
-        """Whole entries of a log from a position on, their checksums checked. Raises LogDamaged, InvalidArgument."""
+        """Whole entries of a log from a position on, their checksums checked. Raises LogDamaged,
+        InvalidArgument.
+        """
         ...
 
     async def hold(self, token: str, hold_ms: int) -> None:
@@ -436,7 +463,9 @@ class GroupStatus(Protocol):
         ...
 
     async def held_logs(self, token: str) -> pb.HeldLogs:
-        """The ends of the logs; everything before them is committed. Raises Unavailable if the hold has ended."""
+        """The ends of the logs; everything before them is committed. Raises Unavailable if the hold
+        has ended.
+        """
         ...
 
     def release(self, token: str) -> None:
@@ -475,7 +504,8 @@ class SingleGroupStatus:
     async def change(self, *, add: str = "", remove: str = "") -> pb.ChangeReplicasResponse:
         """Raises InvalidArgument."""
         raise InvalidArgument(
-            "a `qmq dev` node cannot have replicas: start a cluster with `qmq broker` (docs/DEPLOY.md)"
+            "a `qmq dev` node cannot have replicas: start a cluster with `qmq broker` "
+            "(docs/DEPLOY.md)"
         )
 
     def read_log(self, log: int, position: int, bytes_max: int) -> bytes:

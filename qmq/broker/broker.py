@@ -1,22 +1,29 @@
 """The broker's turns: all requests that arrive in one round of the event loop are handled together.
 
     frames in -> produce: checked, staged            \\
-                 pull, settle, attach: done immediately   } -> end of turn: one write to the message log, consumers woken,
-                                                      /    one write to the action log, answers out, a flush begun if it is due
+                 pull, settle, attach: done immediately   } -> end of turn: one write to the message
+                                                          log, consumers woken,
+                                                      /    one write to the action log, answers out,
+                                                           a flush begun if it is due
 
-PRODUCE requests are checked when they arrive, and admitted and written together at the turn's end. A turn runs at the end of the round of
-the event loop in which it was requested, or immediately if only one connection sent frames recently: then no other frames would join, and
-another round of the event loop costs as much as half of the turn (`BrokerTurn`).
+PRODUCE requests are checked when they arrive, and admitted and written together at the turn's end.
+A turn runs at the end of the round of the event loop in which it was requested, or immediately if
+only one connection sent frames recently: then no other frames would join, and another round of the
+event loop costs as much as half of the turn (`BrokerTurn`).
 
-An answer is sent only when its index is committed. The *committer* decides when that is: a single node commits what is written or flushed,
-a replica what a majority of its group has. A producer that asked for `acks=master` is answered when this broker has written its batch; one
-that asked for `acks=flushed`, or sends to a subject that asks for it, when a majority has flushed it. A full disk refuses messages at once;
-consumption continues, and the answers to SETTLE wait until their actions are written.
+An answer is sent only when its index is committed. The *committer* decides when that is: a single
+node commits what is written or flushed, a replica what a majority of its group has. A producer that
+asked for `acks=master` is answered when this broker has written its batch; one that asked for
+`acks=flushed`, or sends to a subject that asks for it, when a majority has flushed it. A full disk
+refuses messages at once; consumption continues, and the answers to SETTLE wait until their actions
+are written.
 
-A broker serves while it is its group's master (a node alone always is). Otherwise every request is refused with NotMaster; when it stops
-being master, waiting requests get an error with unknown outcome.
+A broker serves while it is its group's master (a node alone always is). Otherwise every request is
+refused with NotMaster; when it stops being master, waiting requests get an error with unknown
+outcome.
 
-Besides the batches of producers it writes dead letters and command messages of queues to its message log.
+Besides the batches of producers it writes dead letters and command messages of queues to its
+message log.
 """
 
 from __future__ import annotations
@@ -107,7 +114,9 @@ class BrokerTurn:
         self.is_scheduled = False
         self._wants_turn = False
         self._is_receiving = False
-        """Whether frames of a connection are being handled: the turn that they need is decided on behind them."""
+        """Whether frames of a connection are being handled: the turn that they need is decided on
+        behind them.
+        """
         self.is_turning = False
         """Whether a turn is running: it does itself what is scheduled meanwhile."""
         self.count = 0
@@ -127,8 +136,8 @@ class BrokerTurn:
         self._is_receiving, self._wants_turn = True, False
 
     def end_frames(self, sender: object) -> None:
-        """The frames of one read are handled. If only this connection sent frames recently, the turn runs now; otherwise it waits for the
-        other connections of this round.
+        """The frames of one read are handled. If only this connection sent frames recently, the
+        turn runs now; otherwise it waits for the other connections of this round.
         """
         self._is_receiving = False
         if not self._wants_turn:
@@ -159,7 +168,7 @@ class BrokerTurn:
         self.leisurely.clear()
         return bool(self.full)
 
-    # --- producing -----------------------------------------------------------------------------------------------------
+    # --- producing --------------------------------------------------------------------------------
 
     def refuse_staged(self, failure: QmqError) -> None:
         """Answer all requests with an error: none of them is written."""
@@ -276,7 +285,9 @@ def _writes_of(staged: list[StagedProduce]) -> Iterator[list[StagedProduce]]:
 
 
 def _must_be_judged(batches: list[Intake]) -> bool:
-    """Whether `Admission` must check the batches of one write. New batches to unordered subjects need no check."""
+    """Whether `Admission` must check the batches of one write. New batches to unordered subjects
+    need no check.
+    """
     for batch in batches:
         if batch.queue.is_ordered or batch.queue.find_duplicate(batch.header) is not None:
             return True
@@ -295,7 +306,9 @@ MakeParts = Callable[["Broker"], BrokerParts]
 
 
 class Broker:
-    """One broker on one store, in one event loop. `qmq/node/broker_assembly.py` lists the parts of a running one."""
+    """One broker on one store, in one event loop. `qmq/node/broker_assembly.py` lists the parts of
+    a running one.
+    """
 
     def __init__(
         self,
@@ -308,8 +321,9 @@ class Broker:
         make_parts: MakeParts | None = None,
         is_serving: bool = True,
     ) -> None:
-        """`make_parts` gets the broker, since most parts need it. It may keep a reference and read store, configuration, clock and loop,
-        but must not call methods. Without `make_parts` the broker belongs to no group, and nothing is flushed.
+        """`make_parts` gets the broker, since most parts need it. It may keep a reference and read
+        store, configuration, clock and loop, but must not call methods. Without `make_parts` the
+        broker belongs to no group, and nothing is flushed.
         """
         self.store = store
         self.config = config
@@ -350,7 +364,7 @@ class Broker:
         if is_serving and self._work is not None:
             self._work.begin(store, self)
 
-    # --- serving -------------------------------------------------------------------------------------------------------
+    # --- serving ----------------------------------------------------------------------------------
 
     def _begin_on(self, store: Store) -> None:
         """Use this store, and create the parts that serve from it again."""
@@ -384,8 +398,8 @@ class Broker:
         master_address: str | None = None,
         subjects: Collection[str] | None = None,
     ) -> None:
-        """The coordination store changed: the settings of `subjects`, if they are given, and anything else. `master_address` None: the
-        change says nothing about a master.
+        """The coordination store changed: the settings of `subjects`, if they are given, and
+        anything else. `master_address` None: the change says nothing about a master.
         """
         self.subjects.forget(subjects)
         self.is_read_only = is_read_only
@@ -412,7 +426,9 @@ class Broker:
             self.schedule()
 
     def retire(self) -> None:
-        """Stop serving. Waiting requests fail: not stored if they were not written, else with unknown outcome."""
+        """Stop serving. Waiting requests fail: not stored if they were not written, else with
+        unknown outcome.
+        """
         if not self.is_serving:
             return
         if self._work is not None:
@@ -455,10 +471,11 @@ class Broker:
         """Raises DiskFull if too many actions of consumers wait for disk space."""
         if self.store.unwritten.encoded_bytes > UNWRITTEN_BYTES_MAX:
             raise DiskFull(
-                f"{UNWRITTEN_BYTES_MAX} bytes of acknowledgements wait for room on the broker's disk: free some space, or shorten retention"
+                f"{UNWRITTEN_BYTES_MAX} bytes of acknowledgements wait for room on the "
+                "broker's disk: free some space, or shorten retention"
             )
 
-    # --- producing -----------------------------------------------------------------------------------------------------
+    # --- producing --------------------------------------------------------------------------------
 
     def produce(
         self,
@@ -471,8 +488,8 @@ class Broker:
         find_queue: FindQueue | None = None,
         admit: Admit | None = None,
     ) -> list[Intake]:
-        """Check the batches of a PRODUCE, stage them and return them. Raises as `read_batches` and `admit`, and Stopping, NotMaster,
-        ReadOnly.
+        """Check the batches of a PRODUCE, stage them and return them. Raises as `read_batches` and
+        `admit`, and Stopping, NotMaster, ReadOnly.
 
         `find_queue` is the broker's own, or one that accepts fewer subjects.
         """
@@ -485,7 +502,8 @@ class Broker:
             admit(batches)
         if self.is_read_only and not all(map(may_pass_drain, batches)):
             raise ReadOnly(
-                f"the broker group of {self.config.name} is drained: send to another one, or resume it"
+                f"the broker group of {self.config.name} is drained: send to another one, or "
+                "resume it"
             )
         for batch in batches:
             awaits_flush = awaits_flush or batch.awaits_flush
@@ -493,19 +511,19 @@ class Broker:
         self.schedule()
         return batches
 
-    # --- the broker's own messages -------------------------------------------------------------------------------------
+    # --- the broker's own messages ----------------------------------------------------------------
 
     def append_own(self, batches: list[Intake]) -> list[Produced]:
-        """Store batches that the broker itself makes; stored ones are recognised by their numbers. Await `committed` before answering, here
-        and below. Raises DiskFull.
+        """Store batches that the broker itself makes; stored ones are recognised by their numbers.
+        Await `committed` before answering, here and below. Raises DiskFull.
         """
         produced = self.store.append(batches)
         self._written_here([batch.queue for batch in batches])
         return produced
 
     def seal(self, queue: Queue, change_id: str, to_version: int) -> int:
-        """Close a partition, once, and return the sequence of its command message. Raises RouteConflict if another change closed it,
-        DiskFull.
+        """Close a partition, once, and return the sequence of its command message. Raises
+        RouteConflict if another change closed it, DiskFull.
         """
         sealed = queue.sealed
         if sealed is None:
@@ -518,7 +536,8 @@ class Broker:
         assert sealed is not None
         if sealed.change_id != change_id:
             raise RouteConflict(
-                f"{queue.id} is already closed by change {sealed.change_id}, which leads to version {sealed.to_version}"
+                f"{queue.id} is already closed by change {sealed.change_id}, which leads to "
+                f"version {sealed.to_version}"
             )
         return sealed.sequence
 
@@ -532,10 +551,12 @@ class Broker:
         self.written(queues)
         self.schedule()
 
-    # --- the turn ------------------------------------------------------------------------------------------------------
+    # --- the turn ---------------------------------------------------------------------------------
 
     def turn(self) -> None:
-        """Write what was staged and done, wake consumers, send answers. Any failure that a client did not cause is fatal."""
+        """Write what was staged and done, wake consumers, send answers. Any failure that a client
+        did not cause is fatal.
+        """
         turns = self.turns
         turns.is_scheduled, turns.is_turning = False, True
         turns.count += 1
@@ -562,14 +583,18 @@ class Broker:
             self.schedule()
 
     def act(self, action: ScheduleAction) -> None:
-        """Write the action with the next turn, after earlier ones. The actions of one turn are one entry: all or none. Raises NotMaster."""
+        """Write the action with the next turn, after earlier ones. The actions of one turn are one
+        entry: all or none. Raises NotMaster.
+        """
         if not self.is_serving:
             raise NotMaster(self._not_master())
         self.store.act(action)
         self.schedule()
 
     async def committed(self, *, only_written: bool = False) -> None:
-        """Returns when everything done so far, or written so far, is committed. Raises NotMaster if this replica will not learn that."""
+        """Returns when everything done so far, or written so far, is committed. Raises NotMaster if
+        this replica will not learn that.
+        """
         waiter: asyncio.Future[None] = self.loop.create_future()
         if self.store.unwritten.waits and not only_written:
             self.responses.wait(waiter, None)
@@ -581,10 +606,12 @@ class Broker:
 
     @asynccontextmanager
     async def committed_read(self) -> AsyncIterator[None]:
-        """A read whose result is given to others. When the block ends, with a result or a refusal, what it read is committed, so that no
-        later master denies it. Raises NotMaster if the mastership was lost meanwhile: what was read may be undone.
+        """A read whose result is given to others. When the block ends, with a result or a refusal,
+        what it read is committed, so that no later master denies it. Raises NotMaster if the
+        mastership was lost meanwhile: what was read may be undone.
 
-        While a full disk keeps acknowledgements in memory, the block waits only for what is written.
+        While a full disk keeps acknowledgements in memory, the block waits only for what is
+        written.
         """
         store = self.store
         try:
@@ -613,7 +640,10 @@ class Broker:
         except DiskFull as failure:
             if not self._is_action_log_full:  # each turn tries again
                 log.warning(
-                    "writing the action log failed, acknowledgements stay in memory until there is room: %s",
+                    (
+                        "writing the action log failed, acknowledgements stay in memory until "
+                        "there is room: %s"
+                    ),
                     failure,
                 )
             self._is_action_log_full = True
@@ -628,9 +658,11 @@ class Broker:
         self.written([])
 
     def begin_checkpoint(self) -> CheckpointPlan | None:
-        """Capture all derived state. A frame may have changed it since the last turn: that is written to the log first.
+        """Capture all derived state. A frame may have changed it since the last turn: that is
+        written to the log first.
 
-        None if it cannot be written because this replica is no longer master: the store is about to be reopened. Raises DiskFull.
+        None if it cannot be written because this replica is no longer master: the store is about to
+        be reopened. Raises DiskFull.
         """
         must_write = self.store.unwritten.waits
         if must_write and not self.is_serving:
@@ -641,8 +673,8 @@ class Broker:
         return plan
 
     def written(self, queues: list[Queue]) -> None:
-        """Messages to these queues, or actions, are in the log: tell the committer. If they are committed already (a batch was sent twice),
-        answers are released all the same.
+        """Messages to these queues, or actions, are in the log: tell the committer. If they are
+        committed already (a batch was sent twice), answers are released all the same.
         """
         store = self.store
         if (
@@ -670,7 +702,9 @@ class Broker:
             self.responses.release(self.store.committed_index, self._flushed_index)
 
     def flushed(self, index: int) -> None:
-        """Everything up to `index` is committed and flushed on a majority: it survives a power cut of all replicas."""
+        """Everything up to `index` is committed and flushed on a majority: it survives a power cut
+        of all replicas.
+        """
         self._flushed_index = max(self._flushed_index, index)
         if self.is_serving:
             self.responses.release(self.store.committed_index, self._flushed_index)
@@ -681,7 +715,7 @@ class Broker:
         peer.send(frames.frame(FrameKind.ERROR, request_id, wire.pack_error(failure)))
         self.schedule()
 
-    # --- time ----------------------------------------------------------------------------------------------------------
+    # --- time -------------------------------------------------------------------------------------
 
     def tick(self) -> None:
         """Check leases, long polls, and answers that could wait."""

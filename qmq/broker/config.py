@@ -12,7 +12,9 @@ LEASE_MS_MIN: Final = 1_000
 LEASE_MS_MAX: Final = 3_600_000
 """Longest lease that a consumer may ask for."""
 GRANTED_LEASE_MS_MAX: Final = 300_000
-"""The longest lease granted to a consumer, and so the longest time that a vanished consumer keeps messages from the others."""
+"""The longest lease granted to a consumer, and so the longest time that a vanished consumer keeps
+messages from the others.
+"""
 
 LOOK_MS: Final = 250
 """How often the broker checks a broadcast group's consumer that has left with dying messages."""
@@ -34,9 +36,13 @@ class BrokerConfig:
     hello_timeout_ms: int = 10_000
     """A connection without HELLO is closed after this time."""
     stall_ms: int = 60_000
-    """A connection that has begun a frame and sends nothing, or does not read its answers, is ended after this time."""
+    """A connection that has begun a frame and sends nothing, or does not read its answers, is ended
+    after this time.
+    """
     partial_frames_bytes_max: int = PARTIAL_FRAMES_BYTES_MAX
     """Memory for incomplete large frames, over all client connections."""
     recent_bytes: int = 64 * MIB
-    """The event loop reads batches within this distance from the end of the message log. For groups farther behind, threads read ahead."""
+    """The event loop reads batches within this distance from the end of the message log. For groups
+    farther behind, threads read ahead.
+    """
     retention_interval_ms: int = 30_000

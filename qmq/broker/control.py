@@ -1,8 +1,10 @@
 """The broker's control port: gRPC in front of `BrokerAdmin` and `LaneAdmin`.
 
-`LaneAdmin` administers partitions of ordered subjects on a broker: closing them, progress of groups, parked keys.
+`LaneAdmin` administers partitions of ordered subjects on a broker: closing them, progress of
+groups, parked keys.
 
-Every answer is committed first: a metaserver opens the next version to a group because of it, and no new master may undo it.
+Every answer is committed first: a metaserver opens the next version to a group because of it, and
+no new master may undo it.
 """
 
 from __future__ import annotations
@@ -38,8 +40,8 @@ from qmq.security.access import AccessControl, OpenAccess
 from qmq.wire.parked_pages import first_page
 
 FRESH_MS: Final = 5_000
-"""If reading the store took longer than this, the answer is too old: the metaserver may have abandoned this request and let the group
-continue.
+"""If reading the store took longer than this, the answer is too old: the metaserver may have
+abandoned this request and let the group continue.
 """
 
 
@@ -60,28 +62,36 @@ class LaneAdmin:
     async def require_change(
         self, subject: str, number: int, change_id: str, to_version: int
     ) -> None:
-        """A request to close a partition must name the change in the store that does so. Raises InvalidArgument, CoordinationError."""
+        """A request to close a partition must name the change in the store that does so. Raises
+        InvalidArgument, CoordinationError.
+        """
         self._broker.require_serving()
         if not await self._broker.routing.closes(
             check_name("subject", subject), number, change_id, to_version
         ):
             raise InvalidArgument(
-                f"no change {change_id!r} of {subject!r} to version {to_version} closes partition {number}: nothing was sealed; "
+                f"no change {change_id!r} of {subject!r} to version {to_version} closes "
+                f"partition {number}: nothing was sealed; "
                 "change the route with `qmq route split`, `merge` or `move`"
             )
 
     async def seal(self, subject: str, number: int, change_id: str, to_version: int) -> int:
-        """Close a partition and return the sequence of its command message. Raises RouteConflict, NotMaster, DiskFull, as `_queue`."""
+        """Close a partition and return the sequence of its command message. Raises RouteConflict,
+        NotMaster, DiskFull, as `_queue`.
+        """
         if number < 1:
             raise InvalidArgument(
-                f"partitions of ordered subjects are numbered from 1: there is no partition {number}"
+                "partitions of ordered subjects are numbered from 1: there is no partition "
+                f"{number}"
             )
         sequence = self._broker.seal(self._queue(subject, number), change_id, to_version)
         await self._broker.committed()
         return sequence
 
     async def describe(self, request: pb.DescribeLanesRequest) -> pb.DescribeLanesResponse:
-        """The partitions on this broker (those named, or all), and a group's progress on them. Raises NotMaster, Overloaded."""
+        """The partitions on this broker (those named, or all), and a group's progress on them.
+        Raises NotMaster, Overloaded.
+        """
         found = self._describe(request)
         await (
             self._broker.committed()
@@ -111,7 +121,9 @@ class LaneAdmin:
         queues: list[Queue],
         request: pb.DescribeLanesRequest,
     ) -> None:
-        """Add a page of the group's parked keys, or all of them. Raises Overloaded if all are too many."""
+        """Add a page of the group's parked keys, or all of them. Raises Overloaded if all are too
+        many.
+        """
         share_of = {
             queue.id.partition: queue.lanes[request.group]
             for queue in queues
@@ -137,8 +149,10 @@ class LaneAdmin:
         answer.has_more_parked = len(page) < len(found)
         if answer.ByteSize() > MESSAGE_BYTES_MAX:
             raise Overloaded(
-                f"group {request.group!r} has parked too many keys of {request.subject!r} for one answer ({len(found)}): "
-                "replay or skip keys (`qmq dlq list`), or upgrade the metaservers, which then ask in pages"
+                f"group {request.group!r} has parked too many keys of {request.subject!r} "
+                f"for one answer ({len(found)}): "
+                "replay or skip keys (`qmq dlq list`), or upgrade the metaservers, which "
+                "then ask in pages"
             )
 
     def _describe_partition(
@@ -224,7 +238,8 @@ class LaneAdmin:
     ) -> None:
         """Let a group begin on partitions; with `moves`, move it there regardless of its progress.
 
-        Raises as `_queue`, NotMaster; and if it moves, or names a revision, RouteConflict, CoordinationError.
+        Raises as `_queue`, NotMaster; and if it moves, or names a revision, RouteConflict,
+        CoordinationError.
         """
         check_name("group", group)
         if moves or record_revision:
@@ -249,7 +264,8 @@ class LaneAdmin:
         await self._broker.committed()
 
     async def delete_group(self, subject: str, group: str, *, record_revision: int) -> int:
-        """Delete a group's progress and parked keys on all partitions of this broker. Returns the number of partitions.
+        """Delete a group's progress and parked keys on all partitions of this broker. Returns the
+        number of partitions.
 
         Raises RouteConflict, NotMaster, CoordinationError.
         """
@@ -271,7 +287,8 @@ class LaneAdmin:
         return len(queues)
 
     async def _require_held(self, subject: str, group: str, record_revision: int) -> None:
-        """Require that the group's record has this revision: then no consumer attaches by an older view, and late requests have no effect.
+        """Require that the group's record has this revision: then no consumer attaches by an older
+        view, and late requests have no effect.
 
         Raises RouteConflict, CoordinationError.
         """
@@ -279,7 +296,8 @@ class LaneAdmin:
         revision = await self._broker.routing.group_revision(subject, group)
         if revision != record_revision or self._broker.clock.monotonic_ms() - began_ms > FRESH_MS:
             raise RouteConflict(
-                f"group {group!r} of {subject!r} has changed since this request was made ({record_revision}, now {revision}): ask again"
+                f"group {group!r} of {subject!r} has changed since this request was made "
+                f"({record_revision}, now {revision}): ask again"
             )
 
     def _range(self, subject: str, number: int) -> LpRange:
@@ -288,12 +306,13 @@ class LaneAdmin:
             raise UnknownPartition(f"subject {subject!r} has no partition {number} here")
         return found.range
 
-    # --- parked keys ---------------------------------------------------------------------------------------------------
+    # --- parked keys ------------------------------------------------------------------------------
 
     def parked(
         self, subject: str, group: str, keys_max: int, only: bytes | None = None
     ) -> list[pb.ParkedKey]:
-        """The first parked keys of a group, partition by partition, or of `only` one: at most `keys_max`, and what fits into an answer.
+        """The first parked keys of a group, partition by partition, or of `only` one: at most
+        `keys_max`, and what fits into an answer.
 
         Raises NotMaster.
         """
@@ -321,7 +340,8 @@ class LaneAdmin:
         *,
         record_revision: int,
     ) -> None:
-        """Park the keys of a range that are parked in the previous partition, before the group reads this one.
+        """Park the keys of a range that are parked in the previous partition, before the group
+        reads this one.
 
         Raises InvalidArgument, and as `place`.
         """
@@ -334,7 +354,8 @@ class LaneAdmin:
             )
         if sum([len(key) + 16 for _, key in keys]) > ENTRY_BYTES_MAX:
             raise InvalidArgument(
-                f"{len(keys)} parked keys are too many for one entry: replay or skip some, in the previous partition"
+                f"{len(keys)} parked keys are too many for one entry: replay or skip some, "
+                "in the previous partition"
             )
         share = self._broker.lanes.share(queue, group, whole)
         self._act_on_holders(
@@ -346,7 +367,9 @@ class LaneAdmin:
     def _act_on_holders(
         self, queue: Queue, share: GroupLaneState, action: LaneInherit | LaneUnpark
     ) -> int:
-        """Apply an action that may take lanes from their holders, and notify these. Returns the number of affected messages or keys."""
+        """Apply an action that may take lanes from their holders, and notify these. Returns the
+        number of affected messages or keys.
+        """
         tokens = {each.token for each in share.holders}
         count = self._broker.store.act(action)
         for token in tokens - {each.token for each in share.holders}:
@@ -363,15 +386,16 @@ class LaneAdmin:
         replays: bool,
         record_revision: int = 0,
     ) -> int:
-        """Replay a key's messages in order, or drop them. Returns their number. Raises UnknownGroup if the key is not parked there, as
-        `place`.
+        """Replay a key's messages in order, or drop them. Returns their number. Raises UnknownGroup
+        if the key is not parked there, as `place`.
         """
         await self._require_held(subject, group, record_revision)
         queue = self._queue(subject, number)
         share = queue.lanes.get(group)
         if share is None or key not in share.parked:
             raise UnknownGroup(
-                f"group {group!r} has not parked this key in {queue.id}: `qmq dlq list {subject} {group}` shows its parked keys"
+                f"group {group!r} has not parked this key in {queue.id}: `qmq dlq list "
+                f"{subject} {group}` shows its parked keys"
             )
         count = self._act_on_holders(
             queue, share, LaneUnpark(subject, number, group, "", key, replays)
@@ -401,7 +425,9 @@ _R = TypeVar("_R")
 def reading(
     method: Callable[[Any, Any], Awaitable[_R]],
 ) -> Callable[[Any, Any, Any], Awaitable[_R]]:
-    """Wrap a servicer's method that answers from the broker's state: the answer is sent when what was read is committed."""
+    """Wrap a servicer's method that answers from the broker's state: the answer is sent when what
+    was read is committed.
+    """
 
     async def read(self: ControlService, request: Any) -> _R:
         async with self.committed_read():
@@ -412,8 +438,8 @@ def reading(
 
 
 class ControlService(control_pb2_grpc.BrokerControlServicer):
-    """Implements control.proto. `wall` is the machine's clock, which delay servers use as a witness. It must not be a corrected time, which
-    would only repeat theirs.
+    """Implements control.proto. `wall` is the machine's clock, which delay servers use as a
+    witness. It must not be a corrected time, which would only repeat theirs.
     """
 
     def __init__(
@@ -502,7 +528,7 @@ class ControlService(control_pb2_grpc.BrokerControlServicer):
             found=await self._admin.find_time(request.subject, request.time_ms)
         )
 
-    # --- the replica ---------------------------------------------------------------------------------------------------
+    # --- the replica ------------------------------------------------------------------------------
 
     @answering
     async def DescribeReplica(self, request: pb.DescribeReplicaRequest) -> pb.ReplicaStatus:
@@ -559,7 +585,7 @@ class ControlService(control_pb2_grpc.BrokerControlServicer):
     async def ChangeReplicas(self, request: pb.ChangeReplicasRequest) -> pb.ChangeReplicasResponse:
         return await self._standing.change(add=request.add, remove=request.remove)
 
-    # --- ordered subjects ----------------------------------------------------------------------------------------------
+    # --- ordered subjects -------------------------------------------------------------------------
 
     @answering
     async def Seal(self, request: pb.SealRequest) -> pb.SealResponse:
@@ -639,7 +665,9 @@ async def serve_control(
     process: DescribeProcess = pb.ProcessStatus,
     own: NameSource = any_server,
 ) -> RpcPort:
-    """Serve the control port of the replica with the name `own`. `also` may add services. Raises OSError if the port is taken."""
+    """Serve the control port of the replica with the name `own`. `also` may add services. Raises
+    OSError if the port is taken.
+    """
     guard = (
         RpcGuard(access, local_uid=lambda: only_uid(host, served.port))
         if isinstance(access, AccessControl)

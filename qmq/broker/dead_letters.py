@@ -1,14 +1,17 @@
-"""Dead letters: copies of messages that failed for good, into the group's dead-letter queue, each exactly once (docs/DELIVERY.md).
+"""Dead letters: copies of messages that failed for good, into the group's dead-letter queue, each
+exactly once (docs/DELIVERY.md).
 
     DEAD is committed ──▶ copies appended, numbered as they died ──▶ DEAD_LETTERED
 
 Rules:
-* A message is copied only after the entry with its death is committed: otherwise a new master might not know of the death, and the copy
-  would be wrong.
-* The producer id of a share's copies follows from subject, partition, group and the group's creation; the number of a batch is the number
-  of its first dead message. After a crash, the next master recognises the copies that are stored, however they were batched, and continues
-  behind them.
-* Messages that cannot be read stay dying, and are retried from time to time. Messages that retention deleted cannot be copied.
+* A message is copied only after the entry with its death is committed: otherwise a new master might
+  not know of the death, and the copy would be wrong.
+* The producer id of a share's copies follows from subject, partition, group and the group's
+  creation; the number of a batch is the number of its first dead message. After a crash, the next
+  master recognises the copies that are stored, however they were batched, and continues behind
+  them.
+* Messages that cannot be read stay dying, and are retried from time to time. Messages that
+  retention deleted cannot be copied.
 """
 
 from __future__ import annotations
@@ -56,7 +59,9 @@ _PRODUCER_BIT: Final = 1 << 62
 
 @dataclass(slots=True)
 class PendingCopies:
-    """A share with dying messages: those before number `deaths` may be copied, and more when the indexes in `steps` are committed."""
+    """A share with dying messages: those before number `deaths` may be copied, and more when the
+    indexes in `steps` are committed.
+    """
 
     state: QueueGroup
     deaths: int = 0
@@ -85,7 +90,9 @@ class Opened:
         self._header, self._ids = view.header, view.message_ids()
 
     def id_of(self, place: int) -> bytes:
-        """The id of one message. Ids are made one by one, because usually one message of many is dead."""
+        """The id of one message. Ids are made one by one, because usually one message of many is
+        dead.
+        """
         if self._ids is not None:
             return self._ids[place]
         return MessageId(self._header.producer_id, self._header.batch_sequence, place).to_bytes()
@@ -110,7 +117,9 @@ class DeadLetterWriter:
         self._report_damage = broker.report_damage
         self._broker = broker
         self.fresh: dict[int, QueueGroup] = {}
-        """Groups whose messages began to die in actions that are not in the log yet; `written` is called when they are."""
+        """Groups whose messages began to die in actions that are not in the log yet; `written` is
+        called when they are.
+        """
         self._pending: dict[int, PendingCopies] = {}
         self.copied = 0
         """Copies made here."""
@@ -151,7 +160,10 @@ class DeadLetterWriter:
                 pending.not_before_ms = now_ms + AGAIN_MS
                 waiting, state = pending.state.share.dying_messages(), pending.state
                 log.warning(
-                    "%d dead messages of group %s on %s wait for their copy to the dead-letter queue: %s",
+                    (
+                        "%d dead messages of group %s on %s wait for their copy to the "
+                        "dead-letter queue: %s"
+                    ),
                     waiting,
                     state.name,
                     state.queue.id,
@@ -170,7 +182,9 @@ class DeadLetterWriter:
                 )
 
     def _copy_next(self, pending: PendingCopies) -> bool:
-        """Copy one batch. Returns whether there was any. Raises QmqError: then the messages stay dying, and are retried."""
+        """Copy one batch. Returns whether there was any. Raises QmqError: then the messages stay
+        dying, and are retried.
+        """
         state = pending.state
         if not state.share.dying or state.share.dying[0].number >= pending.deaths:
             return False
@@ -196,7 +210,9 @@ class DeadLetterWriter:
     def _letters(
         self, state: QueueGroup, deaths: int
     ) -> tuple[list[Letter], list[tuple[int, int]]]:
-        """The next messages to be copied together, with consecutive numbers; and (number, count) of deleted ones. Raises LogDamaged."""
+        """The next messages to be copied together, with consecutive numbers; and (number, count) of
+        deleted ones. Raises LogDamaged.
+        """
         letters, gone, size, low, high = list[Letter](), list[tuple[int, int]](), 0, 0, 0
         opened_at, batch = -1, None
         for item in state.share.dying:
@@ -212,7 +228,10 @@ class DeadLetterWriter:
                     if letters:
                         return letters, gone
                     log.warning(
-                        "retention deleted %d dead messages of group %s on %s before they were copied to the dead-letter queue",
+                        (
+                            "retention deleted %d dead messages of group %s on %s before they "
+                            "were copied to the dead-letter queue"
+                        ),
                         lost,
                         state.name,
                         state.queue.id,
@@ -257,7 +276,9 @@ class DeadLetterWriter:
         return state.reader.entry(number) if number < queue.index.count else None
 
     def _opened(self, state: QueueGroup, entry: IndexEntry) -> Opened | None:
-        """None if the entry is not a batch of messages. Raises LogDamaged; InvalidArgument if a library is not installed."""
+        """None if the entry is not a batch of messages. Raises LogDamaged; InvalidArgument if a
+        library is not installed.
+        """
         stored = self._store.read(state.queue, entry)
         try:
             return Opened(BatchView.parse(b"".join(stored)))
@@ -273,7 +294,9 @@ class DeadLetterWriter:
             return None
 
     def _copies(self, state: QueueGroup, letters: list[Letter]) -> Intake | None:
-        """One batch with copies of all letters, or, if they do not fit, of the first; None if that cannot be copied either."""
+        """One batch with copies of all letters, or, if they do not fit, of the first; None if that
+        cannot be copied either.
+        """
         subject = dead_letter_subject(state.name)
         queue = self._store.open_queue(subject, 0)
         for part in (letters, letters[:1]):
@@ -291,7 +314,9 @@ class DeadLetterWriter:
         return None
 
     def _set_aside(self, state: QueueGroup, sequence: int, count: int) -> int:
-        """Record dead messages that cannot be copied as dead-lettered, so that later ones can be copied. Returns `count`."""
+        """Record dead messages that cannot be copied as dead-lettered, so that later ones can be
+        copied. Returns `count`.
+        """
         log.error(
             "%d dead messages of group %s from sequence %d of %s on cannot be copied",
             count,
@@ -303,7 +328,9 @@ class DeadLetterWriter:
         return count
 
     def _append(self, copies: Intake) -> int:
-        """Append copies. Returns how many of them, from the first on, are now in the dead-letter queue. Raises DiskFull."""
+        """Append copies. Returns how many of them, from the first on, are now in the dead-letter
+        queue. Raises DiskFull.
+        """
         produced = self._broker.append_own([copies])[0]
         entry = copies.queue.index.entry(copies.queue.index.find_sequence(produced.base_sequence))
         self.copied += entry.count
@@ -319,7 +346,9 @@ def _size_of(batch: Opened, place: int, error: str) -> int:
 
 
 def intake_of(subject: str, queue: Queue, state: QueueGroup, letters: list[Letter]) -> Intake:
-    """The batch of copies, compressed as the first one's batch is: copies must not take a thousand times the bytes of their originals."""
+    """The batch of copies, compressed as the first one's batch is: copies must not take a thousand
+    times the bytes of their originals.
+    """
     tags = [each.batch.tags[each.place] for each in letters]
     columns, first = columns_of_copies(
         [each.batch.bodies[each.place] for each in letters],
@@ -342,7 +371,9 @@ def intake_of(subject: str, queue: Queue, state: QueueGroup, letters: list[Lette
 
 
 def producer_id(state: QueueGroup) -> int:
-    """The producer id of a share's dead letters: the same on every replica, and different from any application's."""
+    """The producer id of a share's dead letters: the same on every replica, and different from any
+    application's.
+    """
     queue_id = state.queue.id
     text = f"{queue_id.subject}/{queue_id.partition}/{state.name}/{state.share.born_ms}"
     return (

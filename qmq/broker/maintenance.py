@@ -1,17 +1,19 @@
-"""The background work of a broker: flushes, checkpoints, the commit mark, retention, leases. The slow parts run in threads.
+"""The background work of a broker: flushes, checkpoints, the commit mark, retention, leases. The
+slow parts run in threads.
 
 A failed flush is final: `fatal` stops the process before it acknowledges anything else.
 
-`ProducerOwners` says which principal uses a producer id: the first one that sent under it to this broker, while rules are enforced. A
-message's id contains the id of its producer, so every consumer knows it. Without an owner, any principal that may produce to the same
-subject could begin a newer session under that id, and the broker would refuse the producer's own batches as those of an older one
-(`ProducerFenced`).
+`ProducerOwners` says which principal uses a producer id: the first one that sent under it to this
+broker, while rules are enforced. A message's id contains the id of its producer, so every consumer
+knows it. Without an owner, any principal that may produce to the same subject could begin a newer
+session under that id, and the broker would refuse the producer's own batches as those of an older
+one (`ProducerFenced`).
 
-Each principal keeps the `IDS_MAX` ids that it began to use last, so a principal that invents ids pushes out only its own. The next batch
-of an id that was pushed out claims it again.
+Each principal keeps the `IDS_MAX` ids that it began to use last, so a principal that invents ids
+pushes out only its own. The next batch of an id that was pushed out claims it again.
 
-What if it crashes here? Owners are in memory. A broker that starts, or becomes master, learns them from the first batch of each id; a
-producer that sends continuously claims its id before others can.
+What if it crashes here? Owners are in memory. A broker that starts, or becomes master, learns them
+from the first batch of each id; a producer that sends continuously claims its id before others can.
 """
 
 from __future__ import annotations
@@ -55,7 +57,9 @@ _R = TypeVar("_R")
 
 
 def stop_process(cause: BaseException) -> None:
-    """End the process immediately, without another answer. Messages that were not acknowledged are not promised."""
+    """End the process immediately, without another answer. Messages that were not acknowledged are
+    not promised.
+    """
     print(f"qmq: fatal: {cause}", file=sys.stderr, flush=True)
     os._exit(EXIT_FATAL)
 
@@ -72,8 +76,9 @@ class Maintenance:
         retention_before: Before | None = None,
         tick_s: float = TICK_S,
     ) -> None:
-        """`holds_back` says whether checkpoints and retention must wait now, for example while a replica catches up from nothing.
-        `retention_before` says which messages are too old; without it, the broker's clock does.
+        """`holds_back` says whether checkpoints and retention must wait now, for example while a
+        replica catches up from nothing. `retention_before` says which messages are too old; without
+        it, the broker's clock does.
         """
         self._broker = broker
         self._holds_back = holds_back
@@ -135,7 +140,9 @@ class Maintenance:
         return running
 
     async def _until_ended(self, running: list[Future[Any]]) -> None:
-        """Wait for work of threads. A failure is reported where the work began, and not by asyncio as never retrieved."""
+        """Wait for work of threads. A failure is reported where the work began, and not by asyncio
+        as never retrieved.
+        """
         if running:
             ended, _ = await asyncio.wait(
                 [asyncio.wrap_future(each, loop=self._loop) for each in running]
@@ -150,7 +157,9 @@ class Maintenance:
         self._flush = None
 
     async def pause(self) -> None:
-        """Start no further work, and wait until the running work has ended: the store is about to be reopened."""
+        """Start no further work, and wait until the running work has ended: the store is about to
+        be reopened.
+        """
         self._is_paused = True
         while self._running or self._checkpoint is not None:
             await self._until_ended(list(self._running))
@@ -168,11 +177,12 @@ class Maintenance:
     def _must_end(self) -> bool:
         return self._is_stopping or self._is_paused
 
-    # --- flushing ------------------------------------------------------------------------------------------------------
+    # --- flushing ---------------------------------------------------------------------------------
 
     def after_turn(self) -> None:
-        """At the end of a turn, flush unflushed data, unless a flush is under way; the end of a flush is a turn, too. So the next flush
-        covers everything that arrived meanwhile, and a slow disk makes fewer and larger flushes.
+        """At the end of a turn, flush unflushed data, unless a flush is under way; the end of a
+        flush is a turn, too. So the next flush covers everything that arrived meanwhile, and a slow
+        disk makes fewer and larger flushes.
         """
         if self._is_paused or self._flush is not None:
             return
@@ -182,7 +192,8 @@ class Maintenance:
             self._begin_flush()
         elif self._flush_timer is None and not store.is_flushed:
             wait_s = self._flush_at - self._loop.time()
-            # Not here even if it is due: uvloop writes the turn's answers behind this callback, and they need not wait for a thread.
+            # Not here even if it is due: uvloop writes the turn's answers behind this callback, and
+            # they need not wait for a thread.
             later = (
                 self._loop.call_soon(self._flush_in_time)
                 if wait_s <= 0
@@ -191,7 +202,8 @@ class Maintenance:
             self._flush_timer = later
 
     def _flush_in_time(self) -> None:
-        # A timer may be early, which does not matter: uvloop counts whole milliseconds, and calls at once what is due in half of one.
+        # A timer may be early, which does not matter: uvloop counts whole milliseconds, and calls
+        # at once what is due in half of one.
         self._flush_timer = None
         if not self._is_paused and self._flush is None and not self._store.is_flushed:
             self._begin_flush()
@@ -220,7 +232,7 @@ class Maintenance:
             self._broker.committer.stored(store.end_flush(plan))
             self._broker.turn()
 
-    # --- on the clock --------------------------------------------------------------------------------------------------
+    # --- on the clock -----------------------------------------------------------------------------
 
     async def _tick_forever(self) -> None:
         count = 0
@@ -274,7 +286,9 @@ class Maintenance:
             self._fatal(failure)
 
     def _scrub(self) -> None:
-        """Check some more of the files, so that damage is found while another replica can repair it."""
+        """Check some more of the files, so that damage is found while another replica can repair
+        it.
+        """
         if self._scrubbing is not None and not self._scrubbing.done():
             return
         if self._scrubber.store is not self._store:
@@ -349,7 +363,9 @@ class Maintenance:
         self._broker.turn()
 
     async def _retain(self, retention: Retention) -> None:
-        """Drop expired messages, record that in a checkpoint, and only then delete the files. Failed parts are retried next time."""
+        """Drop expired messages, record that in a checkpoint, and only then delete the files.
+        Failed parts are retried next time.
+        """
         if not await self._forget_old(retention):
             return
         may_hold_files = list(self._running)
@@ -358,7 +374,9 @@ class Maintenance:
         await self._delete_files(retention, may_hold_files)
 
     async def _release_files(self, retention: Retention) -> None:
-        """While a replica starts over, its disk keeps only what the object store does not have yet."""
+        """While a replica starts over, its disk keeps only what the object store does not have
+        yet.
+        """
         may_hold_files = list(self._running)
         retention.release()
         await self._delete_files(retention, may_hold_files)
@@ -400,7 +418,9 @@ class Maintenance:
 
 
 def _may_be_written(store: Store, plan: CheckpointPlan) -> bool:
-    """Whether the checkpoint may be written: its content must be committed, because a checkpoint is never undone."""
+    """Whether the checkpoint may be written: its content must be committed, because a checkpoint is
+    never undone.
+    """
     return not store.is_replicated or store.committed_index >= plan.checkpoint.index
 
 
@@ -430,7 +450,8 @@ class ProducerOwners:
             return
         if owner is not None:
             raise AccessDenied(
-                f"producer {producer_id:016x} is not {principal}'s: another principal began to send under this id. "
+                f"producer {producer_id:016x} is not {principal}'s: another principal began "
+                "to send under this id. "
                 "After a change of principal, make a new client"
             )
         ids = self._ids.setdefault(principal, {})

@@ -1,16 +1,20 @@
-"""What a broker counts: its work since the process began (docs/METRICS.md), and the load of partitions.
+"""What a broker counts: its work since the process began (docs/METRICS.md), and the load of
+partitions.
 
 Counters of work are plain integers, incremented once for each request.
 
-*Stored* messages need no counter: a queue's numbers only grow while its broker serves, so the difference to their values at the beginning
-is what was stored. Entries that came from another master do not count, nor do command messages.
+*Stored* messages need no counter: a queue's numbers only grow while its broker serves, so the
+difference to their values at the beginning is what was stored. Entries that came from another
+master do not count, nor do command messages.
 
-Counters continue when a broker loses and regains the mastership. They start again with the process, as Prometheus expects.
+Counters continue when a broker loses and regains the mastership. They start again with the process,
+as Prometheus expects.
 
-`LoadMeters` count the load of each partition of an ordered subject, by logical partition, for splitting by load. Not replicated: a new
-master starts counting at zero. Counts decay: every `STEP_MS` they are multiplied so that half is left after `HALF_LIFE_MS`. A rate is the
-decayed count over the time it stands for (an exponentially weighted average: sum * ln 2 / half-life, corrected for the time before counting
-began).
+`LoadMeters` count the load of each partition of an ordered subject, by logical partition, for
+splitting by load. Not replicated: a new master starts counting at zero. Counts decay: every
+`STEP_MS` they are multiplied so that half is left after `HALF_LIFE_MS`. A rate is the decayed count
+over the time it stands for (an exponentially weighted average: sum * ln 2 / half-life, corrected
+for the time before counting began).
 """
 
 from __future__ import annotations
@@ -88,7 +92,9 @@ class GroupCounters:
         self.retried += retried
 
     def settled(self, settlements: Sequence[Settlement], stale: int) -> None:
-        """Verdicts arrived. The consumer no longer held `stale` of their messages, mostly because the request was sent again."""
+        """Verdicts arrived. The consumer no longer held `stale` of their messages, mostly because
+        the request was sent again.
+        """
         for each in settlements:
             verdict, count = each.verdict, each.last - each.first + 1
             if stale:
@@ -120,7 +126,9 @@ class BrokerCounters:
         """When the last checkpoint was written, milliseconds since 1970."""
         self.files_deleted = 0
         self.retention_failures = 0
-        """Queues that retention could not examine and files that it could not delete, counted each time."""
+        """Queues that retention could not examine and files that it could not delete, counted each
+        time.
+        """
         self.damaged = 0
         """Entries that the scrubber found damaged."""
         self.stored: dict[str, Stored] = {}
@@ -129,7 +137,7 @@ class BrokerCounters:
         self.uncommitted: deque[tuple[int, float]] = deque()
         """The writes whose commit is awaited: their last index, and when they were written."""
 
-    # --- stored --------------------------------------------------------------------------------------------------------
+    # --- stored -----------------------------------------------------------------------------------
 
     def begin(self, store: Store) -> None:
         """The broker begins to serve from this store."""
@@ -147,7 +155,9 @@ class BrokerCounters:
         self.uncommitted.clear()
 
     def more(self, queue: Queue) -> Stored | None:
-        """Count the entries stored in a queue since `begin`. None if there are none, or if the broker does not serve."""
+        """Count the entries stored in a queue since `begin`. None if there are none, or if the
+        broker does not serve.
+        """
         if self._marks is None:
             return None
         mark, now = (
@@ -160,7 +170,7 @@ class BrokerCounters:
             now.messages - mark.messages, now.bytes - mark.bytes, now.batches - mark.batches
         )
 
-    # --- counting ------------------------------------------------------------------------------------------------------
+    # --- counting ---------------------------------------------------------------------------------
 
     def group(self, subject: str, group: str) -> GroupCounters:
         """The counters of a group; made if absent."""

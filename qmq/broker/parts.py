@@ -8,8 +8,9 @@
     GroupRules          the operators' settings for consumer groups: retries and pauses
     PendingResponses    answers that wait for their index, and coroutines of this process that wait for a commit
 
-Group rules are in the coordination store (docs/DELIVERY.md); a broker reads them from its view, which may lag a moment. Replicas need not
-agree on them: the master decides by them, and writes its decision to the log.
+Group rules are in the coordination store (docs/DELIVERY.md); a broker reads them from its view,
+which may lag a moment. Replicas need not agree on them: the master decides by them, and writes its
+decision to the log.
 
 Answers wait in one of three ways:
 
@@ -43,7 +44,9 @@ from qmq.wire.frame_payloads import Produced
 
 
 class ServingBroker(Protocol):
-    """The broker, as its parts see it. Requests of one round of the event loop are written and answered together, in one turn."""
+    """The broker, as its parts see it. Requests of one round of the event loop are written and
+    answered together, in one turn.
+    """
 
     clock: Clock
     config: BrokerConfig
@@ -95,15 +98,21 @@ class ServingBroker(Protocol):
         ...
 
     def append_own(self, batches: list[Intake]) -> list[Produced]:
-        """Store batches that the broker itself makes; stored ones are recognised by their numbers. Raises DiskFull."""
+        """Store batches that the broker itself makes; stored ones are recognised by their numbers.
+        Raises DiskFull.
+        """
         ...
 
     def act(self, action: ScheduleAction) -> None:
-        """Write the action with the next turn, after earlier ones. The actions of one turn are one entry: all or none. Raises NotMaster."""
+        """Write the action with the next turn, after earlier ones. The actions of one turn are one
+        entry: all or none. Raises NotMaster.
+        """
         ...
 
     async def committed(self) -> None:
-        """Returns when everything written so far is committed. Raises NotMaster if this replica will not learn that."""
+        """Returns when everything written so far is committed. Raises NotMaster if this replica
+        will not learn that.
+        """
         ...
 
     def commit(self, index: int) -> None:
@@ -190,7 +199,9 @@ class GroupRules:
     """These are the default settings, without pauses."""
 
     def settings(self, subject: str, group: str) -> GroupSettings:
-        """The most specific settings: of the group on this subject, of the group on all subjects, or the default."""
+        """The most specific settings: of the group on this subject, of the group on all subjects,
+        or the default.
+        """
         return DEFAULT
 
     def is_paused(self, subject: str, group: str, consumer: str, client: str) -> bool:
@@ -203,7 +214,9 @@ def _raise(cause: BaseException) -> None:
 
 
 Admit = Callable[[list[Intake]], None]
-"""Checks the batches of one request of a write, after those of earlier requests. Raises a QmqError, and then none of them is stored."""
+"""Checks the batches of one request of a write, after those of earlier requests. Raises a QmqError,
+and then none of them is stored.
+"""
 
 
 class MasterWork(Protocol):
@@ -220,7 +233,9 @@ class MasterWork(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class KindParts:
-    """The parts in which a broker of a broker group and one of a delay group differ. The defaults are those of a broker group."""
+    """The parts in which a broker of a broker group and one of a delay group differ. The defaults
+    are those of a broker group.
+    """
 
     destinations: Destinations | None = None
     """None: the queues, by `BrokerParts.routing`."""
@@ -236,14 +251,16 @@ class BrokerParts:
 
     committer: Committer
     fatal: Callable[[BaseException], None] = _raise
-    """Stops the process: an invariant is broken, or storage failed in a way that must not be worked around."""
+    """Stops the process: an invariant is broken, or storage failed in a way that must not be worked
+    around.
+    """
     on_turn_end: Callable[[], None] = lambda: None
     """Called at the end of each turn."""
     report_damage: Callable[[LogDamaged], bool] = lambda _: False
     """Reports damage. Returns True if it is being repaired, and the broker will be woken."""
     accept_replica: Callable[[Frame, ReplicaConnection], ReplicaPeer] | None = None
-    """Takes the first frame of another replica's connection, and returns the object that takes the rest. Raises ProtocolViolation,
-    Unavailable.
+    """Takes the first frame of another replica's connection, and returns the object that takes the
+    rest. Raises ProtocolViolation, Unavailable.
     """
     may_write: Callable[[], bool] = lambda: True
     """Whether this master's lease in the coordination store holds, by its own clock."""
@@ -257,7 +274,9 @@ class BrokerParts:
 
 
 class PendingResponses:
-    """Answers in the order of their indexes; one that waits for a flush does not delay the others."""
+    """Answers in the order of their indexes; one that waits for a flush does not delay the
+    others.
+    """
 
     def __init__(self) -> None:
         self.unwritten: list[HeldAnswer] = []
@@ -311,7 +330,9 @@ class PendingResponses:
             held.peer.send(held.answer)
 
     def abandon(self, failure: Callable[[], QmqError]) -> list[HeldAnswer]:
-        """Drop everything: waiting coroutines get the failure, and the waiting answers are returned."""
+        """Drop everything: waiting coroutines get the failure, and the waiting answers are
+        returned.
+        """
         for waiter in (*self._unwritten_waiters, *[waiter for _, waiter in self._waiters]):
             if not waiter.done():
                 waiter.set_exception(failure())

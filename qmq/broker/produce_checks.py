@@ -1,23 +1,29 @@
-"""Whether the batches of a producer may be stored, and in which queue: each batch by itself, when it arrives, and all batches of a write
-together, by `Admission`. No I/O except reading a duplicate's checksum.
+"""Whether the batches of a producer may be stored, and in which queue: each batch by itself, when
+it arrives, and all batches of a write together, by `Admission`. No I/O except reading a duplicate's
+checksum.
 
-A batch is accepted or refused as a whole. The broker never decodes single messages: it checks the producer's checksum, finds the columns,
-and checks each column's offsets as a vector, so that no later reader of the log reads outside the batch.
+A batch is accepted or refused as a whole. The broker never decodes single messages: it checks the
+producer's checksum, finds the columns, and checks each column's offsets as a vector, so that no
+later reader of the log reads outside the batch.
 
-A destination is a queue of this broker, with the conditions for a batch. `BrokerSubjects` looks it up once, and again after the settings of
-its subject, or any route, have changed.
+A destination is a queue of this broker, with the conditions for a batch. `BrokerSubjects` looks it
+up once, and again after the settings of its subject, or any route, have changed.
 
-In any queue a number names one batch, and in a partition of an ordered subject these rules keep the order of writes (`Admission`):
+In any queue a number names one batch, and in a partition of an ordered subject these rules keep the
+order of writes (`Admission`):
 
     number n, other content      refused for good, in any queue: NumberTaken
     sealed                       a stored batch is answered again; any other is refused for good: RouteChanged
     number n of a producer       taken if n - 1 was its last one here, or n is the first of a newer session than that (or of any, if it
-                                 never sent here, or was forgotten and does not say AGAIN); a stored batch is answered again
-    of an older session          refused for good: ProducerFenced. The producer gave it up, and it must not follow newer batches
+                                 never sent here, or was forgotten and does not say AGAIN); a stored
+                                 batch is answered again
+    of an older session          refused for good: ProducerFenced. The producer gave it up, and it
+                                 must not follow newer batches
     anything else                refused: OutOfSequence
     lease lapsed                 where the subject's fencing is by lease: RightLapsed
 
-If one batch is refused, all later batches of the producer are therefore refused too, and the broker knows one position of its stream.
+If one batch is refused, all later batches of the producer are therefore refused too, and the broker
+knows one position of its stream.
 """
 
 from __future__ import annotations
@@ -77,22 +83,30 @@ from qmq.wire.batch_columns import (
 
 
 class Routing:
-    """The data about ordered subjects in the coordination store. This one knows no ordered subject."""
+    """The data about ordered subjects in the coordination store. This one knows no ordered
+    subject.
+    """
 
     def partition(self, subject: str, number: int) -> PhysicalPartition | None:
         """The partition, if any version of the route has it on this broker group; else None."""
         return None
 
     def is_open(self, subject: str, group: str, number: int, lps: LpRange, version: int) -> bool:
-        """Whether the group reads `version` in the range, and the partition belongs to that version there."""
+        """Whether the group reads `version` in the range, and the partition belongs to that version
+        there.
+        """
         return False
 
     async def closes(self, subject: str, number: int, change_id: str, to_version: int) -> bool:
-        """Whether the store has this route change, and it closes the partition. Raises CoordinationError."""
+        """Whether the store has this route change, and it closes the partition. Raises
+        CoordinationError.
+        """
         return False
 
     async def group_revision(self, subject: str, group: str) -> int:
-        """The current revision of the group's record in the store, 0 without a record; `is_open` uses nothing older from then on."""
+        """The current revision of the group's record in the store, 0 without a record; `is_open`
+        uses nothing older from then on.
+        """
         return 0
 
 
@@ -112,7 +126,9 @@ class Admission:
         """The last number of each producer in this write, by queue."""
 
     def admit(self, batches: list[Intake]) -> None:
-        """Admit all batches of a request, or none. Raises RouteChanged, OutOfSequence, ProducerFenced, NumberTaken, RightLapsed."""
+        """Admit all batches of a request, or none. Raises RouteChanged, OutOfSequence,
+        ProducerFenced, NumberTaken, RightLapsed.
+        """
         admitted, newest = dict[Key, int](), dict[tuple[int, int], int]()
         for batch in batches:
             if not self._is_stored(batch, admitted):
@@ -139,7 +155,8 @@ class Admission:
             is_same = _is_stored_at(self._store, found.base_sequence, batch)
         if not is_same:
             raise NumberTaken(
-                f"batch {header.batch_sequence} of producer {header.producer_id:016x} is in {queue.id} with other content: nothing was "
+                f"batch {header.batch_sequence} of producer {header.producer_id:016x} is in "
+                f"{queue.id} with other content: nothing was "
                 "stored; two senders use one producer id"
             )
         return True
@@ -148,7 +165,8 @@ class Admission:
         queue, header = batch.queue, batch.header
         if queue.sealed is not None:
             raise RouteChanged(
-                f"{queue.id} is sealed: route version {queue.sealed.to_version} says which partition has its keys now"
+                f"{queue.id} is sealed: route version {queue.sealed.to_version} says which "
+                "partition has its keys now"
             )
         last = newest.get(
             (id(queue), header.producer_id), self._newest.get((id(queue), header.producer_id))
@@ -159,27 +177,33 @@ class Admission:
         number = header.batch_sequence
         if session_of(number) < session_of(last):
             raise ProducerFenced(
-                f"batch {number} of producer {header.producer_id:016x} to {queue.id} is of session {session_of(number)}, and "
-                f"session {session_of(last)} has begun there: the producer gave this batch up, and it is not stored"
+                f"batch {number} of producer {header.producer_id:016x} to {queue.id} is of "
+                f"session {session_of(number)}, and "
+                f"session {session_of(last)} has begun there: the producer gave this batch "
+                "up, and it is not stored"
             )
         if number != last + 1 and not (begins_session(number) and number > last):
             raise OutOfSequence(
-                f"batch {header.batch_sequence} of producer {header.producer_id:016x} to {queue.id}: {last + 1} comes next"
+                f"batch {header.batch_sequence} of producer {header.producer_id:016x} to "
+                f"{queue.id}: {last + 1} comes next"
             )
         if not self._has_right(queue):
             raise RightLapsed(
-                f"{queue.id} takes no messages: this master has lost its lease in the coordination store; try again soon"
+                f"{queue.id} takes no messages: this master has lost its lease in the "
+                "coordination store; try again soon"
             )
 
     @staticmethod
     def _last_before_silence(queue: Queue, header: RegionHeader) -> int:
-        """For a batch with AGAIN the producer's window may have expired; the log knows the producer's last number."""
+        """For a batch with AGAIN the producer's window may have expired; the log knows the
+        producer's last number.
+        """
         return queue.index.newest_of(header.producer_id) if header.flags & BatchFlag.AGAIN else -1
 
 
 def _is_stored_at(store: Store, sequence: int, batch: Intake) -> bool:
-    """Whether this very batch is stored there; a batch that retention deleted counts as the same. Reads the disk, so it is called for
-    duplicates only.
+    """Whether this very batch is stored there; a batch that retention deleted counts as the same.
+    Reads the disk, so it is called for duplicates only.
     """
     index = batch.queue.index
     if sequence < batch.queue.start_sequence or index.count == index.first:
@@ -225,11 +249,15 @@ class Destination(NamedTuple):
 
 
 FindQueue = Callable[[bytes, int], Destination]
-"""(subject as bytes, partition) -> where it is. Raises UnknownSubject, InvalidName, OrderMismatch, RouteChanged."""
+"""(subject as bytes, partition) -> where it is. Raises UnknownSubject, InvalidName, OrderMismatch,
+RouteChanged.
+"""
 
 
 def may_pass_drain(batch: Intake) -> bool:
-    """A retry of a stored batch is answered also while drained; and a partition takes messages until it was moved away."""
+    """A retry of a stored batch is answered also while drained; and a partition takes messages
+    until it was moved away.
+    """
     if batch.queue.is_ordered:
         return True
     return batch.queue.find_duplicate(batch.header) is not None
@@ -238,8 +266,9 @@ def may_pass_drain(batch: Intake) -> bool:
 def read_batches(payload: memoryview, find_queue: FindQueue) -> list[Intake]:
     """The checked batches of a PRODUCE.
 
-    Raises: CorruptBatch: a checksum or an offset does not hold. MessageTooLarge: a body is over the subject's limit. InvalidArgument,
-    OrderMismatch: an invalid directed batch. UnknownSubject, InvalidName: from `find_queue`.
+    Raises: CorruptBatch: a checksum or an offset does not hold. MessageTooLarge: a body is over the
+    subject's limit. InvalidArgument, OrderMismatch: an invalid directed batch. UnknownSubject,
+    InvalidName: from `find_queue`.
     """
     found: list[Intake] = []
     at = 0
@@ -299,30 +328,38 @@ def read_batch(region: bytes, region_crc: int, find_queue: FindQueue) -> Intake:
 
 
 def _unusable(header: RegionHeader) -> InvalidArgument:
-    """The refusal of values that readers of the log could not use: dead letters and delayed messages are built from stored ones."""
+    """The refusal of values that readers of the log could not use: dead letters and delayed
+    messages are built from stored ones.
+    """
     if header.compression not in _COMPRESSIONS:
         return InvalidArgument(
             f"compression {header.compression} is unknown: 0 is none, 1 zstd, 2 lz4"
         )
     if header.batch_sequence >= BATCH_NUMBERS:
         return InvalidArgument(
-            f"batch number {header.batch_sequence} is over {BATCH_NUMBERS - 1}: begin again under a new producer id"
+            f"batch number {header.batch_sequence} is over {BATCH_NUMBERS - 1}: begin again "
+            "under a new producer id"
         )
     return InvalidArgument(
-        f"create time {header.create_time_ms} is not a valid number of milliseconds since 1970: check the producer's clock"
+        f"create time {header.create_time_ms} is not a valid number of milliseconds since "
+        "1970: check the producer's clock"
     )
 
 
 def _check_order(region: bytes, header: RegionHeader, layout: Layout, lps: LpRange) -> None:
-    """Check that all messages for a partition of an ordered subject have keys, and belong to its logical partitions."""
+    """Check that all messages for a partition of an ordered subject have keys, and belong to its
+    logical partitions.
+    """
     if layout.key < 0 or layout.logical_partition < 0:
         raise OrderMismatch(
-            "messages to an ordered subject need keys and logical partitions: send them with mq.ordered_producer"
+            "messages to an ordered subject need keys and logical partitions: send them with "
+            "mq.ordered_producer"
         )
     found = logical_partitions(region, layout, header.count)
     if int(found.min()) < lps.first or int(found.max()) >= lps.end:
         raise InvalidArgument(
-            f"messages of logical partitions {found.min()} to {found.max()} were sent to a partition that holds {lps}"
+            f"messages of logical partitions {found.min()} to {found.max()} were sent to a "
+            f"partition that holds {lps}"
         )
 
 
@@ -351,7 +388,9 @@ def _check_columns(region: bytes, header: RegionHeader, layout: Layout) -> int:
 
 
 def _check_header_bytes(region: bytes, layout: Layout, count: int, total: int) -> None:
-    """The headers of each message together. Offsets were checked before; a batch with few header bytes in all needs no closer check."""
+    """The headers of each message together. Offsets were checked before; a batch with few header
+    bytes in all needs no closer check.
+    """
     names, values = (
         _last(region, layout.header_name, total),
         _last(region, layout.header_value, total),
@@ -374,7 +413,9 @@ def _last(region: bytes, at: int, count: int) -> int:
 
 
 def _check_offsets(region: bytes, at: int, count: int, end: int, *, exact: bool = False) -> int:
-    """Offsets begin at 0, never decrease, and end at (or before) `end`. Returns the longest item. Raises CorruptBatch."""
+    """Offsets begin at 0, never decrease, and end at (or before) `end`. Returns the longest item.
+    Raises CorruptBatch.
+    """
     longest: int
     if count == 1:
         first, last = ONE_ITEM.unpack_from(region, at)
@@ -410,7 +451,9 @@ FindSubject = Callable[[str], SubjectConfig]
 
 
 class Destinations(Protocol):
-    """The destinations of one kind of group: `QueueDestinations`, or `qmq.delay.broker.DelayDestinations`."""
+    """The destinations of one kind of group: `QueueDestinations`, or
+    `qmq.delay.broker.DelayDestinations`.
+    """
 
     def find(
         self, store: Store, find_subject: FindSubject, subject: bytes, partition: int
@@ -420,7 +463,9 @@ class Destinations(Protocol):
 
 
 class QueueDestinations:
-    """The destinations of a broker group: the one queue of an unordered subject, or the partitions of an ordered subject on this broker."""
+    """The destinations of a broker group: the one queue of an unordered subject, or the partitions
+    of an ordered subject on this broker.
+    """
 
     def __init__(self, routing: Routing) -> None:
         self._routing = routing
@@ -446,7 +491,8 @@ class QueueDestinations:
     def _find_ordered(self, store: Store, config: SubjectConfig, number: int) -> Destination:
         if number == 0:
             raise OrderMismatch(
-                f"subject {config.name!r} is ordered: send with mq.ordered_producer, consume with mq.ordered_consumer"
+                f"subject {config.name!r} is ordered: send with mq.ordered_producer, consume "
+                "with mq.ordered_consumer"
             )
         found = self._routing.partition(config.name, number)
         if found is None:
@@ -463,19 +509,26 @@ class QueueDestinations:
 
 
 def _not_in_a_route(queue: Queue | None, subject: str, number: int) -> RouteChanged:
-    """The refusal for a partition that no known route has. If it has messages, the coordination store was put back to older routes: a batch
-    that was sent before may be in it, and a sender that asks about that batch must not read the refusal as that of a sealed partition.
+    """The refusal for a partition that no known route has. If it has messages, the coordination
+    store was put back to older routes: a batch that was sent before may be in it, and a sender that
+    asks about that batch must not read the refusal as that of a sealed partition.
     """
     if queue is None or queue.is_blank:
         return RouteChanged(
-            f"partition {number} of {subject!r} is not known here yet: ask the metaserver for the route"
+            f"partition {number} of {subject!r} is not known here yet: ask the metaserver "
+            "for the route"
         )
-    text = f"partition {number} of {subject!r} has messages, and no route has the partition any more: see `qmq doctor`"
+    text = (
+        f"partition {number} of {subject!r} has messages, and no route has the partition any "
+        "more: see `qmq doctor`"
+    )
     return RouteChanged(text, outcome=Outcome.UNKNOWN)
 
 
 class BrokerSubjects:
-    """The subjects that a broker knows, and the destinations of their messages in one store. Made with the store that is served from."""
+    """The subjects that a broker knows, and the destinations of their messages in one store. Made
+    with the store that is served from.
+    """
 
     def __init__(
         self,
@@ -518,8 +571,9 @@ class BrokerSubjects:
         return config
 
     def retention_settings(self, name: str) -> SubjectConfig | None:
-        """The settings by which this broker keeps the subject's messages, if the subject exists. None in a delay group, which keeps
-        messages until they are delivered, regardless of the subject's settings.
+        """The settings by which this broker keeps the subject's messages, if the subject exists.
+        None in a delay group, which keeps messages until they are delivered, regardless of the
+        subject's settings.
         """
         return self._settings_or_none(name) if self._has_consumers else None
 
@@ -528,9 +582,11 @@ class BrokerSubjects:
         return SubjectConfig(name) if is_dead_letters(name) else self._look_up(name)
 
     def forget(self, subjects: Iterable[str] | None = None) -> None:
-        """The settings of these subjects, and routes, may have changed: look their destinations up again. None: of all subjects.
+        """The settings of these subjects, and routes, may have changed: look their destinations up
+        again. None: of all subjects.
 
-        Looking up 10,000 subjects again because another one was created takes as long as a thousand batches.
+        Looking up 10,000 subjects again because another one was created takes as long as a thousand
+        batches.
         """
         self._partitions.clear()
         if subjects is None:

@@ -1,23 +1,29 @@
-"""The time of one replica: the kept time for its entries, and the time by which its retention counts.
+"""The time of one replica: the kept time for its entries, and the time by which its retention
+counts.
 
-    clock               SteadyClock (qmq/broker/timekeeper.py), which does not follow every jump of the machine's clock; it stamps entries
-    TimeWitnesses       asks the machines of the group's other replicas, or of other groups', for their time
+    clock               SteadyClock (qmq/broker/timekeeper.py), which does not follow every jump of
+                        the machine's clock; it stamps entries
+    TimeWitnesses       asks the machines of the group's other replicas, or of other groups', for
+                        their time
     RetentionTime       does not leap on the word of one machine's clock (qmq/log/retention_time.py)
 
-The machines *agree* if, of those that answered and this one, most have clocks within a minute of the kept time, and these are a majority of
-the group's voters and at least two. In a group with several voters the kept time begins with that of the log, and follows the machine's
-clock only when other machines confirm it. So messages are accepted before machines agree, with times that continue the log's. In a group
-alone the kept time follows the machine's clock, because nobody can deny it, and only an operator can let retention follow.
+The machines *agree* if, of those that answered and this one, most have clocks within a minute of
+the kept time, and these are a majority of the group's voters and at least two. In a group with
+several voters the kept time begins with that of the log, and follows the machine's clock only when
+other machines confirm it. So messages are accepted before machines agree, with times that continue
+the log's. In a group alone the kept time follows the machine's clock, because nobody can deny it,
+and only an operator can let retention follow.
 
 A clock that a test hands in is trusted: it is the time for everything.
 
-`TimeWitnesses` asks brokers and replicas over their control ports (`DescribeReplica`, which slaves answer, too): once at the start, then
-every thirty seconds, and every second while the kept time has a step to decide (qmq/broker/timekeeper.py). Witnesses answer with their
-machine's wall clock, even delay servers, because their kept time would not be independent. An answer that takes more than a second is
-ignored; no single answer is required.
+`TimeWitnesses` asks brokers and replicas over their control ports (`DescribeReplica`, which slaves
+answer, too): once at the start, then every thirty seconds, and every second while the kept time has
+a step to decide (qmq/broker/timekeeper.py). Witnesses answer with their machine's wall clock, even
+delay servers, because their kept time would not be independent. An answer that takes more than a
+second is ignored; no single answer is required.
 
-It also reads the clock once a second, so that it notices a step at once, without waiting for the next caller. It logs each step
-twice: when the step lasts, and when it is accepted.
+It also reads the clock once a second, so that it notices a step at once, without waiting for the
+next caller. It logs each step twice: when the step lasts, and when it is accepted.
 """
 
 from __future__ import annotations
@@ -52,7 +58,9 @@ ASK_EVERY_MS: Final = 30_000
 """How often witnesses are asked while clocks agree."""
 
 AskTime = Callable[[str], Awaitable[int]]
-"""The time at a control address, in milliseconds; 0 if it is not known. An error other than a cancellation means no answer."""
+"""The time at a control address, in milliseconds; 0 if it is not known. An error other than a
+cancellation means no answer.
+"""
 
 
 class ControlPorts:
@@ -81,7 +89,9 @@ class ControlPorts:
 
 
 class TimeWitnesses:
-    """The task that asks. `addresses` returns the control addresses of other machines' brokers and replicas, the best witnesses first."""
+    """The task that asks. `addresses` returns the control addresses of other machines' brokers and
+    replicas, the best witnesses first.
+    """
 
     def __init__(
         self,
@@ -184,7 +194,9 @@ CONFIRM_MS: Final = 60_000
 """How much the time that an operator confirms may differ from the machine's clock."""
 SAVE_MS: Final = 60_000
 BEHIND_MS: Final = 3_600_000
-"""Retention that is farther behind the kept time is logged: an operator should look at the clock."""
+"""Retention that is farther behind the kept time is logged: an operator should look at the
+clock.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -218,19 +230,24 @@ class ReplicaTime:
         network: Network = NETWORK,
         ask: AskTime | None = None,
     ) -> None:
-        """`boot` is the machine's boot id. `addresses` are the other machines' control addresses, `voters` the number of the group's. A
-        delay group's kept time follows its clock after a minute, if no other machine denies it.
+        """`boot` is the machine's boot id. `addresses` are the other machines' control addresses,
+        `voters` the number of the group's. A delay group's kept time follows its clock after a
+        minute, if no other machine denies it.
         """
         self.clock = clock
         self._folder, self._disk, self._boot = folder, disk, boot
         self._voters, self._is_delay = voters, is_delay
         self._retention: RetentionTime | None = None
         self._sure_ms = 0
-        """The kept time when other machines or an operator last confirmed it, or the process began."""
+        """The kept time when other machines or an operator last confirmed it, or the process
+        began.
+        """
         self._seen = (0, 0)
         """The kept time and CLOCK_BOOTTIME, as last read."""
         self._stamped_ms = 0
-        """The highest stamp that an entry may have had then: stamps do not go back with the kept time."""
+        """The highest stamp that an entry may have had then: stamps do not go back with the kept
+        time.
+        """
         self._saved_boot_ms = 0
         self._is_told = False
         self._steady = clock if isinstance(clock, SteadyClock) else None
@@ -240,7 +257,7 @@ class ReplicaTime:
                 self._steady, addresses, ask=ask, network=network, after_look=self._looked
             )
 
-    # --- reading -------------------------------------------------------------------------------------------------------
+    # --- reading ----------------------------------------------------------------------------------
 
     def retention_ms(self) -> int:
         """The time by which retention counts."""
@@ -261,10 +278,12 @@ class ReplicaTime:
         behind_ms = self.clock.time_ms() - self.retention_ms()
         return TimeStatus(self._steady.step_ms, max(behind_ms, 0))
 
-    # --- changing ------------------------------------------------------------------------------------------------------
+    # --- changing ---------------------------------------------------------------------------------
 
     def begin(self, log_ms: int) -> None:
-        """Continue from the saved time. `log_ms` is the time of the log's last entry, 0 if it has none."""
+        """Continue from the saved time. `log_ms` is the time of the log's last entry, 0 if it has
+        none.
+        """
         if self._steady is None:
             return
         saved, boot_ms = self._read(), self._steady.boot_ms()
@@ -299,13 +318,16 @@ class ReplicaTime:
             await self._witnesses.look()
 
     def confirm(self, time_ms: int) -> TimeStatus:
-        """An operator says that the machine's clock, which shows `time_ms`, is right. Raises InvalidArgument, DiskFull."""
+        """An operator says that the machine's clock, which shows `time_ms`, is right. Raises
+        InvalidArgument, DiskFull.
+        """
         if self._steady is None or self._retention is None:
             return TimeStatus()
         wall_ms = self._steady.time_ms() + self._steady.step_ms
         if abs(wall_ms - time_ms) > CONFIRM_MS:
             raise InvalidArgument(
-                f"the machine's clock shows {wall_ms} ms since 1970, not {time_ms}: look at it again, then confirm it"
+                f"the machine's clock shows {wall_ms} ms since 1970, not {time_ms}: look at "
+                "it again, then confirm it"
             )
         before = self.status()
         self._steady.confirm()
@@ -349,13 +371,16 @@ class ReplicaTime:
         behind_ms = self.status().retention_behind_ms
         is_behind = behind_ms > BEHIND_MS
         if is_behind and not self._is_told:
-            text = "retention counts ages by a time %d ms behind this machine's clock, and keeps messages longer, until other machines agree"
+            text = (
+                "retention counts ages by a time %d ms behind this machine's clock, and keeps "
+                "messages longer, until other machines agree"
+            )
             log.warning(
                 f"{text} with it or an operator confirms it (`qmq broker confirm-clock`)", behind_ms
             )
         self._is_told = is_behind
 
-    # --- the file ------------------------------------------------------------------------------------------------------
+    # --- the file ---------------------------------------------------------------------------------
 
     def _read(self) -> SavedTime | None:
         path = self._folder / FILE

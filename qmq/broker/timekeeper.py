@@ -1,26 +1,31 @@
-"""Keeps the time for a server that must neither deliver nor delete early when the machine's clock is wrong.
+"""Keeps the time for a server that must neither deliver nor delete early when the machine's clock
+is wrong.
 
-The *kept* time is CLOCK_BOOTTIME (which continues while the machine sleeps, and cannot be set) plus an offset. The offset follows
-the wall clock, by one table:
+The *kept* time is CLOCK_BOOTTIME (which continues while the machine sleeps, and cannot be set) plus
+an offset. The offset follows the wall clock, by one table:
 
     wall clock - kept time       the witnesses confirm       then
     under 1 s                    (not asked)                 the kept time moves to it by 500 ppm: it never stops, never goes back
     1 s or more: a *step*        the wall clock              accepted immediately: the kept time becomes the wall clock's
                                  the kept time               refused, as long as they confirm it
                                  neither, or no answers      accepted after 60 s, if it stayed within 1 s and no witness denied it;
-                                                             never with `accepts_alone` false, which brokers set that have peers
+                                                             never with `accepts_alone` false, which
+                                                             brokers set that have peers
 
-After an accepted step back, the kept time goes back. If it stood still until the wall clock reached it, all messages would be late by the
-error of the clock. The store's append times do not fall in any case, and the wheel works with a time that goes back.
+After an accepted step back, the kept time goes back. If it stood still until the wall clock reached
+it, all messages would be late by the error of the clock. The store's append times do not fall in
+any case, and the wheel works with a time that goes back.
 
-A *witness* is the time of another machine: a broker's, a replica's. Its time is known up to half of the round trip. It counts for ten
-seconds, and in a step only if it was asked after the step was noticed. The median of several decides; of an even number, the earlier of the
-middle two. If its error allows both times, it counts for the nearer one; exactly between them, for the kept time.
+A *witness* is the time of another machine: a broker's, a replica's. Its time is known up to half of
+the round trip. It counts for ten seconds, and in a step only if it was asked after the step was
+noticed. The median of several decides; of an even number, the earlier of the middle two. If its
+error allows both times, it counts for the nearer one; exactly between them, for the kept time.
 
-When the process starts, it knows only the wall clock, which may just have jumped. Until witnesses have answered once (the time is then
-*attested*), they can correct the kept time themselves: one witness back, two witnesses forward, because late is better than early. After
-that, the wall clock that they contradicted is a step like any other. A replica that begins with the time of its log (`begin_at`) treats
-the wall clock as a step from the start.
+When the process starts, it knows only the wall clock, which may just have jumped. Until witnesses
+have answered once (the time is then *attested*), they can correct the kept time themselves: one
+witness back, two witnesses forward, because late is better than early. After that, the wall clock
+that they contradicted is a step like any other. A replica that begins with the time of its log
+(`begin_at`) treats the wall clock as a step from the start.
 """
 
 from __future__ import annotations
@@ -41,7 +46,9 @@ SETTLING_MS: Final = 3000
 """How long a process waits for witnesses after its start before it accepts its wall clock."""
 
 REUSE_MS: Final = 20
-"""How long a reading of all clocks is continued by the monotonic clock alone. The kernel tells some of the others slowly."""
+"""How long a reading of all clocks is continued by the monotonic clock alone. The kernel tells some
+of the others slowly.
+"""
 
 _NEVER: Final = (0, 0)
 _NS: Final = 1_000_000
@@ -71,7 +78,9 @@ class ClockStep:
 
 
 class Timekeeper:
-    """The table above, pure. Times are milliseconds; `boot_ms` is CLOCK_BOOTTIME and does not fall (a lower one counts as the last one)."""
+    """The table above, pure. Times are milliseconds; `boot_ms` is CLOCK_BOOTTIME and does not fall
+    (a lower one counts as the last one).
+    """
 
     def __init__(self, wall_ms: int, boot_ms: int) -> None:
         self._offset_ns = (wall_ms - boot_ms) * _NS
@@ -91,16 +100,22 @@ class Timekeeper:
 
     @property
     def wants_witnesses(self) -> bool:
-        """Whether the timekeeper has something to decide, so that witnesses should be asked often."""
+        """Whether the timekeeper has something to decide, so that witnesses should be asked
+        often.
+        """
         return self.step is not None or not self.is_attested
 
     @property
     def is_settled(self) -> bool:
-        """False shortly after the start, while a wall clock that jumped before could still be detected: deliver nothing yet."""
+        """False shortly after the start, while a wall clock that jumped before could still be
+        detected: deliver nothing yet.
+        """
         return self.is_attested or self._boot_ms - self._start_boot_ms >= SETTLING_MS
 
     def witness(self, name: str, their_time_ms: int, sent_boot_ms: int, heard_boot_ms: int) -> None:
-        """`name` answered `their_time_ms`, at some moment between sending and receiving. A later answer replaces an earlier one."""
+        """`name` answered `their_time_ms`, at some moment between sending and receiving. A later
+        answer replaces an earlier one.
+        """
         round_trip_ms = heard_boot_ms - sent_boot_ms
         if not 0 <= round_trip_ms <= ROUND_TRIP_MS_MAX:
             return
@@ -127,8 +142,8 @@ class Timekeeper:
         return self._boot_ms + self._offset_ns // _NS
 
     def begin_at(self, time_ms: int) -> None:
-        """Continue from a time that was kept before, instead of the wall clock, until witnesses have answered. Clocks that show an earlier
-        time are wrong.
+        """Continue from a time that was kept before, instead of the wall clock, until witnesses
+        have answered. Clocks that show an earlier time are wrong.
         """
         if not self.is_attested:
             self._floor_ns = self._offset_ns = (time_ms - self._boot_ms) * _NS
@@ -139,7 +154,9 @@ class Timekeeper:
             self._believe((wall_ms - self._boot_ms) * _NS)
 
     def agreeing(self, within_ms: int) -> tuple[int, int]:
-        """(the machines whose clocks agree with the kept time, the machines that were heard), both with this one."""
+        """(the machines whose clocks agree with the kept time, the machines that were heard), both
+        with this one.
+        """
         fresh = self._fresh(self._boot_ms - FRESH_MS)
         near = sum(
             abs(said.offset_ms * _NS - self._offset_ns) <= (within_ms + said.doubt_ms) * _NS
@@ -147,7 +164,7 @@ class Timekeeper:
         )
         return near + (abs(self.step_ms) <= within_ms), len(fresh) + 1
 
-    # --- steps ---------------------------------------------------------------------------------------------------------
+    # --- steps ------------------------------------------------------------------------------------
 
     def _notice(self, size_ms: int) -> None:
         if self.step is None or abs(size_ms - self.step.size_ms) > STEP_MS:
@@ -181,7 +198,7 @@ class Timekeeper:
         self.step = None
         self.steps_accepted += 1
 
-    # --- witnesses -----------------------------------------------------------------------------------------------------
+    # --- witnesses --------------------------------------------------------------------------------
 
     def _fresh(self, asked_since_boot_ms: int) -> list[Testimony]:
         """The recent answers, sorted by the reported time."""
@@ -213,7 +230,9 @@ class Timekeeper:
             self.is_attested = True
 
     def _attest_since(self, floor_ns: int, wall_ns: int, fresh: list[Testimony]) -> None:
-        """Take the median of all clocks, this machine's too, that are not before the time that was kept. Two that agree attest it."""
+        """Take the median of all clocks, this machine's too, that are not before the time that was
+        kept. Two that agree attest it.
+        """
         told = sorted([(wall_ns, 0), *((said.offset_ms * _NS, said.doubt_ms) for said in fresh)])
         since = [each for each in told if each[0] >= floor_ns - (STEP_MS + each[1]) * _NS]
         if not since:
@@ -247,7 +266,9 @@ class SteadyClock:
         self.timekeeper = Timekeeper(self._wall_ms(), self._boot_ms())
 
     def time_ms(self) -> int:
-        """Milliseconds since 1970-01-01 UTC, as kept: goes back, by more than a millisecond, only when a step back is accepted."""
+        """Milliseconds since 1970-01-01 UTC, as kept: goes back, by more than a millisecond, only
+        when a step back is accepted.
+        """
         monotonic_ms = time.monotonic_ns() // _NS
         until_ms, gap_ms = self._recent
         if monotonic_ms < until_ms:

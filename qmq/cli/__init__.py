@@ -1,1 +1,3 @@
-"""The `qmq` command runs servers, sends and consumes messages, administers a cluster, reads log files. Each group of verbs has a file."""
+"""The `qmq` command runs servers, sends and consumes messages, administers a cluster, reads log
+files. Each group of verbs has a file.
+"""

@@ -1,4 +1,6 @@
-"""`qmq acl`, `qmq role`, `qmq user`, `qmq quota` and `qmq whoami`: who may do what (docs/ACCESS.md)."""
+"""`qmq acl`, `qmq role`, `qmq user`, `qmq quota` and `qmq whoami`: who may do what
+(docs/ACCESS.md).
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,10 @@ Exactly = Annotated[str, typer.Argument(help="app:NAME or op:NAME.")]
 Operations = Annotated[
     str,
     typer.Argument(
-        help="Comma-separated: produce, consume, browse, describe, create, delete, configure, reshard, operate, administer; '*' for all."
+        help=(
+            "Comma-separated: produce, consume, browse, describe, create, delete, configure, "
+            "reshard, operate, administer; '*' for all."
+        )
     ),
 ]
 Kind = Annotated[str, typer.Argument(help="subject, group, namespace or cluster.")]
@@ -157,7 +162,9 @@ def tell_decision(
     as_json: Json = False,
     server: Server = SERVER,
 ) -> None:
-    """Tell whether the rules allow an operation, and which rule decides. Exit code 1 if it is denied."""
+    """Tell whether the rules allow an operation, and which rule decides. Exit code 1 if it is
+    denied.
+    """
 
     found = ask(server, lambda mq: mq.access.test(principal, operation, kind, name))
     answer = "allowed" if found.is_allowed else "denied"
@@ -196,7 +203,7 @@ def mode(
     typer.echo(f"mode: {before} -> {new}")
 
 
-# --- roles -------------------------------------------------------------------------------------------------------------
+# --- roles ----------------------------------------------------------------------------------------
 
 
 @roles.command("list")
@@ -240,7 +247,7 @@ def _change_role(name: str, add: list[str], take: list[str], as_json: bool, serv
     typer.echo(f"{name}: {', '.join(members) or 'no members'}")
 
 
-# --- quotas ------------------------------------------------------------------------------------------------------------
+# --- quotas ---------------------------------------------------------------------------------------
 
 _QUOTA_COLUMNS = ("quota", "principal", "limit", "value", "set_by")
 
@@ -296,15 +303,19 @@ def set_quota(
     as_json: Json = False,
     server: Server = SERVER,
 ) -> None:
-    """Set the limits of a principal, of a role, of 'subject:PATTERN' (each subject) or of 'namespace:PREFIX' (its subjects together).
+    """Set the limits of a principal, of a role, of 'subject:PATTERN' (each subject) or of
+    'namespace:PREFIX' (its subjects together).
 
-    At each broker: produce_bytes_per_s, produce_messages_per_s, fetch_bytes_per_s, fetch_messages_per_s, connections, and inflight_bytes,
-    which are sent and not yet answered. At each metaserver: requests_per_s. How many subjects a principal may create: subjects; for
-    subject:PATTERN how many may match it. How many groups may consume the subjects that a principal created: groups; for subject:PATTERN
-    each subject. How many messages of these subjects may wait in each delay group: delayed_messages.
+    At each broker: produce_bytes_per_s, produce_messages_per_s, fetch_bytes_per_s,
+    fetch_messages_per_s, connections, and inflight_bytes, which are sent and not yet answered. At
+    each metaserver: requests_per_s. How many subjects a principal may create: subjects; for
+    subject:PATTERN how many may match it. How many groups may consume the subjects that a principal
+    created: groups; for subject:PATTERN each subject. How many messages of these subjects may wait
+    in each delay group: delayed_messages.
 
-    Limits that are not given are removed. Who administers a namespace sets quotas for its subjects, applications and narrower namespaces;
-    they hold beside the cluster's, and the smaller limit counts.
+    Limits that are not given are removed. Who administers a namespace sets quotas for its subjects,
+    applications and narrower namespaces; they hold beside the cluster's, and the smaller limit
+    counts.
     """
     try:
         given = {name: int(value) for name, value in assignments(limits or (), _LIMITS).items()}
@@ -313,7 +324,8 @@ def set_quota(
     if not any(given.values()):
         fail(
             InvalidArgument(
-                "give at least one limit, such as produce_bytes_per_s=1000000; `qmq quota remove` removes a quota"
+                "give at least one limit, such as produce_bytes_per_s=1000000; `qmq quota "
+                "remove` removes a quota"
             )
         )
 
@@ -340,7 +352,7 @@ def remove_quota(
         show("removed", ("quota",), [(quota_id,)], as_json=True)
 
 
-# --- tokens ------------------------------------------------------------------------------------------------------------
+# --- tokens ---------------------------------------------------------------------------------------
 
 
 @users.command("token")
@@ -353,7 +365,9 @@ def token(
     as_json: Json = False,
     server: Server = SERVER,
 ) -> None:
-    """Make a token and print it. The token is shown only once: store it in a file of mode 600 and set QMQ_TOKEN_FILE to that file."""
+    """Make a token and print it. The token is shown only once: store it in a file of mode 600 and
+    set QMQ_TOKEN_FILE to that file.
+    """
     import time
 
     ends_ms = time.time_ns() // 1_000_000 + sum(parse_delays(ends_in)) if ends_in else 0

@@ -1,9 +1,10 @@
-"""Adds options that many commands share, so that no command has to pass them on: `--wide` to every command, and `--watch` with `--interval`
-to commands that show something.
+"""Adds options that many commands share, so that no command has to pass them on: `--wide` to every
+command, and `--watch` with `--interval` to commands that show something.
 
-`qmq completion` prints what a shell needs to complete commands, options, subjects and groups.
-typer completes commands and options (shtab and argcomplete read argparse, so they do not help). This module adds completion of names from
-the cluster (qmq/cli/names.py). If the cluster does not answer within five seconds, no name is offered.
+`qmq completion` prints what a shell needs to complete commands, options, subjects and groups. typer
+completes commands and options (shtab and argcomplete read argparse, so they do not help). This
+module adds completion of names from the cluster (qmq/cli/names.py). If the cluster does not answer
+within five seconds, no name is offered.
 """
 
 from __future__ import annotations
@@ -71,7 +72,9 @@ def add_options(app: typer.Typer) -> None:
 
 
 def registered(app: typer.Typer, name: str) -> Iterator[tuple[CommandInfo | TyperInfo, str]]:
-    """All commands of an application with their full names, including groups that can be called without a verb."""
+    """All commands of an application with their full names, including groups that can be called
+    without a verb.
+    """
     for command in app.registered_commands:
         yield command, f"{name} {command.name}"
     for group in app.registered_groups:
@@ -94,7 +97,9 @@ def with_option(
     default: Any,
     act: Callable[[Any, Call], Any],
 ) -> Callable[..., Any]:
-    """The command with one more option. `act` gets the option's value and a function that runs the command."""
+    """The command with one more option. `act` gets the option's value and a function that runs the
+    command.
+    """
 
     @wraps(callback)
     def command(*positional: Any, **named: Any) -> Any:
@@ -149,7 +154,9 @@ def refreshed(call: Call) -> NoReturn:
 
 
 def _look(call: Call) -> None:
-    """Run the command once. In a terminal, the new output replaces the old one in a single write."""
+    """Run the command once. In a terminal, the new output replaces the old one in a single
+    write.
+    """
     with console.capture() as captured:
         try:
             call()
@@ -188,7 +195,8 @@ def completion(
 ) -> None:
     """Print a script that makes the shell complete qmq's commands, options, subjects and groups.
 
-    bash: eval "$(qmq completion bash)" in ~/.bashrc; zsh: the same in ~/.zshrc, after compinit; fish: qmq completion fish | source.
+    bash: eval "$(qmq completion bash)" in ~/.bashrc; zsh: the same in ~/.zshrc, after compinit;
+    fish: qmq completion fish | source.
     """
     if shell not in SHELLS:
         fail(InvalidArgument(f"completion is for {', '.join(SHELLS)}, not {shell!r}"))
@@ -231,7 +239,9 @@ def subjects(context: typer.Context, incomplete: str) -> list[str]:
 
 
 def groups(context: typer.Context, incomplete: str) -> list[str]:
-    """Consumer groups that start with the typed text; only those of the subject, if the command line names one."""
+    """Consumer groups that start with the typed text; only those of the subject, if the command
+    line names one.
+    """
     subject = context.params.get("subject")
     return _beginning(
         incomplete, group_names(_server(context), subject if isinstance(subject, str) else "")
@@ -253,7 +263,9 @@ def _beginning(incomplete: str, names: list[str]) -> list[str]:
 
 
 def _server(context: typer.Context) -> str:
-    """The server that the command would use. Completion runs before the root command has read the context, so it is read here."""
+    """The server that the command would use. Completion runs before the root command has read the
+    context, so it is read here.
+    """
     try:
         os.environ.update(environment_of(uses_current=True))
     except (OSError, QmqError):

@@ -1,5 +1,5 @@
-"""Arguments and options that several commands have, durations and times as people type them, and how long commands wait before they poll
-again.
+"""Arguments and options that several commands have, durations and times as people type them, and
+how long commands wait before they poll again.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ def subject_and_id(words: list[str]) -> tuple[str, str]:
 def assignments(
     words: Iterable[str], known: Mapping[str, type[int] | type[float]]
 ) -> dict[str, int | float]:
-    """Parse words such as "connections=200"; `known` has the names and the types of their values. Raises InvalidArgument, also for a value
-    below 0.
+    """Parse words such as "connections=200"; `known` has the names and the types of their values.
+    Raises InvalidArgument, also for a value below 0.
     """
     found: dict[str, int | float] = {}
     for word in words:
@@ -72,8 +72,8 @@ def port_option(text: str, envvar: str | None = None) -> Any:
 
 
 def port_of(parts: str, number: int, given: int, step: int = 1) -> int:
-    """The port of one of several `parts`, such as "shards", whose first, 0, has the given port. Any free port stays any free port. Raises
-    InvalidArgument.
+    """The port of one of several `parts`, such as "shards", whose first, 0, has the given port. Any
+    free port stays any free port. Raises InvalidArgument.
     """
     found = given + step * number if given else 0
     if found > PORT_MAX:
@@ -84,7 +84,9 @@ def port_of(parts: str, number: int, given: int, step: int = 1) -> int:
 
 
 def tls_option(part: str, *, has_variable: bool = True) -> Any:
-    """`--tls-ca`, `--tls-cert` or `--tls-key` of a client; also QMQ_TLS_CA and so on if `has_variable`."""
+    """`--tls-ca`, `--tls-cert` or `--tls-key` of a client; also QMQ_TLS_CA and so on if
+    `has_variable`.
+    """
     return typer.Option(
         f"--tls-{part}",
         envvar=f"QMQ_TLS_{part.upper()}" if has_variable else None,
@@ -105,7 +107,9 @@ _PARTS: Final = re.compile(f"(?:{_PART.pattern})+", re.ASCII)
 
 
 def parse_duration(text: str) -> timedelta:
-    """Parse a duration such as "10m", "1h30m", "2d", "1w", "1.5s" or "500ms". Raises InvalidArgument."""
+    """Parse a duration such as "10m", "1h30m", "2d", "1w", "1.5s" or "500ms". Raises
+    InvalidArgument.
+    """
     if not _PARTS.fullmatch(text):
         raise InvalidArgument(f"{text!r} is not a duration: write 90s, 10m, 1h30m, 2d or 1w")
     try:
@@ -118,7 +122,9 @@ def parse_duration(text: str) -> timedelta:
 
 
 def parse_delays(text: str) -> tuple[int, ...]:
-    """Parse comma-separated durations such as "1s,5s,1m" into milliseconds. Raises InvalidArgument."""
+    """Parse comma-separated durations such as "1s,5s,1m" into milliseconds. Raises
+    InvalidArgument.
+    """
     return tuple(
         [
             round(parse_duration(part.strip()) / timedelta(milliseconds=1))
@@ -141,7 +147,9 @@ def delays_text(delays_ms: Iterable[int]) -> str:
 
 
 def parse_when(text: str) -> datetime:
-    """Parse a time such as "2027-01-01T09:00:00+01:00", or with Z for UTC. Raises InvalidArgument, also for a time without a zone."""
+    """Parse a time such as "2027-01-01T09:00:00+01:00", or with Z for UTC. Raises InvalidArgument,
+    also for a time without a zone.
+    """
     try:
         found = datetime.fromisoformat(text)
     except ValueError:
@@ -150,18 +158,22 @@ def parse_when(text: str) -> datetime:
         ) from None
     if found.utcoffset() is None:
         raise InvalidArgument(
-            f"{text!r} has no time zone: write {found.isoformat()}+01:00, or {found.isoformat()}Z for UTC"
+            f"{text!r} has no time zone: write {found.isoformat()}+01:00, or "
+            f"{found.isoformat()}Z for UTC"
         )
     return found
 
 
 def shifted(time: datetime, by: timedelta) -> datetime:
-    """The time moved by a duration. Raises InvalidArgument if the result is outside the calendar."""
+    """The time moved by a duration. Raises InvalidArgument if the result is outside the
+    calendar.
+    """
     try:
         return time + by
     except OverflowError:
         raise InvalidArgument(
-            f"{by.days:,} days from {time:%Y-%m-%d} is outside the calendar: choose a shorter duration"
+            f"{by.days:,} days from {time:%Y-%m-%d} is outside the calendar: choose a "
+            "shorter duration"
         ) from None
 
 

@@ -1,4 +1,6 @@
-"""`qmq backup`: backups of a whole cluster, and clusters made from them (docs/BACKUP.md). Needs `pip install qmq[server,tiering]`."""
+"""`qmq backup`: backups of a whole cluster, and clusters made from them (docs/BACKUP.md). Needs
+`pip install qmq[server,tiering]`.
+"""
 
 from __future__ import annotations
 
@@ -102,8 +104,9 @@ def backup() -> None:
 @app.command("create")
 @taking(CreateOptions)
 def create(_: typer.Context, options: CreateOptions) -> None:
-    """Back up the whole cluster while it runs. Chunks of earlier backups in the same place are not copied again. The writes of all broker
-    groups wait for an instant, so that the whole backup belongs to one moment. Needs a server's access to etcd and a server's certificate.
+    """Back up the whole cluster while it runs. Chunks of earlier backups in the same place are not
+    copied again. The writes of all broker groups wait for an instant, so that the whole backup
+    belongs to one moment. Needs a server's access to etcd and a server's certificate.
     """
     try:
         objects, store, network = (
@@ -126,7 +129,10 @@ def create(_: typer.Context, options: CreateOptions) -> None:
                 )
             )
         )
-    sentence = f"backup {made.id}: {len(made.groups)} groups, {made.size:,} bytes, of which {made.copied_bytes:,} were copied"
+    sentence = (
+        f"backup {made.id}: {len(made.groups)} groups, {made.size:,} bytes, of which "
+        f"{made.copied_bytes:,} were copied"
+    )
     say(sentence, COLUMNS, _row(made), as_json=options.as_json)
 
 
@@ -200,17 +206,20 @@ def prune(
         bool,
         typer.Option(
             "--confirm-clock",
-            help="This machine's clock is right: delete even if more backups are too old than stay.",
+            help=(
+                "This machine's clock is right: delete even if more backups are too old than stay."
+            ),
         ),
     ] = False,
     dry_run: DryRun = False,
     as_json: Json = False,
 ) -> None:
-    """Delete old backups, and the chunks that no other backup has. Backups that match --keep or --keep-days stay, and so does the newest
-    one.
+    """Delete old backups, and the chunks that no other backup has. Backups that match --keep or
+    --keep-days stay, and so does the newest one.
 
-    While a backup is created in this place, nothing is deleted. With --keep-days, nothing is deleted either if more backups are too old
-    than stay: this machine's clock may be wrong (--confirm-clock). If the command is interrupted, run it again.
+    While a backup is created in this place, nothing is deleted. With --keep-days, nothing is
+    deleted either if more backups are too old than stay: this machine's clock may be wrong
+    (--confirm-clock). If the command is interrupted, run it again.
     """
     from qmq.backup.prune import BackupPruner, KeepRule
 
@@ -221,7 +230,10 @@ def prune(
     pruner = BackupPruner(objects, now_ms=lambda: time.time_ns() // 1_000_000)
     done = run(_away(_prune(pruner, rule, dry_run, confirm_clock)))
     verb = "would delete" if dry_run else "deleted"
-    sentence = f"{verb} {len(done.deleted)} backups and {done.chunks:,} chunks; {len(done.kept)} backups stay"
+    sentence = (
+        f"{verb} {len(done.deleted)} backups and {done.chunks:,} chunks; {len(done.kept)} "
+        "backups stay"
+    )
     say(
         sentence,
         ("kept", "deleted", "chunks"),
@@ -239,9 +251,11 @@ async def _prune(
 @app.command("restore")
 @taking(RestoreOptions)
 def restore(_: typer.Context, options: RestoreOptions) -> None:
-    """Make a new cluster from a backup: put its keys into an empty etcd, and its data into empty folders.
+    """Make a new cluster from a backup: put its keys into an empty etcd, and its data into empty
+    folders.
 
-    Stop nothing and start nothing meanwhile. Run it on each machine that is to have a group's first replica, with that group's `--into`.
+    Stop nothing and start nothing meanwhile. Run it on each machine that is to have a group's first
+    replica, with that group's `--into`.
     """
     try:
         targets = [_target(each) for each in options.into or []]
@@ -267,10 +281,11 @@ def restore(_: typer.Context, options: RestoreOptions) -> None:
 @app.command("rebuild")
 @taking(RebuildOptions)
 def rebuild(_: typer.Context, options: RebuildOptions) -> None:
-    """Make a new etcd's keys from the replicas' data, when the old etcd is lost for good and brokers' disks are not.
+    """Make a new etcd's keys from the replicas' data, when the old etcd is lost for good and
+    brokers' disks are not.
 
-    Stop all servers first. Give at least one folder of each broker group and delay group; all existing folders are better. Then start the
-    replicas with the new etcd, on their data.
+    Stop all servers first. Give at least one folder of each broker group and delay group; all
+    existing folders are better. Then start the replicas with the new etcd, on their data.
     """
     try:
         objects = _opened(options.source) if options.source else None

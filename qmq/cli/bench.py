@@ -43,7 +43,9 @@ Size = Annotated[int, typer.Option("--size", min=0, help="Body size in bytes.")]
 
 @dataclass(frozen=True, slots=True)
 class Throughput:
-    """A number of messages, with the seconds of wall clock and of this process's CPU time that they took."""
+    """A number of messages, with the seconds of wall clock and of this process's CPU time that they
+    took.
+    """
 
     messages: int
     size: int
@@ -78,7 +80,9 @@ def pub(
     as_json: Json = False,
     server: Server = SERVER,
 ) -> None:
-    """Publish messages as fast as the cluster accepts them, and wait until the last one is stored."""
+    """Publish messages as fast as the cluster accepts them, and wait until the last one is
+    stored.
+    """
     found = run(_pub(server, subject, messages, size, 1 if each else BATCH, compression, as_json))
     show("published", COLUMNS, [found.row()], as_json=as_json)
 
@@ -100,7 +104,9 @@ def sub(
     as_json: Json = False,
     server: Server = SERVER,
 ) -> None:
-    """Consume and acknowledge messages as fast as they arrive. Time runs from the first message to the last."""
+    """Consume and acknowledge messages as fast as they arrive. Time runs from the first message to
+    the last.
+    """
     found = run(_sub(server, subject, messages, group, each, as_json))
     show("consumed", COLUMNS, [found.row()], as_json=as_json)
 
@@ -125,7 +131,9 @@ def latency(
 
 
 def percentile(sorted_us: Sequence[int], share: float) -> int:
-    """The value at or below which the given share of the values lies. Raises InvalidArgument if there are no values."""
+    """The value at or below which the given share of the values lies. Raises InvalidArgument if
+    there are no values.
+    """
     if not sorted_us:
         raise InvalidArgument("no message was measured: run it longer (--seconds)")
     return sorted_us[min(int(share * len(sorted_us)), len(sorted_us) - 1)]

@@ -1,12 +1,15 @@
-"""`qmq broker` runs one replica of a broker group, or with `--shards N` a process for each shard, with options derived from its own
-(docs/SHARDS.md). `qmq broker hand-over` and `qmq delay hand-over` come before a replica's process is stopped.
+"""`qmq broker` runs one replica of a broker group, or with `--shards N` a process for each shard,
+with options derived from its own (docs/SHARDS.md). `qmq broker hand-over` and `qmq delay hand-over`
+come before a replica's process is stopped.
 
-`qmq broker drain` and `resume` stop and restart the group's intake of messages. A drain moves all partitions of ordered subjects to the
-least loaded other groups, one after another. It keeps no state between runs: the partitions still on the group are the work left, so an
-interrupted drain continues when it is started again. A move is done when its route is published: from then on the group takes no messages
-for the partition. Messages already stored are consumed from the old group.
+`qmq broker drain` and `resume` stop and restart the group's intake of messages. A drain moves all
+partitions of ordered subjects to the least loaded other groups, one after another. It keeps no
+state between runs: the partitions still on the group are the work left, so an interrupted drain
+continues when it is started again. A move is done when its route is published: from then on the
+group takes no messages for the partition. Messages already stored are consumed from the old group.
 
-`qmq broker confirm-clock` and `qmq delay confirm-clock`: an operator says that a machine's clock is right.
+`qmq broker confirm-clock` and `qmq delay confirm-clock`: an operator says that a machine's clock is
+right.
 """
 
 from __future__ import annotations
@@ -52,10 +55,12 @@ Yes = Annotated[bool, typer.Option("--yes", help="Do not ask for confirmation.")
 
 
 def confirm_clock(context: typer.Context, yes: Yes = False, as_json: Json = False) -> None:
-    """Confirm that the clock of this machine is right: the retention of its replica, which waited for that, follows the clock immediately.
+    """Confirm that the clock of this machine is right: the retention of its replica, which waited
+    for that, follows the clock immediately.
 
-    Messages that are older than retention by the confirmed time are deleted then. The options before the verb, and their variables, are
-    those of the server. Compare the clock with another source first.
+    Messages that are older than retention by the confirmed time are deleted then. The options
+    before the verb, and their variables, are those of the server. Compare the clock with another
+    source first.
     """
     assert context.parent is not None
     options = context.parent.obj
@@ -69,7 +74,10 @@ def confirm_clock(context: typer.Context, yes: Yes = False, as_json: Json = Fals
                 for each in sorted(set(seen_ms))
             )
             names = ",".join(each.replica for each in replicas)
-            text = f"the clock shows {shown}: type {names} if this is right, then retention deletes messages by it"
+            text = (
+                f"the clock shows {shown}: type {names} if this is right, then retention deletes "
+                "messages by it"
+            )
             if typer.prompt(text, err=True) != names:
                 fail(InvalidArgument("that is not the replica's name: nothing was confirmed"))
         behind_ms = [
@@ -137,10 +145,12 @@ Wait = Annotated[
 
 
 def hand_over(context: typer.Context, wait: Wait = 30.0, as_json: Json = False) -> None:
-    """Hand the mastership of this machine's replica over, if it is the master, before its process is stopped.
+    """Hand the mastership of this machine's replica over, if it is the master, before its process
+    is stopped.
 
-    The options before the verb, and their variables, are those of the server: its control port, the host that it advertises, its
-    certificates. A process that gets SIGTERM hands over, too; this command waits for it, and the former master still answers clients.
+    The options before the verb, and their variables, are those of the server: its control port, the
+    host that it advertises, its certificates. A process that gets SIGTERM hands over, too; this
+    command waits for it, and the former master still answers clients.
     """
     assert context.parent is not None
     options = context.parent.obj
@@ -177,7 +187,9 @@ async def _hand_over(options: ReplicaOptions, wait_s: float, *, as_json: bool) -
 
 
 CONFLICTS_MAX: Final = 20
-"""Attempts while another change of the subject is in progress. With their pauses they last longer than the lease of a lost broker group."""
+"""Attempts while another change of the subject is in progress. With their pauses they last longer
+than the lease of a lost broker group.
+"""
 
 
 class Move(NamedTuple):
@@ -205,7 +217,8 @@ def targets(cluster: pb.DescribeClusterResponse, drained: str) -> list[str]:
 def plan(
     subjects: Iterable[pb.DescribeRouteResponse], drained: str, candidates: Iterable[str]
 ) -> list[Move]:
-    """All moves: each to the group with the fewest partitions, then the fewest messages a second, then by name. Pure.
+    """All moves: each to the group with the fewest partitions, then the fewest messages a second,
+    then by name. Pure.
 
     Raises InvalidArgument if there are partitions to move but no target.
     """
@@ -222,8 +235,10 @@ def plan(
                 _add(loads[each.broker_group], rate)
     if leaving and not loads:
         raise InvalidArgument(
-            f"{len(leaving)} partitions of ordered subjects are on {drained}, and no other broker group accepts messages: "
-            "add or resume a group, or use --no-move to leave the partitions there, where they keep taking messages"
+            f"{len(leaving)} partitions of ordered subjects are on {drained}, and no other "
+            "broker group accepts messages: "
+            "add or resume a group, or use --no-move to leave the partitions there, where "
+            "they keep taking messages"
         )
     moves = []
     for name, number, rate in sorted(leaving):
@@ -246,11 +261,16 @@ def warning(cluster: pb.DescribeClusterResponse, drained: str, moves: Iterable[M
     """A warning about draining a group without a master; empty if the group has one. Pure."""
     if any(each.broker_group == drained and each.master for each in cluster.groups):
         return ""
-    said = f"broker group {drained} has no master: producers use other groups, and messages that only it has are not consumed until it is back"
+    said = (
+        f"broker group {drained} has no master: producers use other groups, and messages that "
+        "only it has are not consumed until it is back"
+    )
     if list(moves):
         said += (
-            "; its partitions are fenced, which takes some seconds, until its write lease has expired; a partition of a subject "
-            "with fencing 'majority' cannot leave a lost group: its move waits until the group is back"
+            "; its partitions are fenced, which takes some seconds, until its write lease "
+            "has expired; a partition of a subject "
+            "with fencing 'majority' cannot leave a lost group: its move waits until the "
+            "group is back"
         )
     return said
 
@@ -258,7 +278,9 @@ def warning(cluster: pb.DescribeClusterResponse, drained: str, moves: Iterable[M
 async def find(
     metadata: MetadataClient, drained: str, *, leaving: Sequence[str] = ()
 ) -> list[Move]:
-    """The plan for the current cluster. The groups `leaving` are no targets. Raises InvalidArgument, Unavailable."""
+    """The plan for the current cluster. The groups `leaving` are no targets. Raises
+    InvalidArgument, Unavailable.
+    """
     ordered = [each.settings.name for each in await metadata.list_subjects() if each.settings.order]
     described = [await metadata.describe_route(name) for name in ordered]
     return plan(
@@ -275,7 +297,8 @@ async def carry_out(
     moved: Callable[[Move], None],
     conflict_s: float,
 ) -> None:
-    """Make the moves one after another. `moved` is called after each; `conflict_s` is the pause while another change of the subject runs.
+    """Make the moves one after another. `moved` is called after each; `conflict_s` is the pause
+    while another change of the subject runs.
 
     A partition that has left the group meanwhile is skipped. Raises what ChangeRoute raises.
     """
@@ -313,7 +336,9 @@ async def _move(metadata: MetadataClient, drained: str, wanted: Move, conflict_s
 SHARDS_MAX: Final = 256
 PORT_STEP: Final = 10
 _SHOWN: Final = ("group", "replica", "data", "data_port", "control_port", "metrics_port")
-"""Options passed on a shard's command line, where `ps` shows them. All others are passed as variables, because some are secret."""
+"""Options passed on a shard's command line, where `ps` shows them. All others are passed as
+variables, because some are secret.
+"""
 
 
 @dataclass(frozen=True)
@@ -342,7 +367,9 @@ _S = TypeVar("_S", bound=ShardedOptions)
 
 
 def shard_options(options: _S, shard: int) -> _S:
-    """The options of one shard; shards count from 1. Raises InvalidArgument if a port would be out of range."""
+    """The options of one shard; shards count from 1. Raises InvalidArgument if a port would be out
+    of range.
+    """
 
     def port(given: int) -> int:
         return port_of("shards", shard - 1, given, PORT_STEP)
@@ -361,14 +388,18 @@ def shard_options(options: _S, shard: int) -> _S:
 
 
 def shard_command(options: ShardedOptions, environment: Mapping[str, str]) -> ShardCommand:
-    """The command and environment of a shard's process. The given options override `environment`, which is the supervisor's."""
+    """The command and environment of a shard's process. The given options override `environment`,
+    which is the supervisor's.
+    """
     return process_command("broker", options, _SHOWN, environment, verbose=options.verbose)
 
 
 def process_command(
     verb: str, options: Any, shown: Sequence[str], environment: Mapping[str, str], *, verbose: bool
 ) -> ShardCommand:
-    """How to run `qmq VERB` with these options: those of `shown` on the command line, and all as variables."""
+    """How to run `qmq VERB` with these options: those of `shown` on the command line, and all as
+    variables.
+    """
     from qmq.node.shards import ShardCommand
 
     variables = _variables(type(options))
@@ -421,21 +452,29 @@ class BrokerOptions(RetryFlags, ShardedOptions):
         str,
         typer.Option(
             envvar="QMQ_OBJECT_STORE",
-            help="Copy sealed segments there: s3://BUCKET/PREFIX, gs://…, az://… or file:///FOLDER.",
+            help=(
+                "Copy sealed segments there: s3://BUCKET/PREFIX, gs://…, az://… or file:///FOLDER."
+            ),
         ),
     ] = ""
     local_retention_hours: Annotated[
         float | None,
         Variable(
             "QMQ_LOCAL_RETENTION_HOURS",
-            "How long segments stay on the disk that are in the object store; without it as long as their messages are kept.",
+            (
+                "How long segments stay on the disk that are in the object store; without it as "
+                "long as their messages are kept."
+            ),
         ),
     ] = None
     local_retention_mib: Annotated[
         int | None,
         Variable(
             "QMQ_LOCAL_RETENTION_MIB",
-            "Keep old segments in the object store only when the message log on the disk exceeds this size.",
+            (
+                "Keep old segments in the object store only when the message log on the disk "
+                "exceeds this size."
+            ),
         ),
     ] = None
     object_store_cache_mib: Annotated[
@@ -488,10 +527,12 @@ def serve_shards(options: BrokerOptions) -> None:
 @app.callback(invoke_without_command=True)
 @taking(BrokerOptions)
 def broker(context: typer.Context, options: BrokerOptions) -> None:
-    """Run one replica of a broker group; or, with a verb, hand its mastership over, drain or resume a group.
+    """Run one replica of a broker group; or, with a verb, hand its mastership over, drain or resume
+    a group.
 
-    Prints one line, `qmq broker is ready at HOST:PORT`, when its control port is open. Ctrl-C or SIGTERM stops it cleanly.
-    With `--shards N` it runs N processes, one per core, and prints a line for each.
+    Prints one line, `qmq broker is ready at HOST:PORT`, when its control port is open. Ctrl-C or
+    SIGTERM stops it cleanly. With `--shards N` it runs N processes, one per core, and prints a line
+    for each.
     """
     context.obj = options
     if context.invoked_subcommand is None and options.shards > 1:
@@ -518,17 +559,21 @@ def drain(
         bool,
         typer.Option(
             "--move/--no-move",
-            help="Move partitions of ordered subjects to other groups; --no-move leaves them in place, where they keep taking messages.",
+            help=(
+                "Move partitions of ordered subjects to other groups; --no-move leaves them in "
+                "place, where they keep taking messages."
+            ),
         ),
     ] = True,
     dry_run: DryRun = False,
     as_json: Json = False,
     server: Server = SERVER,
 ) -> None:
-    """Make a broker group read-only: producers switch to the subjects' other groups, consumers read what is left.
+    """Make a broker group read-only: producers switch to the subjects' other groups, consumers read
+    what is left.
 
-    Partitions of ordered subjects are then moved to the least loaded other groups, one after another. If the command is interrupted, run
-    it again.
+    Partitions of ordered subjects are then moved to the least loaded other groups, one after
+    another. If the command is interrupted, run it again.
     """
     drained = run(_drain(group, move, dry_run, as_json, server, timing_of(context)))
     rows, moves = (
@@ -610,7 +655,10 @@ async def _move_all(
         try:
             await carry_out(mq.metadata, group, moves, moved, timing.conflict_s)
         except BaseException:
-            again = f"{done} of {len(moves)} partitions were moved; {group} is read-only: run `qmq broker drain {group}` again to continue"
+            again = (
+                f"{done} of {len(moves)} partitions were moved; {group} is read-only: run `qmq "
+                f"broker drain {group}` again to continue"
+            )
             errors.print(again, highlight=False, markup=False, soft_wrap=True)
             raise
 

@@ -62,7 +62,9 @@ def browse(
     as_json: AsJson = False,
     server: Server = SERVER,
 ) -> None:
-    """Show stored messages, oldest first. No consumer group is involved: no message is acknowledged, and consumers are not affected."""
+    """Show stored messages, oldest first. No consumer group is involved: no message is
+    acknowledged, and consumers are not affected.
+    """
     try:
         start, end = moment(at), moment(until)
         found = _pattern(grep)
@@ -91,7 +93,9 @@ def tail(
     as_json: AsJson = False,
     server: Server = SERVER,
 ) -> None:
-    """Show the newest messages, then new ones as they are stored, until Ctrl-C. No consumer group is used."""
+    """Show the newest messages, then new ones as they are stored, until Ctrl-C. No consumer group
+    is used.
+    """
     try:
         chosen: dict[str, Any] = {
             "last": lines,
@@ -164,7 +168,9 @@ def print_message(message: BrowsedMessage, *, as_json: bool) -> None:
 
 
 def line(message: BrowsedMessage, width: int | None) -> Text:
-    """Store time, position, key and body of a message, cut to `width` characters. With None the line is not cut, and the time is exact."""
+    """Store time, position, key and body of a message, cut to `width` characters. With None the
+    line is not cut, and the time is exact.
+    """
     stored = time_of(message.append_time_ms)
     when = (
         stored.isoformat(timespec="milliseconds")

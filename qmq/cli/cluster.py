@@ -1,5 +1,5 @@
-"""`qmq cluster` shows the broker groups, their replicas, and each replica's lag. `qmq replica` and `qmq transfer` change the members and
-the master of a broker group.
+"""`qmq cluster` shows the broker groups, their replicas, and each replica's lag. `qmq replica` and
+`qmq transfer` change the members and the master of a broker group.
 """
 
 from __future__ import annotations
@@ -27,7 +27,9 @@ app = typer.Typer(no_args_is_help=True, help="The cluster: broker groups and rep
 
 _COLORS = {"read-write": "green", "read-only": "yellow", "offline": "red"}
 _STORE_SILENT_MS = 5_000
-"""A coordination store that was silent for longer is reported. Shorter gaps are the metaserver's normal polling interval."""
+"""A coordination store that was silent for longer is reported. Shorter gaps are the metaserver's
+normal polling interval.
+"""
 
 
 @app.command("status")
@@ -39,7 +41,9 @@ def status(
     as_json: Json = False,
     server: Server = SERVER,
 ) -> None:
-    """Show broker groups and replicas: roles, epochs, positions, and how far each replica is behind its master."""
+    """Show broker groups and replicas: roles, epochs, positions, and how far each replica is behind
+    its master.
+    """
     run(_watch(server, interval_s, as_json) if watch else _once(server, as_json))
 
 
@@ -57,7 +61,9 @@ def _print(found: dict[str, Any], as_json: bool) -> None:
 
 
 async def _watch(server: str, interval_s: float, as_json: bool) -> None:
-    """Refresh until Ctrl-C. While no metaserver answers, keep the last table and show the reason below it."""
+    """Refresh until Ctrl-C. While no metaserver answers, keep the last table and show the reason
+    below it.
+    """
     found: dict[str, Any] = {"groups": [], "store_silent_ms": 0}
     async with qmq.connect(server) as mq:
         with Live(
@@ -142,7 +148,9 @@ def _bytes(status: control.ReplicaStatus) -> int:
 
 
 def view(found: dict[str, Any], trouble: str = "") -> RenderableType:
-    """The status as a table of at most 80 columns: a line per group, followed by a line per replica."""
+    """The status as a table of at most 80 columns: a line per group, followed by a line per
+    replica.
+    """
     shown = LineTable(
         ("replica", "state", "entries", "lag", "lag bytes", "note"),
         right=("entries", "lag", "lag bytes"),
@@ -159,7 +167,8 @@ def view(found: dict[str, Any], trouble: str = "") -> RenderableType:
     notes = [trouble] if trouble else []
     if silent_ms > _STORE_SILENT_MS:
         notes.append(
-            f"the coordination store has been silent for {silent_ms / 1000:.0f} s: this is the metaserver's last known state"
+            f"the coordination store has been silent for {silent_ms / 1000:.0f} s: this is "
+            "the metaserver's last known state"
         )
     return Group(shown, *[Text(note, "red") for note in notes])
 
@@ -228,7 +237,9 @@ def add(
     as_json: Json = False,
     server: Server = SERVER,
 ) -> None:
-    """Add a replica. It starts as a learner and becomes a voter once it has caught up: see `qmq cluster status --watch`."""
+    """Add a replica. It starts as a learner and becomes a voter once it has caught up: see `qmq
+    cluster status --watch`.
+    """
 
     async def _add() -> tuple[Any, ...]:
         async with qmq.connect(server) as mq:
@@ -250,8 +261,8 @@ def remove(
     as_json: Json = False,
     server: Server = SERVER,
 ) -> None:
-    """Remove a replica. Its data stays on its disk, but no longer counts for the majority. Refused if no majority of those that stay
-    answers.
+    """Remove a replica. Its data stays on its disk, but no longer counts for the majority. Refused
+    if no majority of those that stay answers.
     """
 
     async def _remove() -> tuple[Any, ...]:
@@ -287,7 +298,9 @@ def transfer(
     as_json: Json = False,
     server: Server = SERVER,
 ) -> None:
-    """Transfer a group's mastership, for example before maintenance. Messages are refused for a moment; none is lost."""
+    """Transfer a group's mastership, for example before maintenance. Messages are refused for a
+    moment; none is lost.
+    """
 
     async def _transfer() -> tuple[Any, ...]:
         async with qmq.connect(server) as mq:

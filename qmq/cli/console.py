@@ -38,7 +38,10 @@ class ConsoleOptions:
         str,
         typer.Option(
             envvar="QMQ_CONSOLE_LOGIN",
-            help="Whose rights the browser has: 'own' (yours), 'token' (entered by the user), 'oidc' (identity provider), 'proxy'.",
+            help=(
+                "Whose rights the browser has: 'own' (yours), 'token' (entered by the user), "
+                "'oidc' (identity provider), 'proxy'."
+            ),
         ),
     ] = "own"
     writable: Annotated[

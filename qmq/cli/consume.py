@@ -1,4 +1,6 @@
-"""`qmq consume` prints messages as lines or JSON. Messages of an ordered subject arrive in order per key."""
+"""`qmq consume` prints messages as lines or JSON. Messages of an ordered subject arrive in order
+per key.
+"""
 
 from __future__ import annotations
 
@@ -43,13 +45,18 @@ def consume(
         bool,
         typer.Option(
             "--raw",
-            help="Print bodies unchanged on a terminal, too; by default control characters are escaped there (\\x1b).",
+            help=(
+                "Print bodies unchanged on a terminal, too; by default control characters are "
+                "escaped there (\\x1b)."
+            ),
         ),
     ] = False,
     as_json: Json = False,
     server: Server = SERVER,
 ) -> None:
-    """Print messages, one per line, and acknowledge them. Prints the body; with --json, all fields."""
+    """Print messages, one per line, and acknowledge them. Prints the body; with --json, all
+    fields.
+    """
     run(
         _consume(
             server,
@@ -91,7 +98,9 @@ async def _consume(
     tags: list[str],
     form: Form,
 ) -> None:
-    """Consume as an unordered subject; switch to an ordered consumer if the broker says at the first pull that the subject is ordered."""
+    """Consume as an unordered subject; switch to an ordered consumer if the broker says at the
+    first pull that the subject is ordered.
+    """
     async with qmq.connect(server, create_subjects=False) as mq:
         check_name("group", group)
         check_name("subject", subject)
@@ -103,7 +112,8 @@ async def _consume(
         except OrderMismatch:
             if tags:
                 raise InvalidArgument(
-                    f"subject {subject!r} is ordered: --tag cannot filter an ordered subject, leave it out"
+                    f"subject {subject!r} is ordered: --tag cannot filter an ordered "
+                    "subject, leave it out"
                 ) from None
             await _consume_ordered(mq, subject, group, count, idle_s, start, form)
 

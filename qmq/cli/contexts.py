@@ -1,5 +1,5 @@
-"""`qmq context` stores connection settings of clusters under names (docs/ACCESS.md). `qmq config` shows the settings that commands use, and
-where each one comes from.
+"""`qmq context` stores connection settings of clusters under names (docs/ACCESS.md). `qmq config`
+shows the settings that commands use, and where each one comes from.
 
 Precedence: argument, variable, context, default (qmq/security/contexts.py).
 """
@@ -46,11 +46,14 @@ def add(
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Add a context, or replace the one of the same name. The first context becomes the current one."""
+    """Add a context, or replace the one of the same name. The first context becomes the current
+    one.
+    """
     if not any((server, ca, cert, key, token_file)):
         fail(
             InvalidArgument(
-                f"context {name!r} sets nothing: give --server HOST:PORT, and what the cluster asks for (--tls-..., --token-file)"
+                f"context {name!r} sets nothing: give --server HOST:PORT, and what the "
+                "cluster asks for (--tls-..., --token-file)"
             )
         )
     paths = ["" if path is None else str(path.absolute()) for path in (ca, cert, key, token_file)]
@@ -65,7 +68,9 @@ def add(
 
 @app.command("use")
 def use(name: Name, as_json: Json = False) -> None:
-    """Make a context the current one. Commands use it unless an option or a variable says otherwise."""
+    """Make a context the current one. Commands use it unless an option or a variable says
+    otherwise.
+    """
     try:
         ContextFile.of_user().use(name)
     except (OSError, QmqError) as failure:
@@ -148,7 +153,9 @@ class Setting:
 def settings_of(
     server: str | None, environment: Mapping[str, str], current: str, whole: Mapping[str, str]
 ) -> list[Setting]:
-    """The settings of a client. `current`: the current context; `whole`: the environment with the context applied. Pure."""
+    """The settings of a client. `current`: the current context; `whole`: the environment with the
+    context applied. Pure.
+    """
     found = []
     for name, variable, default in _CLIENT:
         if name == "server" and server is not None:
@@ -167,7 +174,9 @@ def settings_of(
 def other_variables(
     environment: Mapping[str, str], read_by: Mapping[str, Iterable[str]]
 ) -> list[Setting]:
-    """Other QMQ_ variables, with the commands that read them. A variable that no command reads is probably misspelt. Pure."""
+    """Other QMQ_ variables, with the commands that read them. A variable that no command reads is
+    probably misspelt. Pure.
+    """
     known = {variable for _, variable, _ in _CLIENT}
     found = []
     for variable in sorted(
@@ -217,7 +226,9 @@ def config(
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Show the settings that commands use, and the origin of each: argument, environment, context or default."""
+    """Show the settings that commands use, and the origin of each: argument, environment, context
+    or default.
+    """
     environment = context.find_root().meta.get(GIVEN, os.environ)
     try:
         whole = environment_of(environment, uses_current=True)

@@ -87,8 +87,8 @@ class DevPlace:
 
 @dataclass(frozen=True)
 class DevOptions(ProcessFlags, GuardFlags, RetryFlags, StorageFlags, DevPlace):
-    """Options of `qmq dev`. The variables of brokers' storage options are ignored, because they are meant for deployed brokers, not for
-    `qmq dev`.
+    """Options of `qmq dev`. The variables of brokers' storage options are ignored, because they are
+    meant for deployed brokers, not for `qmq dev`.
     """
 
     WITHOUT_VARIABLES: ClassVar[type] = StorageFlags
@@ -96,10 +96,11 @@ class DevOptions(ProcessFlags, GuardFlags, RetryFlags, StorageFlags, DevPlace):
 
 @taking(DevOptions)
 def dev(_: typer.Context, options: DevOptions) -> None:
-    """Run a whole node in this process: metaserver, broker, delay server and coordination store, on one data folder.
+    """Run a whole node in this process: metaserver, broker, delay server and coordination store, on
+    one data folder.
 
-    Prints one line, `qmq is ready at HOST:PORT`, when clients can connect; and, if `qmq[console]` is installed, the console's address.
-    Ctrl-C or SIGTERM stops it cleanly.
+    Prints one line, `qmq is ready at HOST:PORT`, when clients can connect; and, if `qmq[console]`
+    is installed, the console's address. Ctrl-C or SIGTERM stops it cleanly.
     """
     from qmq.broker.config import BrokerConfig
     from qmq.delay.config import DelayConfig
@@ -142,7 +143,9 @@ def dev(_: typer.Context, options: DevOptions) -> None:
 
 
 async def _serve(node: Node, options: DevOptions, *, has_console: bool) -> None:
-    """Serve until a signal. With TLS there is no console: it must not act with the node's own certificate (`qmq console` takes another)."""
+    """Serve until a signal. With TLS there is no console: it must not act with the node's own
+    certificate (`qmq console` takes another).
+    """
     from qmq.process.event_loop import calm_collector, tune_process
 
     tune_process()
@@ -154,7 +157,8 @@ async def _serve(node: Node, options: DevOptions, *, has_console: bool) -> None:
     metrics = f", metrics at {node.metrics.address}" if node.metrics is not None else ""
     metrics += f", RocketMQ clients at {node.gateway.address}" if node.gateway is not None else ""
     sys.stdout.write(
-        f"qmq is ready at {node.address} (data at {node.data_address}, folder {node.config.data}{metrics})\n"
+        f"qmq is ready at {node.address} (data at {node.data_address}, folder "
+        f"{node.config.data}{metrics})\n"
     )
     sys.stdout.flush()
     console = await _console(node, options) if has_console and options.console != "off" else None

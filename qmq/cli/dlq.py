@@ -1,7 +1,8 @@
 """`qmq dlq` lists, shows, replays, purges and deletes messages that consumer groups gave up.
 
-For an unordered subject these are messages in the group's dead-letter queue: the verbs take GROUP. For an ordered subject these are parked
-keys, with all later messages of the key: the verbs take SUBJECT GROUP KEY (`qmq/operations/letters.py`).
+For an unordered subject these are messages in the group's dead-letter queue: the verbs take GROUP.
+For an ordered subject these are parked keys, with all later messages of the key: the verbs take
+SUBJECT GROUP KEY (`qmq/operations/letters.py`).
 """
 
 from __future__ import annotations
@@ -79,7 +80,9 @@ def list_letters(
     as_json: Json = False,
     server: Server = SERVER,
 ) -> None:
-    """List dead-letter queues and their number of waiting messages, or the parked keys of a group on an ordered subject."""
+    """List dead-letter queues and their number of waiting messages, or the parked keys of a group
+    on an ordered subject.
+    """
     given = words or []
     if len(given) == 2:
         subject, group = given
@@ -201,7 +204,9 @@ class ReplayOptions(OutputFlags, DryRunFlag, EditFlags, ChoiceFlags):
 @app.command("show")
 @taking(ShowOptions)
 def show_letters(_: typer.Context, options: ShowOptions) -> None:
-    """Show a group's oldest dead letters and why they failed. --json and --id add headers and body."""
+    """Show a group's oldest dead letters and why they failed. --json and --id add headers and
+    body.
+    """
     words, server, as_json = options.words, options.server, options.as_json
     if _is_key(words):
         given, group, key = words
@@ -237,7 +242,9 @@ def show_letters(_: typer.Context, options: ShowOptions) -> None:
 @app.command("replay")
 @taking(ReplayOptions)
 def replay(_: typer.Context, options: ReplayOptions) -> None:
-    """Deliver dead letters to the group again, each once, with a new attempt count; or a parked key, in order, before newer messages."""
+    """Deliver dead letters to the group again, each once, with a new attempt count; or a parked
+    key, in order, before newer messages.
+    """
     _check_whole(
         options.words, options.is_filtered or any((options.sets, options.unsets, options.body))
     )
@@ -254,7 +261,9 @@ def replay(_: typer.Context, options: ReplayOptions) -> None:
 @app.command("skip")
 @taking(PurgeOptions)
 def purge(_: typer.Context, options: PurgeOptions) -> None:
-    """Delete dead letters for good; or skip a parked key's messages, so that the key is delivered again from its next message on."""
+    """Delete dead letters for good; or skip a parked key's messages, so that the key is delivered
+    again from its next message on.
+    """
     _check_whole(options.words, options.is_filtered)
     _give_back(options, None)
 
@@ -315,15 +324,19 @@ async def _done(
 def _check_whole(words: list[str], is_filtered: bool) -> None:
     if _is_key(words) and is_filtered:
         raise typer.BadParameter(
-            "a parked key is replayed or purged as a whole: leave out --subject, --id, --error, --since and --limit"
+            "a parked key is replayed or purged as a whole: leave out --subject, --id, "
+            "--error, --since and --limit"
         )
 
 
 def _is_key(words: list[str]) -> bool:
-    """Whether the words name a parked key rather than a group. Raises BadParameter if they name neither."""
+    """Whether the words name a parked key rather than a group. Raises BadParameter if they name
+    neither.
+    """
     if len(words) not in (1, 3):
         raise typer.BadParameter(
-            "give a GROUP for its dead letters, or SUBJECT GROUP KEY for a parked key of an ordered subject"
+            "give a GROUP for its dead letters, or SUBJECT GROUP KEY for a parked key of an "
+            "ordered subject"
         )
     return len(words) == 3
 
@@ -368,7 +381,9 @@ def delete(
     as_json: Json = False,
     server: Server = SERVER,
 ) -> None:
-    """Delete a group's dead-letter queue with all dead letters in it, waiting or replayed. Later dead letters are kept."""
+    """Delete a group's dead-letter queue with all dead letters in it, waiting or replayed. Later
+    dead letters are kept.
+    """
     if not yes and typer.prompt(f"type {group} to delete its dead letters", err=True) != group:
         fail(InvalidArgument("that is not the group's name: nothing was deleted"))
 

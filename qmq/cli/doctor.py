@@ -1,12 +1,15 @@
-"""`qmq doctor` examines a cluster twice and reports what is unusual, why it matters, and what to do (docs/OPERATIONS.md).
+"""`qmq doctor` examines a cluster twice and reports what is unusual, why it matters, and what to do
+(docs/OPERATIONS.md).
 
-`qmq health` checks whether a server is ready, for supervisors and scripts. Exit status 0: ready, 3: not ready.
+`qmq health` checks whether a server is ready, for supervisors and scripts. Exit status 0: ready, 3:
+not ready.
 
-The command requests /readyz at the server's metrics port. A container engine, which asks often, should request /readyz itself and save a
-Python process each time.
+The command requests /readyz at the server's metrics port. A container engine, which asks often,
+should request /readyz itself and save a Python process each time.
 
-With TLS settings (options, variables or the context) another machine is asked over TLS, as servers with TLS serve their metrics there. On
-this machine they serve metrics without TLS, unless QMQ_METRICS_HOST names another address, so the command asks without TLS first.
+With TLS settings (options, variables or the context) another machine is asked over TLS, as servers
+with TLS serve their metrics there. On this machine they serve metrics without TLS, unless
+QMQ_METRICS_HOST names another address, so the command asks without TLS first.
 """
 
 from __future__ import annotations
@@ -78,9 +81,11 @@ def doctor(
     as_json: Json = False,
     server: Server = SERVER,
 ) -> None:
-    """Examine the cluster and report what is unusual, why it matters, and which command to try next.
+    """Examine the cluster and report what is unusual, why it matters, and which command to try
+    next.
 
-    Exit status: 0 no findings, or only notices; 4 warnings; 5 critical findings; 3 no metaserver answers.
+    Exit status: 0 no findings, or only notices; 4 warnings; 5 critical findings; 3 no metaserver
+    answers.
     """
     limits = Thresholds(lag_ms=_milliseconds(lag), lag_messages=lag_messages)
     if watch:
@@ -143,7 +148,9 @@ def show_findings(found: Iterable[Finding]) -> None:
 
 
 def paragraph(found: Finding, width: int | None) -> Iterator[Text]:
-    """A finding in lines of at most `width` characters: what is unusual, why it matters, what to do. A command is never wrapped."""
+    """A finding in lines of at most `width` characters: what is unusual, why it matters, what to
+    do. A command is never wrapped.
+    """
     severity = found.severity.name.lower()
     what, *rest = _wrapped(f"{found.about}: {found.what}", width)
     yield Text.assemble((severity.ljust(len(_INDENT)), _STYLES[found.severity]), what)
@@ -206,7 +213,9 @@ def meta(
     key: Key = None,
     as_json: Json = False,
 ) -> None:
-    """Check a metaserver or `qmq dev`. It is ready once it has listed the cluster, even if other servers are down later."""
+    """Check a metaserver or `qmq dev`. It is ready once it has listed the cluster, even if other
+    servers are down later.
+    """
     _tell(address, ca, cert, key, as_json)
 
 
@@ -218,7 +227,9 @@ def broker(
     key: Key = None,
     as_json: Json = False,
 ) -> None:
-    """Check a replica of a broker group or delay group. It is ready if it is the master or follows one."""
+    """Check a replica of a broker group or delay group. It is ready if it is the master or follows
+    one.
+    """
     _tell(address, ca, cert, key, as_json)
 
 
@@ -250,7 +261,8 @@ def _asked(address: str, tls: Tls | None) -> str:
     place = parse(address, PORT)
     if place.path:
         raise InvalidArgument(
-            f"metrics and health are served over TCP: give the HOST:PORT of --metrics-port, not {address}"
+            "metrics and health are served over TCP: give the HOST:PORT of --metrics-port, "
+            f"not {address}"
         )
     host = place.host.strip("[]")
     plain = http.client.HTTPConnection(host, place.port, timeout=HEALTH_S)
@@ -286,7 +298,8 @@ def _answer(connection: http.client.HTTPConnection, address: str) -> str:
         says = answer.read(1000).decode("utf-8", "replace").strip()
     except (http.client.HTTPException, ConnectionResetError) as cause:
         raise _NoHttp(
-            f"the server at {address} does not speak HTTP: give its metrics port; if that has TLS, give --tls-ca (QMQ_TLS_CA), too"
+            f"the server at {address} does not speak HTTP: give its metrics port; if that "
+            "has TLS, give --tls-ca (QMQ_TLS_CA), too"
         ) from cause
     except ssl.SSLError as cause:
         from qmq.security.tls import tls_failed

@@ -45,7 +45,10 @@ class GatewayOptions(ProcessFlags):
     http_port: Annotated[
         int | None,
         port_option(
-            "The port for HTTP and CloudEvents, with --processes the first of their ports; without it, none",
+            (
+                "The port for HTTP and CloudEvents, with --processes the first of their ports; "
+                "without it, none"
+            ),
             "QMQ_HTTP_PORT",
         ),
     ] = None
@@ -72,7 +75,10 @@ class GatewayOptions(ProcessFlags):
         Path | None,
         Variable(
             "QMQ_GATEWAY_CREDENTIALS",
-            "JSON file: access keys and secret keys of RocketMQ clients, with a QMQ token for each; default: every client is served.",
+            (
+                "JSON file: access keys and secret keys of RocketMQ clients, with a QMQ token "
+                "for each; default: every client is served."
+            ),
         ),
     ] = None
     tls_cert: Annotated[
@@ -90,14 +96,20 @@ class GatewayOptions(ProcessFlags):
         str,
         Variable(
             "QMQ_GATEWAY_TLS",
-            "With a certificate: 'required', or 'optional' to serve clients without TLS at the same port, too.",
+            (
+                "With a certificate: 'required', or 'optional' to serve clients without TLS at "
+                "the same port, too."
+            ),
         ),
     ] = "required"
     audit_log: Annotated[
         Path | None,
         typer.Option(
             envvar="QMQ_AUDIT_LOG",
-            help="File for the audit log: TLS handshakes that fail, calls without a valid signature; default: the ordinary log.",
+            help=(
+                "File for the audit log: TLS handshakes that fail, calls without a valid "
+                "signature; default: the ordinary log."
+            ),
         ),
     ] = None
     processes: Annotated[
@@ -138,12 +150,15 @@ class GatewayOptions(ProcessFlags):
             )
         if self.tls == "optional" and self.tls_cert is None:
             raise InvalidArgument(
-                "QMQ_GATEWAY_TLS=optional needs --tls-cert and --tls-key: without them the port serves plain text only"
+                "QMQ_GATEWAY_TLS=optional needs --tls-cert and --tls-key: without them the "
+                "port serves plain text only"
             )
         return self.tls == "optional"
 
     def http_server(self) -> HttpServer | None:
-        """The HTTP server, if it was asked for. A request without a token must not get what the gateway's own certificate may do."""
+        """The HTTP server, if it was asked for. A request without a token must not get what the
+        gateway's own certificate may do.
+        """
         if self.http_port is None:
             return None
         import qmq
@@ -159,20 +174,25 @@ class GatewayOptions(ProcessFlags):
         )
 
     def network(self) -> Network:
-        """The network of the RocketMQ port, with TLS if configured. Raises InvalidArgument for unusable files."""
+        """The network of the RocketMQ port, with TLS if configured. Raises InvalidArgument for
+        unusable files.
+        """
         from qmq.gateway.server import tls_of
         from qmq.rpc.tls_network import ServerNetwork
 
         if self.tls_cert is None or self.tls_key is None:
             if self.tls_cert is not self.tls_key:
                 raise InvalidArgument(
-                    "TLS needs --tls-cert and --tls-key together: docs/ROCKETMQ.md says how to make them"
+                    "TLS needs --tls-cert and --tls-key together: docs/ROCKETMQ.md says how "
+                    "to make them"
                 )
             return ServerNetwork()
         return tls_of(self.tls_cert, self.tls_key)
 
     def require_closed(self) -> None:
-        """Raise InvalidArgument if the gateway would listen on a public address without access control."""
+        """Raise InvalidArgument if the gateway would listen on a public address without access
+        control.
+        """
         from qmq.node.process import require_guarded
 
         this_machine = "127.0.0.1"
@@ -190,11 +210,13 @@ class GatewayOptions(ProcessFlags):
 
 @taking(GatewayOptions)
 def gateway(_: typer.Context, options: GatewayOptions) -> None:
-    """Run a gateway for Apache RocketMQ 5 clients (gRPC): Java, Go, C++, C#, Node, Rust, Python. The gateway has no state, so run several.
+    """Run a gateway for Apache RocketMQ 5 clients (gRPC): Java, Go, C++, C#, Node, Rust, Python.
+    The gateway has no state, so run several.
 
-    The gateway is an ordinary client of the cluster and uses the certificates and the token of the environment (QMQ_TLS_CA,
-    QMQ_TOKEN_FILE ...). With QMQ_GATEWAY_CREDENTIALS it uses, for each RocketMQ client, the token of that client's access key.
-    Prints one line, `qmq gateway is ready at HOST:PORT`, when clients can connect. Ctrl-C or SIGTERM stops it cleanly.
+    The gateway is an ordinary client of the cluster and uses the certificates and the token of the
+    environment (QMQ_TLS_CA, QMQ_TOKEN_FILE ...). With QMQ_GATEWAY_CREDENTIALS it uses, for each
+    RocketMQ client, the token of that client's access key. Prints one line, `qmq gateway is ready
+    at HOST:PORT`, when clients can connect. Ctrl-C or SIGTERM stops it cleanly.
     """
     try:
         set_up_logging(options.verbose, options.audit_log)
@@ -206,8 +228,8 @@ def gateway(_: typer.Context, options: GatewayOptions) -> None:
 
 
 async def _serve_together(options: GatewayOptions) -> int:
-    """Run several processes on one port. A process that ends is restarted. The exit status is that of the first process that could not
-    start.
+    """Run several processes on one port. A process that ends is restarted. The exit status is that
+    of the first process that could not start.
     """
     from qmq.node.shards import ShardSupervisor
 
@@ -215,7 +237,8 @@ async def _serve_together(options: GatewayOptions) -> int:
         raise InvalidArgument("several processes share one port, so name it: --port 8081")
     if options.http_port == 0:
         raise InvalidArgument(
-            "several processes serve HTTP at ports one after another, so name the first: --http-port 8089"
+            "several processes serve HTTP at ports one after another, so name the first: "
+            "--http-port 8089"
         )
     commands = [
         process_command(
@@ -223,7 +246,10 @@ async def _serve_together(options: GatewayOptions) -> int:
         )
         for number in range(options.processes)
     ]
-    ready = f"qmq gateway: {options.processes} processes are ready at {joined(options.host, options.port)}"
+    ready = (
+        f"qmq gateway: {options.processes} processes are ready at "
+        f"{joined(options.host, options.port)}"
+    )
     supervisor = ShardSupervisor(
         "the gateway",
         commands,
@@ -235,8 +261,9 @@ async def _serve_together(options: GatewayOptions) -> int:
 
 
 def _one_of(options: GatewayOptions, number: int) -> GatewayOptions:
-    """The options of one process of several. Each has its own ports for metrics and HTTP, in ascending order, because only the process that
-    gave an HTTP receipt knows it. Raises InvalidArgument if a port would be out of range.
+    """The options of one process of several. Each has its own ports for metrics and HTTP, in
+    ascending order, because only the process that gave an HTTP receipt knows it. Raises
+    InvalidArgument if a port would be out of range.
     """
 
     def port(given: int | None) -> int | None:
@@ -290,7 +317,10 @@ async def _serve(options: GatewayOptions) -> int:
             if http is not None:
                 await http.start()
             for_http = "" if http is None else f", for HTTP at {http.url}"
-            return f"qmq gateway is ready at {found.address}{for_http}{f' (metrics at {metrics.address})' if metrics is not None else ''}"
+            return (
+                "qmq gateway is ready at "
+                f"{found.address}{for_http}{f' (metrics at {metrics.address})' if metrics is not None else ''}"
+            )
 
         try:
             await until_signal(start)

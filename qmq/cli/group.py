@@ -1,8 +1,11 @@
-"""`qmq group` shows, resets and deletes consumer groups, and says how a group retries messages that failed (`set`, `settings`).
+"""`qmq group` shows, resets and deletes consumer groups, and says how a group retries messages that
+failed (`set`, `settings`).
 
-`qmq pause` and `qmq resume` stop and restart delivery to a group, to one of its consumers, or to a client.
+`qmq pause` and `qmq resume` stop and restart delivery to a group, to one of its consumers, or to a
+client.
 
-Paused consumers finish and acknowledge messages that were delivered before. A pause lasts until `qmq resume`, even if consumers restart.
+Paused consumers finish and acknowledge messages that were delivered before. A pause lasts until
+`qmq resume`, even if consumers restart.
 """
 
 from __future__ import annotations
@@ -63,7 +66,9 @@ def set_settings(
     as_json: Json = False,
     server: Server = SERVER,
 ) -> None:
-    """Set how a group retries messages, on one subject or on all. Settings that are not given stay unchanged. Prints the result."""
+    """Set how a group retries messages, on one subject or on all. Settings that are not given stay
+    unchanged. Prints the result.
+    """
 
     async def _set() -> Any:
         delays = None if retry_delays is None else parse_delays(retry_delays)
@@ -82,7 +87,9 @@ def set_settings(
 def show_settings(
     subject: Subject, group: Group, as_json: Json = False, server: Server = SERVER
 ) -> None:
-    """Show how a group retries messages, and where each setting comes from: the subject, all subjects ('*'), or the brokers' options."""
+    """Show how a group retries messages, and where each setting comes from: the subject, all
+    subjects ('*'), or the brokers' options.
+    """
 
     _show(
         subject, group, ask(server, lambda mq: mq.metadata.group_settings(subject, group)), as_json
@@ -134,7 +141,9 @@ def list_groups(
     as_json: Json = False,
     server: Server = SERVER,
 ) -> None:
-    """List groups and their lag; for an ordered subject, also the route version that each group reads."""
+    """List groups and their lag; for an ordered subject, also the route version that each group
+    reads.
+    """
     found = run(_rows(server, subject))
     rows = [(*row, is_paused if as_json else _yes(is_paused)) for *row, is_paused in found]
     show("groups", _COLUMNS, rows, as_json=as_json, silent=found.silent)
@@ -206,8 +215,9 @@ def lag(
     as_json: Json = False,
     server: Server = SERVER,
 ) -> None:
-    """Show a group's lag and the unacknowledged messages of each consumer; for an ordered subject, also the group's frontier. "filtered"
-    are the messages that the consumers' tags left out since the master began to serve; they count as done.
+    """Show a group's lag and the unacknowledged messages of each consumer; for an ordered subject,
+    also the group's frontier. "filtered" are the messages that the consumers' tags left out since
+    the master began to serve; they count as done.
     """
     found = run(_lag(server, subject, group))
     if isinstance(found, dict):
@@ -265,7 +275,8 @@ async def _lag(server: str, subject: str, group: str) -> Partial[Any] | dict[str
                 "silent_groups": found["silent_groups"],
             }
     raise UnknownGroup(
-        f"group {group!r} has never consumed {subject!r}: `qmq group list {subject}` shows its groups"
+        f"group {group!r} has never consumed {subject!r}: `qmq group list {subject}` shows "
+        "its groups"
     )
 
 
@@ -300,20 +311,26 @@ def reset(
     broker_group: Annotated[
         str | None,
         typer.Option(
-            help="Only on this broker group. A SEQUENCE belongs to one broker group, so it needs this option if there are several."
+            help=(
+                "Only on this broker group. A SEQUENCE belongs to one broker group, so it needs "
+                "this option if there are several."
+            )
         ),
     ] = None,
     as_json: Json = False,
     server: Server = SERVER,
 ) -> None:
-    """Move a group to another position. Messages that its consumers hold become void; the consumers continue from the new position."""
+    """Move a group to another position. Messages that its consumers hold become void; the consumers
+    continue from the new position.
+    """
 
     async def _reset() -> list[Any]:
         target = parse_target(to)
         async with qmq.connect(server) as mq:
             if broker_group is not None and await ordered_subjects(mq, subject):
                 raise InvalidArgument(
-                    f"{subject!r} is ordered: its groups can only be reset as a whole, so leave out the broker group"
+                    f"{subject!r} is ordered: its groups can only be reset as a whole, so "
+                    "leave out the broker group"
                 )
             return await mq.metadata.reset_group(
                 subject, group, **target, broker_group=broker_group
@@ -339,7 +356,9 @@ def delete(
     as_json: Json = False,
     server: Server = SERVER,
 ) -> None:
-    """Delete a group's progress and parked keys. Its dead letters stay. A later group of the same name starts as a new group."""
+    """Delete a group's progress and parked keys. Its dead letters stay. A later group of the same
+    name starts as a new group.
+    """
     if (
         not yes
         and typer.prompt(f"type {group} to delete it{_lost(server, subject, group)}", err=True)
@@ -393,7 +412,10 @@ Name = Annotated[str, typer.Argument(help="The consumer's name, as shown by `qmq
 ClientName = Annotated[
     str,
     typer.Argument(
-        help="The client's name: qmq.connect(..., name=...), by default HOST-PID; shown by `qmq group show`."
+        help=(
+            "The client's name: qmq.connect(..., name=...), by default HOST-PID; shown by `qmq "
+            "group show`."
+        )
     ),
 ]
 Reason = Annotated[str, typer.Option("--reason", help="The reason, shown by `qmq pause list`.")]
@@ -410,7 +432,9 @@ def pause_group(
     as_json: Json = False,
     server: Server = SERVER,
 ) -> None:
-    """Stop delivery to all consumers of a group, on a subject or on all. Consumers that join later are paused, too."""
+    """Stop delivery to all consumers of a group, on a subject or on all. Consumers that join later
+    are paused, too.
+    """
     _tell(
         ("group", subject, group, ""),
         True,

@@ -136,7 +136,10 @@ class FollowOptions(MetricsFlags, CatalogFlags, LogFlags):
         bool,
         typer.Option(
             "--typed",
-            help="Decode bodies by the subject's schema, which --server knows; what does not fit is kept apart.",
+            help=(
+                "Decode bodies by the subject's schema, which --server knows; what does not fit "
+                "is kept apart."
+            ),
         ),
     ] = False
     once: Annotated[
@@ -148,7 +151,9 @@ class FollowOptions(MetricsFlags, CatalogFlags, LogFlags):
 
     @contextmanager
     def showing(self, counts: LakeCounts) -> Iterator[None]:
-        """Serve the metrics in their own thread, if there is a port for them. Raises OSError if it is taken."""
+        """Serve the metrics in their own thread, if there is a port for them. Raises OSError if it
+        is taken.
+        """
         from qmq.blocking.loop_thread import LoopThread
         from qmq.metrics.figures import Readiness
         from qmq.node.metrics import serving
@@ -213,7 +218,9 @@ class TableOptions(CatalogFlags, SubjectFlag):
                 )
 
     def complete(self) -> None:
-        """Add the rejected messages of a writer that died, so that expiry does not delete their files as leftovers."""
+        """Add the rejected messages of a writer that died, so that expiry does not delete their
+        files as leftovers.
+        """
         from pyspark_qmq.lake.table import find_table
         from pyspark_qmq.lake.typed import complete
 
@@ -243,7 +250,9 @@ class MigrateOptions(CatalogFlags):
 @app.command("follow")
 @taking(FollowOptions)
 def follow(_: typer.Context, options: FollowOptions) -> None:
-    """Write committed messages into tables, until SIGTERM or Ctrl-C. Each message is in its table once, even if several writers run."""
+    """Write committed messages into tables, until SIGTERM or Ctrl-C. Each message is in its table
+    once, even if several writers run.
+    """
     with _loaded():
         from pyspark_qmq.lake.writer import (
             LakeCounters,
@@ -283,7 +292,9 @@ def follow(_: typer.Context, options: FollowOptions) -> None:
 @app.command("migrate")
 @taking(MigrateOptions)
 def migrate(_: typer.Context, options: MigrateOptions) -> None:
-    """Copy an archive of an older version into tables, once. Its subjects must have no tables yet; `follow` then continues behind it."""
+    """Copy an archive of an older version into tables, once. Its subjects must have no tables yet;
+    `follow` then continues behind it.
+    """
     with _loaded():
         from pyspark_qmq.lake.migration import migrate
 

@@ -22,13 +22,16 @@ def dump(
     limit: Annotated[int, typer.Option(help="Stop after this many entries; 0: no limit.")] = 0,
     as_json: Json = False,
 ) -> None:
-    """Show a segment's entries: positions, sequences, checksums, columns. Exit status 1 if a checksum is wrong."""
+    """Show a segment's entries: positions, sequences, checksums, columns. Exit status 1 if a
+    checksum is wrong.
+    """
     from qmq.log.segment_dump import Line, dump_segment
 
     if not segment.is_file():
         fail(
             InvalidArgument(
-                f"{segment} is not a file: segments are in DATA/broker/message and DATA/broker/action"
+                f"{segment} is not a file: segments are in DATA/broker/message and "
+                "DATA/broker/action"
             )
         )
     lines: list[Line] = []

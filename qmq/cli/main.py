@@ -1,4 +1,6 @@
-"""The entry point of the command line, `qmq`. Needs `pip install qmq[cli]`, and `qmq[server]` to run a node."""
+"""The entry point of the command line, `qmq`. Needs `pip install qmq[cli]`, and `qmq[server]` to
+run a node.
+"""
 
 from __future__ import annotations
 
@@ -11,12 +13,14 @@ GRPC_VERBOSITY: Final = "GRPC_VERBOSITY"
 
 def main() -> None:
     """Run the command line."""
-    # gRPC reads this variable when it is imported. Otherwise gRPC writes a line to standard error for each failed TLS handshake.
+    # gRPC reads this variable when it is imported. Otherwise gRPC writes a line to standard error
+    # for each failed TLS handshake.
     os.environ.setdefault(GRPC_VERBOSITY, "ERROR")
     try:
         from qmq.cli.app import app
     except ImportError as cause:
         sys.exit(
-            f"the qmq command needs another package ({cause.name} is missing): pip install 'qmq[cli,server]'"
+            f"the qmq command needs another package ({cause.name} is missing): pip install "
+            "'qmq[cli,server]'"
         )
     app()

@@ -1,4 +1,6 @@
-"""`qmq message` finds, shows or traces one message by its id. `qmq why` explains in words where a message is and what it waits for."""
+"""`qmq message` finds, shows or traces one message by its id. `qmq why` explains in words where a
+message is and what it waits for.
+"""
 
 from __future__ import annotations
 
@@ -78,7 +80,9 @@ def find(
 def show_message(
     words: Words, body: Body = "auto", as_json: Json = False, server: Server = SERVER
 ) -> None:
-    """Show a message with headers and body, at every place where it is stored. Without a subject, all subjects are searched."""
+    """Show a message with headers and body, at every place where it is stored. Without a subject,
+    all subjects are searched.
+    """
     subject, message_id = subject_and_id(words)
     if body not in ("auto", "text", "json", "hex"):
         raise typer.BadParameter("--body must be auto, text, json or hex")
@@ -131,7 +135,9 @@ def _body_text(facts: dict[str, Any], form: str) -> str:
 def trace(
     words: Words, group: OneGroup = "", as_json: Json = False, server: Server = SERVER
 ) -> None:
-    """Show the history of a message with times: created, stored, delivered, failed, acknowledged, moved."""
+    """Show the history of a message with times: created, stored, delivered, failed, acknowledged,
+    moved.
+    """
     subject, message_id = subject_and_id(words)
 
     inquiry = ask(server, lambda mq: inquire(mq, message_id, subject, group))
@@ -153,7 +159,9 @@ WhyGroup = Annotated[str, typer.Option("--group", help="Only for this consumer g
 
 
 def why(words: Words, group: WhyGroup = "", as_json: Json = False, server: Server = SERVER) -> None:
-    """Explain where a message is and what it waits for. Give the subject before the id to search faster."""
+    """Explain where a message is and what it waits for. Give the subject before the id to search
+    faster.
+    """
     subject, message_id = subject_and_id(words)
 
     paragraphs = told(

@@ -27,7 +27,9 @@ if TYPE_CHECKING:
     from qmq.rpc.network import Network
 
 ETCD_S: Final = 3.0
-"""Less than the five seconds that clients wait for a metaserver, so that they get an error about etcd rather than a timeout."""
+"""Less than the five seconds that clients wait for a metaserver, so that they get an error about
+etcd rather than a timeout.
+"""
 
 
 @dataclass(frozen=True)
@@ -63,9 +65,11 @@ class MetaOptions(ProcessFlags, MetaPlace, GuardFlags, EtcdFlags):
 
 @taking(MetaOptions)
 def meta(_: typer.Context, options: MetaOptions) -> None:
-    """Run a metaserver, which locates subjects for clients and administers the cluster. A metaserver has no state, so run two or more.
+    """Run a metaserver, which locates subjects for clients and administers the cluster. A
+    metaserver has no state, so run two or more.
 
-    Prints one line, `qmq meta is ready at HOST:PORT`, when clients can connect. Ctrl-C or SIGTERM stops it cleanly.
+    Prints one line, `qmq meta is ready at HOST:PORT`, when clients can connect. Ctrl-C or SIGTERM
+    stops it cleanly.
     """
     from qmq.meta.server import MetaConfig
     from qmq.node.process import environment_with, require_guarded
@@ -152,7 +156,10 @@ async def _serve(
         if audit is not None:
             audit.start()
         is_serving = True
-        return f"qmq meta is ready at {server.address}{f' (metrics at {metrics.address})' if metrics is not None else ''}"
+        return (
+            "qmq meta is ready at "
+            f"{server.address}{f' (metrics at {metrics.address})' if metrics is not None else ''}"
+        )
 
     try:
         await until_signal(start)

@@ -1,4 +1,6 @@
-"""`qmq mirror`: the subjects of a cluster in a second one, with the progress of groups (docs/BACKUP.md)."""
+"""`qmq mirror`: the subjects of a cluster in a second one, with the progress of groups
+(docs/BACKUP.md).
+"""
 
 from __future__ import annotations
 
@@ -68,7 +70,9 @@ class MirrorOptions(ProcessFlags):
         bool,
         typer.Option(
             "--groups/--no-groups",
-            help="Move groups of the target that have no consumers to the progress of the source's.",
+            help=(
+                "Move groups of the target that have no consumers to the progress of the source's."
+            ),
         ),
     ] = True
     state: State = None
@@ -89,10 +93,11 @@ def mirror() -> None:
 @app.command("run")
 @taking(MirrorOptions)
 def run_mirror(_: typer.Context, options: MirrorOptions) -> None:
-    """Copy messages to another cluster, with their ids, and move its groups to the same progress. Runs until a signal stops it.
+    """Copy messages to another cluster, with their ids, and move its groups to the same progress.
+    Runs until a signal stops it.
 
-    A mirror that was stopped or killed continues where it was. Messages that came from the target are not copied back, so that a mirror may
-    run each way.
+    A mirror that was stopped or killed continues where it was. Messages that came from the target
+    are not copied back, so that a mirror may run each way.
     """
     try:
         set_up_logging(options.verbose)
@@ -177,7 +182,9 @@ def status(
     as_json: Json = False,
     server: Server = SERVER,
 ) -> None:
-    """Show how far a mirror is with each subject: the messages of the source that it has not read yet. Reads the mirror's state folder."""
+    """Show how far a mirror is with each subject: the messages of the source that it has not read
+    yet. Reads the mirror's state folder.
+    """
     folder = state or default_folder(source_name, target_name)
     show("mirror", COLUMNS, run(_status(server, folder)), as_json=as_json)
 

@@ -1,4 +1,5 @@
-"""Names of subjects and groups in the cluster, for hints and completion. Names that the cluster does not return quickly are left out.
+"""Names of subjects and groups in the cluster, for hints and completion. Names that the cluster
+does not return quickly are left out.
 
 For an unknown subject or group the nearest existing name is suggested, with the corrected command:
 
@@ -28,7 +29,9 @@ def subject_names(server: str) -> list[str]:
 
 
 def group_names(server: str, subject: str = "") -> list[str]:
-    """The groups that consumed a subject, or any subject; empty if the cluster does not answer in time."""
+    """The groups that consumed a subject, or any subject; empty if the cluster does not answer in
+    time.
+    """
 
     async def groups(mq: qmq.Client) -> list[str]:
         return await groups_of(mq, subject)
@@ -70,8 +73,9 @@ async def ordered_subjects(mq: qmq.Client, subject: str = "") -> list[str]:
 
 
 async def require_subject(mq: qmq.Client, subject: str, *, must_answer: bool = False) -> None:
-    """For a command that found no data of a subject. Raises UnknownSubject if the cluster says that the subject does not exist; with
-    `must_answer` also the error if no metaserver answers: "no message" would then be no answer.
+    """For a command that found no data of a subject. Raises UnknownSubject if the cluster says that
+    the subject does not exist; with `must_answer` also the error if no metaserver answers: "no
+    message" would then be no answer.
     """
     if not subject:
         return
@@ -86,13 +90,17 @@ async def require_subject(mq: qmq.Client, subject: str, *, must_answer: bool = F
 
 
 async def require_group(mq: qmq.Client, group: str) -> None:
-    """For a command that found no data of a group. Raises UnknownGroup if the group never consumed a message and has no dead letters."""
+    """For a command that found no data of a group. Raises UnknownGroup if the group never consumed
+    a message and has no dead letters.
+    """
     if group and group not in await _or_none(groups_of(mq), group):
         raise UnknownGroup(f"there is no group {group!r}: `qmq group list` shows all")
 
 
 async def _or_none(names: Awaitable[list[str]], name: str) -> list[str]:
-    """The known names. If the cluster does not answer, only the given name, so that no error is raised about it."""
+    """The known names. If the cluster does not answer, only the given name, so that no error is
+    raised about it.
+    """
     try:
         return await names
     except QmqError:
@@ -121,7 +129,9 @@ def _asked(server: str, ask: Callable[[qmq.Client], Awaitable[list[str]]]) -> li
 
 
 class Given:
-    """The arguments of this process's command, by parameter name (set by qmq/cli/added_options.py)."""
+    """The arguments of this process's command, by parameter name (set by
+    qmq/cli/added_options.py).
+    """
 
     values: Mapping[str, Any] = {}
     words: Sequence[str] = ()
@@ -143,7 +153,9 @@ def corrected(words: Sequence[str], wrong: str, right: str) -> str:
 
 
 def hint(failure: BaseException) -> str:
-    """The hint below an error about an unknown subject or group; empty if no name is close. Asks the cluster once."""
+    """The hint below an error about an unknown subject or group; empty if no name is close. Asks
+    the cluster once.
+    """
     server = Given.values.get("server")
     if not isinstance(failure, UnknownSubject | UnknownGroup) or not server:
         return ""

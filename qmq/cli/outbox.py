@@ -1,7 +1,9 @@
-"""QMQ's tables in applications' databases: `qmq outbox` manages outboxes: migration, watchdog, rejected messages (docs/OUTBOX.md); `qmq
-dedup` is about the table in which an application records the messages it has handled (docs/DEDUP.md).
+"""QMQ's tables in applications' databases: `qmq outbox` manages outboxes: migration, watchdog,
+rejected messages (docs/OUTBOX.md); `qmq dedup` is about the table in which an application records
+the messages it has handled (docs/DEDUP.md).
 
-A database is given as a SQLAlchemy URL such as `postgresql+psycopg://shop@db.example/shop`; URLs of async drivers work, too.
+A database is given as a SQLAlchemy URL such as `postgresql+psycopg://shop@db.example/shop`; URLs of
+async drivers work, too.
 """
 
 from __future__ import annotations
@@ -86,12 +88,17 @@ def watchdog(
         typer.Option(
             "--debezium",
             metavar="TABLE[:COLUMN]",
-            help="A table in Debezium's layout whose rows are sent, too, in the order of COLUMN or id.",
+            help=(
+                "A table in Debezium's layout whose rows are sent, too, in the order of COLUMN "
+                "or id."
+            ),
         ),
     ] = None,
     server: Server = SERVER,
 ) -> None:
-    """Send messages that committed transactions left in outboxes. Run two or more watchdogs: for each table, one of them is active."""
+    """Send messages that committed transactions left in outboxes. Run two or more watchdogs: for
+    each table, one of them is active.
+    """
     run(_watch(db, table or [TABLE], server, debezium))
 
 

@@ -1,18 +1,19 @@
-"""The output of the CLI: tables for people, JSON for programs, error messages that say what to do, and progress bars, if standard error is
-a terminal.
+"""The output of the CLI: tables for people, JSON for programs, error messages that say what to do,
+and progress bars, if standard error is a terminal.
 
-Tables have one style, without boxes, and are fitted to the terminal, whose width the caller passes. If the terminal is too narrow, these
-steps are taken one after another until the table fits:
+Tables have one style, without boxes, and are fitted to the terminal, whose width the caller passes.
+If the terminal is too narrow, these steps are taken one after another until the table fits:
 
-    1  times are relative ("3 s ago"), and durations in words; only a wide table has exact ones
-    2  columns that are empty, or have the same short value in every row, are left out, from the right
-    3  the widest columns of text are cut, with "…", to CUT_CHARS_MIN characters at least
-    4  columns are left out, from the right; the first one stays
+    1  times are relative ("3 s ago"), and durations in words; only a wide table has exact ones 2
+    columns that are empty, or have the same short value in every row, are left out, from the right
+    3  the widest columns of text are cut, with "…", to CUT_CHARS_MIN characters at least 4  columns
+    are left out, from the right; the first one stays
 
-Ids are never cut, because people copy them, and are left out last. A wide table (`--wide`, or standard output that is not a terminal) is
-as wide as necessary, with exact times.
+Ids are never cut, because people copy them, and are left out last. A wide table (`--wide`, or
+standard output that is not a terminal) is as wide as necessary, with exact times.
 
-The `--help` page of a group of commands has its commands in sections, each with the whole first sentence of its help.
+The `--help` page of a group of commands has its commands in sections, each with the whole first
+sentence of its help.
 """
 
 from __future__ import annotations
@@ -55,7 +56,9 @@ GAP: Final = "  "
 CUT_CHARS_MIN: Final = 10
 ELLIPSIS: Final = "…"
 OLDEST: Final = {"lag ms": "oldest", "oldest ago ms": "oldest"}
-"""The names of columns of milliseconds in tables that show them in words: both are the age of the oldest waiting message."""
+"""The names of columns of milliseconds in tables that show them in words: both are the age of the
+oldest waiting message.
+"""
 IDS: Final = frozenset({"id", "message id", "delayed id", "token"})
 _SPANS: Final = (
     (60_000, 1_000, "s"),
@@ -149,7 +152,9 @@ def _says_nothing(column: Sequence[str]) -> bool:
 
 
 def _cut(columns: Sequence[int], widths: list[int], headers: Sequence[str], excess: int) -> None:
-    """Shrink the widest column by one character at a time, so that the wide columns end up equally wide."""
+    """Shrink the widest column by one character at a time, so that the wide columns end up equally
+    wide.
+    """
     least = {at: max(CUT_CHARS_MIN, len(headers[at])) for at in columns}
     while excess > 0:
         wide = [at for at in columns if widths[at] > least[at]]
@@ -160,7 +165,9 @@ def _cut(columns: Sequence[int], widths: list[int], headers: Sequence[str], exce
 
 
 def text_of(cell: Any, *, is_wide: bool, now_ms: int) -> str:
-    """A cell's text, with control characters escaped; line breaks, too, because text from others must not look like rows of the table."""
+    """A cell's text, with control characters escaped; line breaks, too, because text from others
+    must not look like rows of the table.
+    """
     if isinstance(cell, Time):
         return str(cell) if is_wide else relative(cell.time_ms, now_ms)
     if isinstance(cell, Duration):
@@ -182,7 +189,9 @@ def table_lines(
     now_ms: int,
     right: Iterable[str] = (),
 ) -> list[Text]:
-    """The lines of a table, header first; a wide table if `width` is None. Numbers and the columns in `right` are right-aligned."""
+    """The lines of a table, header first; a wide table if `width` is None. Numbers and the columns
+    in `right` are right-aligned.
+    """
     is_wide = width is None
     to_the_right = set(right)
     if not is_wide:
@@ -232,7 +241,9 @@ EXIT_FAILED: Final = 1
 
 
 class _Escaped:
-    """A renderable whose user-written text has its control characters escaped. Colours added by rich stay."""
+    """A renderable whose user-written text has its control characters escaped. Colours added by
+    rich stay.
+    """
 
     def __init__(self, inner: ConsoleRenderable) -> None:
         self._inner = inner
@@ -281,10 +292,11 @@ def show(
     as_json: bool,
     silent: Mapping[str, str] | None = None,
 ) -> None:
-    """Print rows as a table, or as a JSON array of objects with the columns as names. The title is printed above a table in a terminal; the
-    title of a dry run is printed always.
+    """Print rows as a table, or as a JSON array of objects with the columns as names. The title is
+    printed above a table in a terminal; the title of a dry run is printed always.
 
-    `silent`: groups whose rows are missing, with the reason. If there are any, each JSON object lists them in `silent_groups`.
+    `silent`: groups whose rows are missing, with the reason. If there are any, each JSON object
+    lists them in `silent_groups`.
     """
     tell_silent(silent or {})
     if as_json and silent:
@@ -315,7 +327,9 @@ def tell_silent(silent: Mapping[str, str]) -> None:
 
 
 def fail(failure: BaseException) -> NoReturn:
-    """Print an error, with a suggestion for an unknown name, and exit: 2 wrong usage, 3 no answer, 1 any other error."""
+    """Print an error, with a suggestion for an unknown name, and exit: 2 wrong usage, 3 no answer,
+    1 any other error.
+    """
     errors.print(f"[red]error:[/red] {escape(str(failure))}", highlight=False, soft_wrap=True)
     more = hint(failure)
     if more:
@@ -330,7 +344,9 @@ def fail(failure: BaseException) -> NoReturn:
 
 
 def run(work: Coroutine[Any, Any, _R]) -> _R:
-    """Run a coroutine in a fast event loop, with the file-descriptor limit raised to its maximum. A QmqError is printed and exits."""
+    """Run a coroutine in a fast event loop, with the file-descriptor limit raised to its maximum. A
+    QmqError is printed and exits.
+    """
     raise_limit()
     try:
         with asyncio.Runner(loop_factory=loop_factory()) as runner:
@@ -342,7 +358,9 @@ def run(work: Coroutine[Any, Any, _R]) -> _R:
 
 
 def ask(server: str, question: Callable[[qmq.Client], Awaitable[_R]]) -> _R:
-    """The answer to one question. Connects to the cluster and disconnects again. Errors are those of `run`."""
+    """The answer to one question. Connects to the cluster and disconnects again. Errors are those
+    of `run`.
+    """
 
     async def connected() -> _R:
         async with qmq.connect(server) as mq:
@@ -367,10 +385,11 @@ def progress_of(*columns: ProgressColumn, quiet: bool, transient: bool = True) -
 def counting(
     what: str, total: int | None, *, quiet: bool, transient: bool = False
 ) -> Iterator[Callable[[int], None]]:
-    """A bar that counts to `total`. The body of the `with` calls the yielded function with the number done so far.
+    """A bar that counts to `total`. The body of the `with` calls the yielded function with the
+    number done so far.
 
-    The total is an estimate, None if it is unknown: what is counted may grow, or a filter may leave some out. When the body ends without an
-    error, what was done is the total, so the bar ends full.
+    The total is an estimate, None if it is unknown: what is counted may grow, or a filter may leave
+    some out. When the body ends without an error, what was done is the total, so the bar ends full.
     """
     columns = (
         TextColumn("{task.description}"),

@@ -80,8 +80,9 @@ def produce(
 ) -> None:
     """Send each line as a message, from a file or standard input.
 
-    With --format json a line is an object: {"body": ..., "key": "...", "tags": [...], "headers": {...}}; another kind of body is sent
-    as JSON. With --delay or --at, --json prints each message's delayed id, which `qmq delay cancel` takes.
+    With --format json a line is an object: {"body": ..., "key": "...", "tags": [...], "headers":
+    {...}}; another kind of body is sent as JSON. With --delay or --at, --json prints each message's
+    delayed id, which `qmq delay cancel` takes.
     """
     if form not in ("lines", "json"):
         raise typer.BadParameter(f"--format must be 'lines' or 'json', not {form!r}")
@@ -136,7 +137,10 @@ def _said(subject: str, stored: dict[str, int], delayed: list[DelayedReceipt]) -
         f"{messages:,} to {group}" if len(stored) > 1 else group
         for group, messages in sorted(stored.items())
     )
-    line = f"sent {count:,} {'message' if count == 1 else 'messages'} to {subject}{f' ({where})' if where else ''}"
+    line = (
+        f"sent {count:,} {'message' if count == 1 else 'messages'} to "
+        f"{subject}{f' ({where})' if where else ''}"
+    )
     return line + "".join(
         [f", due {time_text(each.due_ms)}, delayed id {each.delayed_id}" for each in delayed]
     )
@@ -154,10 +158,11 @@ def _due(delay: str | None, at: str | None) -> When | None:
 async def _produce(
     job: ProduceJob, contents: Iterator[Content], total: int | None
 ) -> tuple[dict[str, int], list[Receipt]]:
-    """The number of messages stored by each broker group; for delayed messages also the receipts, if they are printed or if there is only
-    one.
+    """The number of messages stored by each broker group; for delayed messages also the receipts,
+    if they are printed or if there is only one.
 
-    The first message is sent alone, because an error of the first message is usually an error of all.
+    The first message is sent alone, because an error of the first message is usually an error of
+    all.
     """
     first = next(contents, None)
     if first is None:
@@ -194,7 +199,9 @@ def _send(producer: Producer | OrderedProducer, content: Content, due: When | No
 async def _begin(
     mq: qmq.Client, job: ProduceJob, first: Content, tickets: list[Ticket]
 ) -> Producer | OrderedProducer:
-    """The producer that stored the first message; for a delayed message also its receipt. The broker tells whether it is ordered."""
+    """The producer that stored the first message; for a delayed message also its receipt. The
+    broker tells whether it is ordered.
+    """
     subject, compression = job.subject, job.compression
     if job.due is not None:
         later = mq.delayed_producer(subject)

@@ -8,9 +8,9 @@
     MetricsFlags      where metrics are served
     ProcessFlags      metrics, logging
 
-A command's class inherits from the classes it needs; the options of the last base come first in `--help`. An option has the name and the
-default of its field. A field with a `Variable` is no option: few servers need it, and only the environment gives it. `taking` makes the
-command.
+A command's class inherits from the classes it needs; the options of the last base come first in
+`--help`. An option has the name and the default of its field. A field with a `Variable` is no
+option: few servers need it, and only the environment gives it. `taking` makes the command.
 """
 
 from __future__ import annotations
@@ -65,14 +65,18 @@ _BOOLEANS: Final = {
 
 @dataclass(frozen=True, slots=True)
 class Variable:
-    """A setting of a server that only a variable of the environment gives. `help` says what it means."""
+    """A setting of a server that only a variable of the environment gives. `help` says what it
+    means.
+    """
 
     name: str
     help: str
     at_least: float | None = None
 
     def parse(self, text: str, kind: Any) -> Any:
-        """The value as the field's type, or, of a union, its first type. Raises typer.BadParameter."""
+        """The value as the field's type, or, of a union, its first type. Raises
+        typer.BadParameter.
+        """
         wanted = get_args(kind)[0] if get_args(kind) else kind
         try:
             found = _BOOLEANS[text.lower()] if wanted is bool else wanted(text)
@@ -120,7 +124,9 @@ RETRY_DELAYS: Final = delays_text(GroupSettings().retry_delays_ms)
 def taking(
     options: type[_O],
 ) -> Callable[[Callable[[typer.Context, _O], None]], Callable[..., None]]:
-    """Turn a function that takes one value of a dataclass into a command with an option for each field."""
+    """Turn a function that takes one value of a dataclass into a command with an option for each
+    field.
+    """
     context_of = inspect.Parameter(
         "context", inspect.Parameter.KEYWORD_ONLY, annotation=typer.Context
     )
@@ -133,7 +139,10 @@ def taking(
 
         command.__name__, command.__doc__ = function.__name__, function.__doc__
         if more:
-            command.__doc__ = f"{inspect.cleandoc(function.__doc__ or '')}\n\nMore settings are variables of the environment: {', '.join(more)}."
+            command.__doc__ = (
+                f"{inspect.cleandoc(function.__doc__ or '')}\n\nMore settings are variables of "
+                f"the environment: {', '.join(more)}."
+            )
         command.more_variables = more  # type: ignore[attr-defined]  # `qmq config` knows them by it
         command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
         command.__annotations__ = {each.name: each.annotation for each in parameters}
@@ -179,7 +188,9 @@ def variables_of(options: type) -> dict[str, Variable]:
 
 
 def given_by_variables(options: type, environment: Mapping[str, str]) -> dict[str, Any]:
-    """The values of these settings, without those that the environment does not give. Raises typer.BadParameter."""
+    """The values of these settings, without those that the environment does not give. Raises
+    typer.BadParameter.
+    """
     hints = get_type_hints(options)
     given = {
         name: variable
@@ -198,7 +209,7 @@ def _without_variable(hint: Any) -> Any:
     return Annotated[hint.__origin__, option]
 
 
-# --- options -----------------------------------------------------------------------------------------------------------
+# --- options --------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -336,7 +347,10 @@ class GuardFlags(TlsFlags):
         str,
         Variable(
             "QMQ_JWT_EMAIL_DOMAIN",
-            "The domain whose email addresses in that claim name principals, by the part before the @.",
+            (
+                "The domain whose email addresses in that claim name principals, by the part "
+                "before the @."
+            ),
         ),
     ] = ""
 
@@ -468,7 +482,10 @@ class MetricsFlags:
         str,
         Variable(
             "QMQ_METRICS_HOST",
-            "Address of the metrics port; without it, this machine only. A server with TLS uses it at other addresses.",
+            (
+                "Address of the metrics port; without it, this machine only. A server with TLS "
+                "uses it at other addresses."
+            ),
         ),
     ] = ""
 
@@ -509,7 +526,9 @@ class ReplicaOptions(ProcessFlags, StorageFlags, GuardFlags, EtcdFlags, ReplicaP
         )
 
     def shared_config(self, kind: str) -> dict[str, Any]:
-        """The shared part of both configurations; `kind`: the kind of group. Raises InvalidArgument, InvalidName, typer.BadParameter."""
+        """The shared part of both configurations; `kind`: the kind of group. Raises
+        InvalidArgument, InvalidName, typer.BadParameter.
+        """
         log = self.log_config()
         if not self.group or not self.replica:
             raise InvalidArgument(
@@ -532,7 +551,7 @@ class ReplicaOptions(ProcessFlags, StorageFlags, GuardFlags, EtcdFlags, ReplicaP
         }
 
 
-# --- running -----------------------------------------------------------------------------------------------------------
+# --- running --------------------------------------------------------------------------------------
 
 
 def serve_replica(
@@ -584,7 +603,9 @@ def etcd_options(
 
 
 def set_up_logging(verbose: bool, audit_log: Path | None = None) -> None:
-    """Set up logging of a server's process. Raises InvalidArgument for an audit log that cannot be written."""
+    """Set up logging of a server's process. Raises InvalidArgument for an audit log that cannot be
+    written.
+    """
     logging.basicConfig(
         level=logging.INFO if verbose else logging.WARNING,
         format="%(asctime)s %(name)s %(message)s",

@@ -1,23 +1,29 @@
-"""`qmq route` shows and changes how an ordered subject's keys are spread over partitions (docs/ORDERING.md), and exports all routes for
-readers of log files without a metaserver (docs/FORMAT.md).
+"""`qmq route` shows and changes how an ordered subject's keys are spread over partitions
+(docs/ORDERING.md), and exports all routes for readers of log files without a metaserver
+(docs/FORMAT.md).
 
-A route is drawn as a line of text: the logical partitions from 0 to N in cells as wide as their ranges.
+A route is drawn as a line of text: the logical partitions from 0 to N in cells as wide as their
+ranges.
 
     │1░░░░░░░░░░│3▒▒▒▒│4░░░░│2▒▒▒▒▒▒▒▒▒▒│
     0           256   384   512      1024
     ░ g1  ▒ g2
 
 Rules:
-* A cell begins with its wall and is at least that one column wide, even for a tiny range; its neighbours get narrower.
-* If there are more cells than columns, the first cells get one column each, and the line ends in "and N more".
-* The position of a kind (a broker group, a version) in `kinds` determines its pattern and colour: bars with the same kinds look the same.
+* A cell begins with its wall and is at least that one column wide, even for a tiny range; its
+  neighbours get narrower.
+* If there are more cells than columns, the first cells get one column each, and the line ends in
+  "and N more".
+* The position of a kind (a broker group, a version) in `kinds` determines its pattern and colour:
+  bars with the same kinds look the same.
 * A label or a number that does not fit is left out, because a truncated number would be misread.
 
 `qmq route split`, `merge` and `move` change a subject's route while messages flow:
 
-* A change names the route version that it was planned for, so either exactly the plan is carried out or the change fails (RouteConflict).
-* The change is done when the next route is published. Consumer groups follow by themselves; waiting for them is for the operator's
-  information: Ctrl-C ends the waiting, never the change.
+* A change names the route version that it was planned for, so either exactly the plan is carried
+  out or the change fails (RouteConflict).
+* The change is done when the next route is published. Consumer groups follow by themselves; waiting
+  for them is for the operator's information: Ctrl-C ends the waiting, never the change.
 """
 
 from __future__ import annotations
@@ -66,7 +72,9 @@ if TYPE_CHECKING:
 
 PATTERNS: Final = "░▒▓─═"
 COLORS: Final = ("green", "cyan", "magenta", "yellow", "blue", "red")
-"""The number of colours is coprime to the number of patterns, so a pair of pattern and colour repeats only after 30 kinds."""
+"""The number of colours is coprime to the number of patterns, so a pair of pattern and colour
+repeats only after 30 kinds.
+"""
 
 _WALL: Final = "│"
 
@@ -92,7 +100,9 @@ def kinds_of(*bars: Sequence[DrawnRange]) -> list[str]:
 
 
 def walls(cells: Sequence[DrawnRange], columns: int) -> list[int]:
-    """The column of each cell's wall, followed by the column of the closing wall. Needs more columns than cells."""
+    """The column of each cell's wall, followed by the column of the closing wall. Needs more
+    columns than cells.
+    """
     whole = cells[-1].end - cells[0].first
     inner = columns - 1
     found = [round((cell.first - cells[0].first) * inner / whole) for cell in cells] + [inner]
@@ -130,7 +140,9 @@ def _room(cells: Sequence[DrawnRange], columns: int) -> int:
 
 
 def draw_ruler(cells: Sequence[DrawnRange], columns: int) -> Text:
-    """The first logical partition of each cell below its wall, if there is room, and the end below the closing wall."""
+    """The first logical partition of each cell below its wall, if there is room, and the end below
+    the closing wall.
+    """
     room = _room(cells, columns)
     if room < len(cells):
         return Text(f"{cells[0].first} to {cells[room - 1].end} of {cells[-1].end}", "dim")
@@ -197,7 +209,10 @@ def subject_view(found: dict[str, Any], columns: int) -> list[RenderableType]:
     which = f"version {found['version']}" + (
         "" if found["version"] == latest else f" (the latest is {latest})"
     )
-    head = f"subject {found['subject']}: {found['order']} order, {found['logical_partitions']:,} logical partitions, route {which}"
+    head = (
+        f"subject {found['subject']}: {found['order']} order, {found['logical_partitions']:,} "
+        f"logical partitions, route {which}"
+    )
     view: list[RenderableType] = [
         Text(head, "bold"),
         draw(cells, columns, kinds_of(cells)),
@@ -245,7 +260,8 @@ def group_view(group: dict[str, Any], latest: int, columns: int) -> list[Rendera
     if group["is_paused"]:
         head += ", paused"
     counts = (
-        f"consumers {len(group['consumers'])}, lanes {len(group['lanes'])}, left {group['left']:,}, oldest {age(group['lag_ms'])}, "
+        f"consumers {len(group['consumers'])}, lanes {len(group['lanes'])}, left "
+        f"{group['left']:,}, oldest {age(group['lag_ms'])}, "
         f"parked keys {group['parked_keys']:,}"
     )
     view: list[RenderableType] = [Text(head, "bold"), Text(counts)]
@@ -305,7 +321,7 @@ def notes(found: dict[str, Any]) -> list[RenderableType]:
     return said
 
 
-# --- changes -----------------------------------------------------------------------------------------------------------
+# --- changes --------------------------------------------------------------------------------------
 
 
 def change_text(change: dict[str, Any]) -> str:
@@ -316,11 +332,16 @@ def change_text(change: dict[str, Any]) -> str:
     )
     sources = ", ".join(map(str, change["sources"]))
     why = f" ({change['reason']})" if change["reason"] else ""
-    return f"{change['kind']} {sources} -> {targets}, to version {change['to_version']}: {change['phase']}{why}"
+    return (
+        f"{change['kind']} {sources} -> {targets}, to version {change['to_version']}: "
+        f"{change['phase']}{why}"
+    )
 
 
 def history_table(changes: Iterable[dict[str, Any]], now_ms: int = 0) -> LineTable:
-    """A table with one line per change: when it was prepared, and how much later each phase began."""
+    """A table with one line per change: when it was prepared, and how much later each phase
+    began.
+    """
     shown = LineTable(
         (
             "version",
@@ -363,7 +384,9 @@ def _refused(change: dict[str, Any]) -> str:
 
 
 def plan_view(plan: dict[str, Any], columns: int) -> list[RenderableType]:
-    """The plan of a dry run: the route before and after, what each group waits for, and how to undo the change."""
+    """The plan of a dry run: the route before and after, what each group waits for, and how to undo
+    the change.
+    """
     before, after = route_cells(plan["before"]), route_cells(plan["after"])
     kinds = kinds_of(before, after)
     view: list[RenderableType] = [
@@ -383,11 +406,15 @@ def plan_view(plan: dict[str, Any], columns: int) -> list[RenderableType]:
     word = "partition" if len(plan["change"]["sources"]) == 1 else "partitions"
     view.append(
         Text(
-            f"Writers of {word} {sources} ({plan['refused_percent']:g} % of the keys) are refused until it is published: {so_long}."
+            f"Writers of {word} {sources} ({plan['refused_percent']:g} % of the keys) are "
+            f"refused until it is published: {so_long}."
         )
     )
     for group in plan["groups"]:
-        said = f"Group {group['group']} (version {group['version']}) finishes {group['left']:,} messages in {sources} before it continues."
+        said = (
+            f"Group {group['group']} (version {group['version']}) finishes {group['left']:,} "
+            f"messages in {sources} before it continues."
+        )
         view.append(Text(said))
     return [*view, Text(f"To undo it: {plan['undo']}")]
 
@@ -407,12 +434,16 @@ Partition = Annotated[
 ]
 
 Planned = Callable[["pb.DescribeRouteResponse"], dict[str, Any]]
-"""Makes the operation for `MetadataClient.change_route` from the subject's current state. Raises InvalidArgument, UnknownPartition."""
+"""Makes the operation for `MetadataClient.change_route` from the subject's current state. Raises
+InvalidArgument, UnknownPartition.
+"""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ChangeFlags:
-    """The options of every change. `subject` and the operation belong to the classes of the commands."""
+    """The options of every change. `subject` and the operation belong to the classes of the
+    commands.
+    """
 
     reason: Annotated[
         str, typer.Option("--reason", help="The reason, shown by `qmq route history`.")
@@ -456,13 +487,15 @@ class SplitFlags:
         at, parts = self.at, self.parts
         if at and parts and parts != len(at) + 1:
             raise InvalidArgument(
-                f"--at makes {len(at) + 1} parts, but --partitions is {parts}: give only one of them"
+                f"--at makes {len(at) + 1} parts, but --partitions is {parts}: give only one "
+                "of them"
             )
         count = len(at) + 1 if at else parts or 2
         groups = names(self.to)
         if len(groups) not in (0, 1, count):
             raise InvalidArgument(
-                f"--to names {len(groups)} broker groups for {count} parts: give one for all, or one for each"
+                f"--to names {len(groups)} broker groups for {count} parts: give one for "
+                "all, or one for each"
             )
         groups = groups * count if len(groups) == 1 else groups
         return {
@@ -539,7 +572,9 @@ def merge(context: typer.Context, options: MergeOptions) -> None:
 
 @taking(MoveOptions)
 def move(context: typer.Context, options: MoveOptions) -> None:
-    """Move a partition to another broker group. Stored messages stay on the old group and are consumed from there."""
+    """Move a partition to another broker group. Stored messages stay on the old group and are
+    consumed from there.
+    """
     change(options.subject, options.planned, options, timing_of(context))
 
 
@@ -555,13 +590,16 @@ def require(now: pb.DescribeRouteResponse, numbers: list[int]) -> list[pb.Ordere
     if strangers:
         which, there = ", ".join(map(str, strangers)), ", ".join(map(str, known))
         raise UnknownPartition(
-            f"partition {which} is not in route version {now.route.version} of {now.settings.name!r}: it has {there}"
+            f"partition {which} is not in route version {now.route.version} of "
+            f"{now.settings.name!r}: it has {there}"
         )
     return [known[number] for number in numbers]
 
 
 def change(subject: str, planned: Planned, flags: ChangeFlags, timing: CliTiming) -> None:
-    """Read the subject, then print the plan (a dry run), or make the change and print the result."""
+    """Read the subject, then print the plan (a dry run), or make the change and print the
+    result.
+    """
     done = run(
         _plan(subject, planned, flags) if flags.dry_run else _do(subject, planned, flags, timing)
     )
@@ -621,7 +659,9 @@ async def follow(
     following: Following,
     look_s: float,
 ) -> list[pb.OrderedGroup]:
-    """Wait until every consumer group has advanced. While no metaserver answers, keep showing the last known state."""
+    """Wait until every consumer group has advanced. While no metaserver answers, keep showing the
+    last known state.
+    """
     while True:
         try:
             groups = list((await describe()).groups)
@@ -635,7 +675,9 @@ async def follow(
 
 
 class Following:
-    """Shows the progress on standard error: a bar for each group on a terminal, otherwise a line for each event."""
+    """Shows the progress on standard error: a bar for each group on a terminal, otherwise a line
+    for each event.
+    """
 
     def __init__(self, subject: str, *, quiet: bool) -> None:
         self._subject = subject
@@ -731,9 +773,11 @@ Out = Annotated[
 
 
 def export(subjects: Subjects, out: Out = None, server: Server = SERVER) -> None:
-    """Write all partitions of all route versions, their successors, and where they were sealed, as JSON.
+    """Write all partitions of all route versions, their successors, and where they were sealed, as
+    JSON.
 
-    Spark needs this file to read ordered subjects from log files: option qmq.routes. After a route change, export again.
+    Spark needs this file to read ordered subjects from log files: option qmq.routes. After a route
+    change, export again.
     """
 
     from qmq.columns.files.routes import to_json
@@ -774,7 +818,9 @@ def routes_of(
     changes: Sequence[pb.RouteChangeInfo],
     order: str = Order.STRICT.value,
 ) -> dict[str, Any]:
-    """A subject's part of the file, made from its first route and its changes, oldest first. Pure."""
+    """A subject's part of the file, made from its first route and its changes, oldest first.
+    Pure.
+    """
     from qmq.columns.files.routes import subject_json
     from qmq.columns.servers.metaservers import routes_of as followed
 
@@ -813,7 +859,7 @@ def emit(found: Any, view: Iterable[RenderableType], *, as_json: bool) -> None:
         console.print(each, soft_wrap=isinstance(each, LineTable))
 
 
-# --- looking -----------------------------------------------------------------------------------------------------------
+# --- looking --------------------------------------------------------------------------------------
 
 
 @app.command("show")
@@ -876,7 +922,7 @@ def _explanation(found: dict[str, Any]) -> list[RenderableType]:
     return said
 
 
-# --- the policy --------------------------------------------------------------------------------------------------------
+# --- the policy -----------------------------------------------------------------------------------
 
 
 @app.command("policy")
@@ -895,11 +941,14 @@ def policy(
     as_json: Json = False,
     server: Server = SERVER,
 ) -> None:
-    """Show the policy of automatic resharding; with settings, change them. What is not given stays unchanged.
+    """Show the policy of automatic resharding; with settings, change them. What is not given stays
+    unchanged.
 
-    A partition is hot, and is split, if it gets more than split_messages_per_s or split_bytes_per_s, or if more messages than split_backlog
-    wait for the slowest group. Neighbours are cold, and are merged, if they together get less than merge_messages_per_s and
-    merge_bytes_per_s for merge_quiet_ms. cool_down_ms lie between two changes. There are partitions_min to partitions_max partitions.
+    A partition is hot, and is split, if it gets more than split_messages_per_s or
+    split_bytes_per_s, or if more messages than split_backlog wait for the slowest group. Neighbours
+    are cold, and are merged, if they together get less than merge_messages_per_s and
+    merge_bytes_per_s for merge_quiet_ms. cool_down_ms lie between two changes. There are
+    partitions_min to partitions_max partitions.
     """
     try:
         given: dict[str, Any] = dict(assignments(settings or (), POLICY_FIELDS))
@@ -922,7 +971,8 @@ def policy(
                 setattr(after, field, value)
             if 0 < after.partitions_max < after.partitions_min:
                 raise InvalidArgument(
-                    f"partitions_min={after.partitions_min} is above partitions_max={after.partitions_max}"
+                    f"partitions_min={after.partitions_min} is above "
+                    f"partitions_max={after.partitions_max}"
                 )
             return after if dry_run or not given else await mq.metadata.set_reshard_policy(after)
 

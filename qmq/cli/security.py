@@ -1,5 +1,6 @@
-"""What secures a cluster before it starts (docs/SECURITY.md): `qmq cert` makes a small certificate authority, and certificates for servers
-and clients; `qmq etcd` sets up the access control of an etcd that identifies clients by certificates.
+"""What secures a cluster before it starts (docs/SECURITY.md): `qmq cert` makes a small certificate
+authority, and certificates for servers and clients; `qmq etcd` sets up the access control of an
+etcd that identifies clients by certificates.
 """
 
 from __future__ import annotations
@@ -33,7 +34,9 @@ _COLUMNS = ("certificate", "key", "valid until")
 
 @app.command("ca")
 def ca(folder: Folder = FOLDER, days: Days = 3650, as_json: Json = False) -> None:
-    """Make the authority that signs a cluster's certificates. Do not copy its key (ca.key) to the servers."""
+    """Make the authority that signs a cluster's certificates. Do not copy its key (ca.key) to the
+    servers.
+    """
     from qmq.security.certificates import create_authority
 
     try:
@@ -60,7 +63,9 @@ def server(
     days: Days = 365,
     as_json: Json = False,
 ) -> None:
-    """Make a server's certificate. An existing one is replaced, and the server loads the new one without a restart."""
+    """Make a server's certificate. An existing one is replaced, and the server loads the new one
+    without a restart.
+    """
     _issue(folder, name, kind, hosts, days, as_json)
 
 
@@ -100,7 +105,9 @@ def cluster(
     days: Days = 365,
     as_json: Json = False,
 ) -> None:
-    """Make the missing certificates of a whole cluster: one authority for QMQ, one for etcd, and a folder for each member."""
+    """Make the missing certificates of a whole cluster: one authority for QMQ, one for etcd, and a
+    folder for each member.
+    """
     from qmq.security.certificates import CertificateHolder, make_certificates, member_of
 
     servers = (
@@ -174,14 +181,17 @@ def protect(
         ),
     ] = "etcd",
 ) -> None:
-    """Create the users and turn on etcd's access control. Needs a certificate with the common name root. Safe to run again."""
+    """Create the users and turn on etcd's access control. Needs a certificate with the common name
+    root. Safe to run again.
+    """
     try:
         options = etcd_options(etcd, None, None, etcd_ca, etcd_cert, etcd_key)
         asyncio.run(_protect(options, user, member))
     except QmqError as failure:
         fail(failure)
     typer.echo(
-        f"etcd's access control is on: {user} may read and write {PREFIX}, root everything, no other user anything"
+        f"etcd's access control is on: {user} may read and write {PREFIX}, root everything, "
+        "no other user anything"
     )
 
 

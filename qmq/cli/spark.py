@@ -1,6 +1,8 @@
-"""`qmq spark` runs Spark jobs over the log (docs/SPARK.md). Needs `pip install qmq[spark]`, which is imported only when a job runs.
+"""`qmq spark` runs Spark jobs over the log (docs/SPARK.md). Needs `pip install qmq[spark]`, which
+is imported only when a job runs.
 
-Arguments after a job's name are passed to the job: `qmq spark archive --help` explains them. The exit status is the job's.
+Arguments after a job's name are passed to the job: `qmq spark archive --help` explains them. The
+exit status is the job's.
 """
 
 from __future__ import annotations

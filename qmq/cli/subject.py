@@ -1,4 +1,6 @@
-"""`qmq subject` lists, creates, changes and deletes subjects, and says what their bodies look like (`schema`, docs/SCHEMAS.md)."""
+"""`qmq subject` lists, creates, changes and deletes subjects, and says what their bodies look like
+(`schema`, docs/SCHEMAS.md).
+"""
 
 from __future__ import annotations
 
@@ -67,7 +69,9 @@ def set_schema(
     as_json: Json = False,
     server: Server = SERVER,
 ) -> None:
-    """Declare the next version of a subject's schema. It must be compatible with the version before."""
+    """Declare the next version of a subject's schema. It must be compatible with the version
+    before.
+    """
 
     async def _set() -> DeclaredSchema:
         form, text = _given(json_schema, avro, kind)
@@ -116,7 +120,8 @@ def _schema_of(name: str) -> str:
         found: Any = getattr(importlib.import_module(module), attribute)
     except (ImportError, AttributeError, ValueError) as cause:
         raise InvalidArgument(
-            f"--type is MODULE:NAME of a type that can be imported from here, and {name!r} cannot: {cause}"
+            f"--type is MODULE:NAME of a type that can be imported from here, and {name!r} "
+            f"cannot: {cause}"
         ) from None
     finally:
         sys.path.remove("")
@@ -145,7 +150,8 @@ def show_schema(
     if found is None:
         fail(
             InvalidArgument(
-                f"the schema of {subject!r} has the versions 1 to {versions[-1].version}, not {version}"
+                f"the schema of {subject!r} has the versions 1 to {versions[-1].version}, "
+                f"not {version}"
             )
         )
     if as_json:
@@ -210,7 +216,10 @@ FlushOf = Annotated[
     str,
     typer.Option(
         "--flush",
-        help="'sync': acknowledge a message when a majority has flushed it; 'default': the brokers' setting.",
+        help=(
+            "'sync': acknowledge a message when a majority has flushed it; 'default': the "
+            "brokers' setting."
+        ),
     ),
 ]
 _ALTERED: Final = ("subject", "retention ms", "retention bytes", "body bytes max")
@@ -278,14 +287,20 @@ def create(
     order: Annotated[
         str,
         typer.Option(
-            help="'strict': messages of a key are always in order; 'best-effort': in order unless there are failures."
+            help=(
+                "'strict': messages of a key are always in order; 'best-effort': in order unless "
+                "there are failures."
+            )
         ),
     ] = "",
     logical_partitions: Annotated[
         int | None,
         typer.Option(
             min=1,
-            help=f"Ordered: number of logical partitions for hashing keys; cannot be changed; default: {LOGICAL_PARTITIONS:,}.",
+            help=(
+                "Ordered: number of logical partitions for hashing keys; cannot be changed; "
+                f"default: {LOGICAL_PARTITIONS:,}."
+            ),
         ),
     ] = None,
     partitions: Annotated[
@@ -297,14 +312,19 @@ def create(
     fencing: Annotated[
         str | None,
         typer.Option(
-            help="Ordered: 'lease': partitions can leave a lost broker group; 'majority': writes do not depend on the coordination store."
+            help=(
+                "Ordered: 'lease': partitions can leave a lost broker group; 'majority': writes "
+                "do not depend on the coordination store."
+            )
         ),
     ] = None,
     flush: FlushOf = SubjectFlush.DEFAULT.value,
     as_json: Json = False,
     server: Server = SERVER,
 ) -> None:
-    """Create a subject. Succeeds if it exists with the same settings. A subject cannot change between ordered and unordered."""
+    """Create a subject. Succeeds if it exists with the same settings. A subject cannot change
+    between ordered and unordered.
+    """
 
     async def _create() -> None:
         config = qmq.SubjectConfig(
@@ -411,7 +431,9 @@ def set_flush(
     as_json: Json = False,
     server: Server = SERVER,
 ) -> None:
-    """Set when messages of a subject are acknowledged. Brokers apply the change within a second or two."""
+    """Set when messages of a subject are acknowledged. Brokers apply the change within a second or
+    two.
+    """
 
     async def _set() -> str:
         async with qmq.connect(server) as mq:
@@ -433,7 +455,10 @@ def alter(
     retention_mib: Annotated[
         str | None,
         typer.Option(
-            help="The size of a queue beyond which its oldest messages are deleted, or 'default': as the brokers' settings say."
+            help=(
+                "The size of a queue beyond which its oldest messages are deleted, or 'default': "
+                "as the brokers' settings say."
+            )
         ),
     ] = None,
     body_bytes_max: Annotated[
@@ -442,7 +467,9 @@ def alter(
     as_json: Json = False,
     server: Server = SERVER,
 ) -> None:
-    """Change settings of a subject. What is not given stays. Brokers follow within a second or two; a shorter retention deletes."""
+    """Change settings of a subject. What is not given stays. Brokers follow within a second or two;
+    a shorter retention deletes.
+    """
 
     async def _alter() -> Any:
         async with qmq.connect(server) as mq:
@@ -487,7 +514,9 @@ def place(
     as_json: Json = False,
     server: Server = SERVER,
 ) -> None:
-    """Place a subject on other broker groups. Stored messages stay on their groups and are consumed from there."""
+    """Place a subject on other broker groups. Stored messages stay on their groups and are consumed
+    from there.
+    """
 
     async def _place() -> tuple[str, str, str]:
         async with qmq.connect(server) as mq:
@@ -514,7 +543,9 @@ def place(
 
 
 async def _groups_of(mq: qmq.Client, name: str) -> str:
-    """The broker groups by name. They need no master: a subject is often moved because its group has lost it."""
+    """The broker groups by name. They need no master: a subject is often moved because its group
+    has lost it.
+    """
     try:
         return ",".join((await mq.metadata.locate(name)).settings.broker_groups)
     except Unavailable:
@@ -534,7 +565,9 @@ def purge(
     as_json: Json = False,
     server: Server = SERVER,
 ) -> None:
-    """Delete all messages of a subject that are stored now. The subject stays, and its groups continue with later messages."""
+    """Delete all messages of a subject that are stored now. The subject stays, and its groups
+    continue with later messages.
+    """
 
     async def _count() -> int:
         async with qmq.connect(server) as mq:
@@ -563,7 +596,9 @@ def delete(
     as_json: Json = False,
     server: Server = SERVER,
 ) -> None:
-    """Delete a subject with its messages, groups, routes, settings and pauses. A later subject of the same name starts empty."""
+    """Delete a subject with its messages, groups, routes, settings and pauses. A later subject of
+    the same name starts empty.
+    """
     if not yes and typer.prompt(f"type {name} to delete it", err=True) != name:
         fail(InvalidArgument("that is not the subject's name: nothing was deleted"))
 

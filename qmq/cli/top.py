@@ -1,6 +1,8 @@
-"""`qmq top` shows the message rates of a cluster on one screen, refreshed every two seconds (docs/OPERATIONS.md).
+"""`qmq top` shows the message rates of a cluster on one screen, refreshed every two seconds
+(docs/OPERATIONS.md).
 
-a terminal          uses the alternate screen and single keys; the previous screen content is restored at any exit
+a terminal          uses the alternate screen and single keys; the previous screen content is
+                    restored at any exit
 a dumb terminal     prints one screen below the other, without control sequences
 no terminal         the same, as wide as the figures need
 """
@@ -131,7 +133,9 @@ def screen(
     height: int | None = None,
     trouble: str = "",
 ) -> list[Text]:
-    """The lines of a screen: a header, a table, and notes about missing data. Without a size, as large as necessary."""
+    """The lines of a screen: a header, a table, and notes about missing data. Without a size, as
+    large as necessary.
+    """
     head = [
         Text(line if width is None else line[:width], "bold") for line in _head(snapshot, found)
     ]
@@ -154,7 +158,10 @@ def _head(snapshot: ClusterSnapshot, found: ClusterRates) -> list[str]:
     lag = sum(each.lag_messages for each in found.groups)
     oldest_ms = max((each.lag_ms for each in found.groups), default=0)
     return [
-        f"in {per_second(found.in_per_s)}/s  out {per_second(found.out_per_s)}/s{over}  lag {short(lag)}, oldest {age(oldest_ms)}",
+        (
+            f"in {per_second(found.in_per_s)}/s  out {per_second(found.out_per_s)}/s{over}  lag "
+            f"{short(lag)}, oldest {age(oldest_ms)}"
+        ),
         f"{subjects}  {groups}  {well} of {len(snapshot.broker_groups)} broker groups read-write",
     ]
 
@@ -265,7 +272,9 @@ def _broker_cells(each: BrokerGroupRate) -> Sequence[Any]:
 
 
 def per_second(rate: float | None) -> str:
-    """A rate, with one decimal below ten so that a message every ten seconds is visible; empty if unknown."""
+    """A rate, with one decimal below ten so that a message every ten seconds is visible; empty if
+    unknown.
+    """
     if rate is None:
         return ""
     return f"{rate:.1f}" if 0 < rate < 10 else short(round(rate))
@@ -312,7 +321,8 @@ def top(
     as_json: Json = False,
     server: Server = SERVER,
 ) -> None:
-    """Show rates in and out, lag in messages and in time, and broker groups, refreshed until q or Ctrl-C.
+    """Show rates in and out, lag in messages and in time, and broker groups, refreshed until q or
+    Ctrl-C.
 
     With --json, prints a line of JSON per snapshot.
     """
@@ -411,7 +421,9 @@ async def _looks(mq: qmq.Client, interval_s: float, shown: Screen) -> AsyncItera
 
 
 def pause_s(interval_s: float, took_s: float) -> float:
-    """The pause after a snapshot that took `took_s` seconds: longer for very many subjects, but at most ten seconds."""
+    """The pause after a snapshot that took `took_s` seconds: longer for very many subjects, but at
+    most ten seconds.
+    """
     return max(interval_s, min(took_s * REST, REST_S_MAX))
 
 
@@ -426,7 +438,7 @@ def _print(shown: Screen, as_json: bool) -> None:
     console.print()
 
 
-# --- a terminal --------------------------------------------------------------------------------------------------------
+# --- a terminal -----------------------------------------------------------------------------------
 
 
 async def _live(mq: qmq.Client, interval_s: float, shown: Screen) -> None:
@@ -471,7 +483,9 @@ def _keys() -> str:
 
 @contextmanager
 def full_screen() -> Iterator[None]:
-    """Use the alternate screen and read single keys without echo. The terminal's settings are restored at exit."""
+    """Use the alternate screen and read single keys without echo. The terminal's settings are
+    restored at exit.
+    """
     import termios
     import tty
 

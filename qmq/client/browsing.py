@@ -45,7 +45,9 @@ class BrowsedMessage(StoredMessage):
 
 @dataclass(frozen=True, slots=True)
 class BrowsedQueue:
-    """One queue of the subject: the messages of a broker group, or of a partition. `next_sequence` is the sequence to read next."""
+    """One queue of the subject: the messages of a broker group, or of a partition. `next_sequence`
+    is the sequence to read next.
+    """
 
     subject: str
     broker_group: str
@@ -60,8 +62,9 @@ class BrowsedQueue:
 
 @dataclass(frozen=True, slots=True)
 class BrowseSelection:
-    """Selects messages. Times of storing are milliseconds since 1970, 0 for no limit. `last` is a number of the newest messages of each
-    queue. `is_directed`: only messages that were sent to one consumer group; without it, only those for all. `content` must be in the body.
+    """Selects messages. Times of storing are milliseconds since 1970, 0 for no limit. `last` is a
+    number of the newest messages of each queue. `is_directed`: only messages that were sent to one
+    consumer group; without it, only those for all. `content` must be in the body.
     """
 
     start_ms: int = 0
@@ -112,8 +115,9 @@ Page = tuple[wire.Fetched, deque[DecodedBatch]]
 
 
 class QueueReader:
-    """Reads one queue, page by page. `messages` is an unread part of the page. A small page may decompress to many bytes, so its batches
-    are decoded as their messages are read, and forgotten with them.
+    """Reads one queue, page by page. `messages` is an unread part of the page. A small page may
+    decompress to many bytes, so its batches are decoded as their messages are read, and forgotten
+    with them.
     """
 
     def __init__(
@@ -151,7 +155,9 @@ class QueueReader:
         return not self.messages and not self.is_over and now_s >= self._ask_again_s
 
     async def read(self) -> None:
-        """Fetch a page if the queue has messages. Raises NotConnected, UnknownSubject, AccessDenied, LogDamaged."""
+        """Fetch a page if the queue has messages. Raises NotConnected, UnknownSubject,
+        AccessDenied, LogDamaged.
+        """
         while not self.messages and not self.is_over:
             fetched = self._fetched
             if fetched is None:
@@ -194,7 +200,9 @@ class QueueReader:
             raise
 
     def _take_some(self) -> None:
-        """Decode batches until their messages have `PAGE_BYTES`: all batches of a page that is not compressed."""
+        """Decode batches until their messages have `PAGE_BYTES`: all batches of a page that is not
+        compressed.
+        """
         size = 0
         while self._batches and size < PAGE_BYTES:
             batch = self._batches.popleft()
@@ -240,7 +248,9 @@ class QueueReader:
 
 
 class ReadPatience:
-    """How long a read waits for a broker group that has no master: `delivery_timeout_s`, with pauses between its tries."""
+    """How long a read waits for a broker group that has no master: `delivery_timeout_s`, with
+    pauses between its tries.
+    """
 
     def __init__(self, timing: ClientTiming) -> None:
         self._loop, self._timing, self._tries = asyncio.get_running_loop(), timing, 0
@@ -260,7 +270,9 @@ class ReadPatience:
 async def ask_master(
     links: ConnectionPool, queue: BrowsedQueue, kind: FrameKind, request: bytes
 ) -> memoryview:
-    """Ask the current master of a queue, and wait while it cannot be reached. Raises NotConnected."""
+    """Ask the current master of a queue, and wait while it cannot be reached. Raises
+    NotConnected.
+    """
     patience = ReadPatience(links.timing)
     while True:
         try:
@@ -280,7 +292,8 @@ async def ask_master(
 
 
 async def end_of(links: ConnectionPool, queue: BrowsedQueue) -> int:
-    """The end of a queue, after everything sent to its broker group before this call is committed. Raises NotConnected, AccessDenied.
+    """The end of a queue, after everything sent to its broker group before this call is committed.
+    Raises NotConnected, AccessDenied.
 
     FIND waits for that, for any producer id.
     """
@@ -310,7 +323,9 @@ def _unpack(payload: memoryview) -> Page:
 
 
 def _may_hold(batch: DecodedBatch, content: bytes) -> bool:
-    """Whether a body of the batch may hold the content: without taking the bodies apart, unless they are compressed."""
+    """Whether a body of the batch may hold the content: without taking the bodies apart, unless
+    they are compressed.
+    """
     if not batch.view.header.compression:
         return content in batch.view.region
     return any(content in body for body in batch.bodies)
@@ -323,7 +338,9 @@ ListQueues = Callable[[], Awaitable[Sequence[BrowsedQueue]]]
 
 @dataclass(slots=True)
 class BrowseProgress:
-    """How far a browse is: messages that were looked at, and the time of storing up to which nothing is left to look at in any queue."""
+    """How far a browse is: messages that were looked at, and the time of storing up to which
+    nothing is left to look at in any queue.
+    """
 
     looked: int = 0
     time_ms: int = 0

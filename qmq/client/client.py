@@ -1,7 +1,8 @@
 """The client of a QMQ cluster for asyncio programs.
 
-`Client.outbox` and `Client.outbox_watchdog` send messages in the application's own database transactions (docs/OUTBOX.md), and
-`Client.browse` reads stored messages without a group (docs/BROWSE.md). Their modules are imported at first use.
+`Client.outbox` and `Client.outbox_watchdog` send messages in the application's own database
+transactions (docs/OUTBOX.md), and `Client.browse` reads stored messages without a group
+(docs/BROWSE.md). Their modules are imported at first use.
 """
 
 from __future__ import annotations
@@ -55,7 +56,9 @@ LEASE: Final = timedelta(seconds=10)
 
 
 def parse_addresses(addresses: str | Sequence[str]) -> list[str]:
-    """Addresses such as "host:port" or "unix:/path/socket", or several, as a list or with commas. Raises InvalidArgument."""
+    """Addresses such as "host:port" or "unix:/path/socket", or several, as a list or with commas.
+    Raises InvalidArgument.
+    """
     found = addresses.split(",") if isinstance(addresses, str) else list(addresses)
     parsed = [str(parse(each, DEFAULT_PORT)) for each in found]
     if not parsed:
@@ -115,15 +118,18 @@ class Client(SendingClient, ListenerApi):
         """The consumers that are not closed."""
         self._endpoints: list[MetricsServer] = []
 
-    # --- figures -------------------------------------------------------------------------------------------------------
+    # --- figures ----------------------------------------------------------------------------------
 
     @property
     def metrics(self) -> Collector:
-        """For prometheus_client: `REGISTRY.register(mq.metrics)`. Raises InvalidArgument if that is not installed."""
+        """For prometheus_client: `REGISTRY.register(mq.metrics)`. Raises InvalidArgument if that is
+        not installed.
+        """
         return collector_of(self)
 
     async def serve_metrics(self, port: int = 0, host: str = "127.0.0.1") -> int:
-        """Serve the client's metrics for Prometheus at /metrics until the client is closed, and return the port; 0 takes a free one.
+        """Serve the client's metrics for Prometheus at /metrics until the client is closed, and
+        return the port; 0 takes a free one.
 
         Raises InvalidArgument if prometheus_client is not installed, OSError if the port is taken.
         """
@@ -145,7 +151,7 @@ class Client(SendingClient, ListenerApi):
         """The consumers of this client that are not closed."""
         return tuple(self._consumers)
 
-    # --- what else there is --------------------------------------------------------------------------------------------
+    # --- what else there is -----------------------------------------------------------------------
 
     @property
     def access(self) -> AccessClient:
@@ -156,7 +162,9 @@ class Client(SendingClient, ListenerApi):
 
     @property
     def metadata(self) -> MetadataClient:
-        """Administration: subjects, groups, routes and broker groups, as a metaserver sees them. It works in any event loop."""
+        """Administration: subjects, groups, routes and broker groups, as a metaserver sees them. It
+        works in any event loop.
+        """
         self._links.check_open()
         if self._metadata is None:
             from qmq.client.metadata.service import MetadataClient
@@ -179,7 +187,7 @@ class Client(SendingClient, ListenerApi):
     async def _look(self, target: str) -> Placement:
         return await self.metadata.routes(subject_of(target), delayed=is_delayed(target))
 
-    # --- consuming -----------------------------------------------------------------------------------------------------
+    # --- consuming --------------------------------------------------------------------------------
 
     def consumer(
         self,
@@ -202,13 +210,16 @@ class Client(SendingClient, ListenerApi):
     ) -> Consumer:
         """A consumer of a group: iterate over it, or `pull`.
 
-        A new group begins at `start`: "earliest" (default) or "latest". With `broadcast` every consumer of the group gets every message,
-        from "latest" on by default; a consumer that returns with the same `name` continues where it stopped. At most `prefetch` messages
-        and `prefetch_bytes` bytes (the last batch may exceed them) are unsettled at a time. By default `prefetch` is 2,000, up to
-        16,000 while the application handles within a tenth of a second what it holds. With `expired="skip"` the consumer continues with the
-        oldest stored message where retention deleted some; the default raises MessagesExpired. `condition` says what this application
-        selects among the messages by itself. All consumers of a group have the same tags and the same condition; another one is refused
-        with InvalidArgument. Raises InvalidName, InvalidArgument, ClientClosed.
+        A new group begins at `start`: "earliest" (default) or "latest". With `broadcast` every
+        consumer of the group gets every message, from "latest" on by default; a consumer that
+        returns with the same `name` continues where it stopped. At most `prefetch` messages and
+        `prefetch_bytes` bytes (the last batch may exceed them) are unsettled at a time. By default
+        `prefetch` is 2,000, up to 16,000 while the application handles within a tenth of a second
+        what it holds. With `expired="skip"` the consumer continues with the oldest stored message
+        where retention deleted some; the default raises MessagesExpired. `condition` says what this
+        application selects among the messages by itself. All consumers of a group have the same
+        tags and the same condition; another one is refused with InvalidArgument. Raises
+        InvalidName, InvalidArgument, ClientClosed.
         """
         self._links.check_usable()
         consumer = self._make_consumer(
@@ -253,14 +264,17 @@ class Client(SendingClient, ListenerApi):
         retry_delays_s: Sequence[float] = (1.0, 5.0, 10.0, 30.0, 60.0),
         condition: str = "",
     ) -> OrderedConsumer:
-        """A consumer of a group of an ordered subject: `run` a handler, or iterate over the consumer. Messages of one key come in order.
+        """A consumer of a group of an ordered subject: `run` a handler, or iterate over the
+        consumer. Messages of one key come in order.
 
-        A new group begins at `start`. `gate` says when the group reads the next version of the route: "lanes" for each range of keys as
-        soon as the range is finished, "strict" when the whole change is; "" leaves the group's gate as it is. A failed message is tried
-        again after `retry_delays_s`; with `on_failure="block"` (default) its lane waits, with "park" only its key, which is parked after
-        `attempts_max` failures. At most `prefetch` messages and `prefetch_bytes` bytes are unsettled at once, divided among the lanes; the
-        last batch of a lane may exceed its part. `lease_ms` is how long the consumer may be silent before its lanes go to others.
-        `condition` is that of `consumer`.
+        A new group begins at `start`. `gate` says when the group reads the next version of the
+        route: "lanes" for each range of keys as soon as the range is finished, "strict" when the
+        whole change is; "" leaves the group's gate as it is. A failed message is tried again after
+        `retry_delays_s`; with `on_failure="block"` (default) its lane waits, with "park" only its
+        key, which is parked after `attempts_max` failures. At most `prefetch` messages and
+        `prefetch_bytes` bytes are unsettled at once, divided among the lanes; the last batch of a
+        lane may exceed its part. `lease_ms` is how long the consumer may be silent before its lanes
+        go to others. `condition` is that of `consumer`.
 
         Raises InvalidName, InvalidArgument, ClientClosed; reading raises MessagesExpired.
         """
@@ -298,7 +312,9 @@ class Client(SendingClient, ListenerApi):
         return self._links.is_paused
 
     def pause(self) -> None:
-        """Pause all consumers of this client, also those made later; see `Consumer.pause`. The client can still send."""
+        """Pause all consumers of this client, also those made later; see `Consumer.pause`. The
+        client can still send.
+        """
         self._links.is_paused = True
         for consumer in list(self._consumers):
             consumer.look_again()
@@ -334,7 +350,7 @@ class Client(SendingClient, ListenerApi):
             group,
         )
 
-    # --- messages of database transactions -----------------------------------------------------------------------------
+    # --- messages of database transactions --------------------------------------------------------
 
     @property
     def _outboxes(self) -> Outboxes:
@@ -361,12 +377,14 @@ class Client(SendingClient, ListenerApi):
     def outbox(
         self, connection: Any, *, table: str = "qmq_outbox", grace: timedelta = GRACE
     ) -> Outbox:
-        """Send messages if, and only if, a database transaction commits: `async with mq.outbox(connection) as box: box.send(...)`.
+        """Send messages if, and only if, a database transaction commits: `async with
+        mq.outbox(connection) as box: box.send(...)`.
 
-        `connection` is the application's own, in its own transaction: of SQLAlchemy 2 (Connection, AsyncConnection, Session, AsyncSession),
-        or of a driver (see `Outbox.committed`). With an Engine or AsyncEngine the outbox makes the transaction: see `box.connection`. A
-        watchdog sends messages that are still unsent `grace` after the block's end. Raises InvalidArgument, also where SQLAlchemy is not
-        installed (`qmq[sql]`), InvalidName, ClientClosed.
+        `connection` is the application's own, in its own transaction: of SQLAlchemy 2 (Connection,
+        AsyncConnection, Session, AsyncSession), or of a driver (see `Outbox.committed`). With an
+        Engine or AsyncEngine the outbox makes the transaction: see `box.connection`. A watchdog
+        sends messages that are still unsent `grace` after the block's end. Raises InvalidArgument,
+        also where SQLAlchemy is not installed (`qmq[sql]`), InvalidName, ClientClosed.
         """
         return self._outboxes.outbox(connection, table=table, grace=grace)
 
@@ -378,12 +396,13 @@ class Client(SendingClient, ListenerApi):
         lease: timedelta = LEASE,
         debezium: DebeziumTable | None = None,
     ) -> Watchdogs:
-        """Send the messages that committed transactions left in outbox tables: `async with mq.outbox_watchdog(engine): ...`, or `await
-        watchdog.run()`.
+        """Send the messages that committed transactions left in outbox tables: `async with
+        mq.outbox_watchdog(engine): ...`, or `await watchdog.run()`.
 
-        `engine` is SQLAlchemy's, sync or async, or several in a list. Any number of watchdogs may run: one works on each table, and another
-        takes over within `lease` after that one has died. With `debezium` it also sends the rows of a table in Debezium's layout, through
-        the outbox table. Raises InvalidArgument, InvalidName, ClientClosed.
+        `engine` is SQLAlchemy's, sync or async, or several in a list. Any number of watchdogs may
+        run: one works on each table, and another takes over within `lease` after that one has died.
+        With `debezium` it also sends the rows of a table in Debezium's layout, through the outbox
+        table. Raises InvalidArgument, InvalidName, ClientClosed.
         """
         outboxes = self._outboxes
         from qmq.sql.outbox_watchdog import Watchdogs
@@ -399,7 +418,7 @@ class Client(SendingClient, ListenerApi):
             debezium,
         )
 
-    # --- reading without a group ---------------------------------------------------------------------------------------
+    # --- reading without a group ------------------------------------------------------------------
 
     def browse(
         self,
@@ -419,15 +438,18 @@ class Client(SendingClient, ListenerApi):
         content: bytes = b"",
         progress: BrowseProgress | None = None,
     ) -> AsyncIterator[BrowsedMessage]:
-        """Read stored messages of a subject without a consumer group: messages stored from `start` on (default: the oldest) and before
-        `end`, or, with `last`, the newest messages of each queue. With `follow` the iterator then waits for messages that are stored later,
-        and does not end.
+        """Read stored messages of a subject without a consumer group: messages stored from `start`
+        on (default: the oldest) and before `end`, or, with `last`, the newest messages of each
+        queue. With `follow` the iterator then waits for messages that are stored later, and does
+        not end.
 
-        Messages of one queue come in its order; those of several queues come in the order in which they were stored. `partial=True` skips
-        broker groups that cannot be read. With `broker_group`, only what that one has. With `content`, only messages whose body holds these
+        Messages of one queue come in its order; those of several queues come in the order in which
+        they were stored. `partial=True` skips broker groups that cannot be read. With
+        `broker_group`, only what that one has. With `content`, only messages whose body holds these
         bytes. `progress` is kept up to date with how far was read.
 
-        Raises InvalidName, InvalidArgument, UnknownSubject, AccessDenied, NotConnected, LogDamaged, ClientClosed.
+        Raises InvalidName, InvalidArgument, UnknownSubject, AccessDenied, NotConnected, LogDamaged,
+        ClientClosed.
         """
         from qmq.client.browsing import BrowseSelection, browse
 
@@ -455,10 +477,12 @@ class Client(SendingClient, ListenerApi):
         )
 
     async def queue_ends(self, subject: str) -> dict[tuple[str, int], int]:
-        """Where each queue of a subject ends: by broker group and partition, the sequence of its next message. Everything sent to the
-        brokers before this call is decided: stored messages lie before the ends, and no other message is stored later.
+        """Where each queue of a subject ends: by broker group and partition, the sequence of its
+        next message. Everything sent to the brokers before this call is decided: stored messages
+        lie before the ends, and no other message is stored later.
 
-        Needs `produce` and `browse` on the subject. Raises InvalidName, UnknownSubject, AccessDenied, NotConnected, ClientClosed.
+        Needs `produce` and `browse` on the subject. Raises InvalidName, UnknownSubject,
+        AccessDenied, NotConnected, ClientClosed.
         """
         from qmq.client.browsing import end_of
 
@@ -469,7 +493,9 @@ class Client(SendingClient, ListenerApi):
     def _directed(
         self, subject: str, since_ms: int, positions: Mapping[tuple[str, int], int]
     ) -> AsyncIterator[BrowsedMessage]:
-        """Messages to single consumer groups, stored since a time; in each queue from a position on. Raises as `browse`."""
+        """Messages to single consumer groups, stored since a time; in each queue from a position
+        on. Raises as `browse`.
+        """
         from qmq.client.browsing import BrowseSelection, browse
 
         selection = BrowseSelection(
@@ -486,7 +512,9 @@ class Client(SendingClient, ListenerApi):
     async def _queues(
         self, subject: str, *, partial: bool, broker_group: str = ""
     ) -> list[BrowsedQueue]:
-        """The queues to read. Waits for broker groups that have no master, except with `partial`."""
+        """The queues to read. Waits for broker groups that have no master, except with
+        `partial`.
+        """
         from qmq.client.browsing import BrowsedQueue, ReadPatience
 
         patience = ReadPatience(self._links.timing)
@@ -519,11 +547,11 @@ class Client(SendingClient, ListenerApi):
             for each in queues
         ]
 
-    # --- the end -------------------------------------------------------------------------------------------------------
+    # --- the end ----------------------------------------------------------------------------------
 
     async def close(self) -> None:
-        """Flush producers, let consumers leave, close connections. Harmless to repeat. When the client's event loop has ended, only its
-        connections are left to close.
+        """Flush producers, let consumers leave, close connections. Harmless to repeat. When the
+        client's event loop has ended, only its connections are left to close.
         """
         if self._links.is_closed:
             return

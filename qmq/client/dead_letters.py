@@ -1,16 +1,19 @@
-"""A group's dead letters: show, replay and purge them; each as a value, and as a copy that is sent again.
+"""A group's dead letters: show, replay and purge them; each as a value, and as a copy that is sent
+again.
 
     await mq.dead_letters("billing").show(10)
     await mq.dead_letters("billing").replay(lambda letter: letter.subject == "orders")
 
-Operators are an ordinary consumer group of the dead-letter queue (`model.OPERATORS`): a dead letter that the group has settled was replayed
-or purged; the others are pending. So two operators at the same queue never handle a dead letter at the same time, and a crash loses none. A
-letter that was sent again and not settled is found by its copy, and settled then.
+Operators are an ordinary consumer group of the dead-letter queue (`model.OPERATORS`): a dead letter
+that the group has settled was replayed or purged; the others are pending. So two operators at the
+same queue never handle a dead letter at the same time, and a crash loses none. A letter that was
+sent again and not settled is found by its copy, and settled then.
 
-No letter is sent twice, by any process. A replay sends a letter and then settles it. If the process, the connection or the master ends in
-between, the letter is handed out again. Each copy names its letter (`REPLAY_OF`), so the copies themselves are the record of earlier
-replays, and no other record is needed. Before letters are sent, this module searches the subject's directed messages that were stored since
-the first letter died.
+No letter is sent twice, by any process. A replay sends a letter and then settles it. If the
+process, the connection or the master ends in between, the letter is handed out again. Each copy
+names its letter (`REPLAY_OF`), so the copies themselves are the record of earlier replays, and no
+other record is needed. Before letters are sent, this module searches the subject's directed
+messages that were stored since the first letter died.
 
     FIND on each queue      decides everything that brokers were sent before: stored, or never
     FETCH, directed only    the broker skips other batches by the consume log, without reading them
@@ -141,8 +144,8 @@ def letter_of(message: Message) -> DeadLetter:
 def parts_of(
     chosen: Sequence[tuple[_M, DeadLetter]], letters_max: int = 0
 ) -> list[list[tuple[_M, DeadLetter]]]:
-    """Letters that can be sent in one batch: to one subject and group, with create times that fit together, and at most `letters_max`
-    unless that is 0. Pure.
+    """Letters that can be sent in one batch: to one subject and group, with create times that fit
+    together, and at most `letters_max` unless that is 0. Pure.
     """
     found: dict[tuple[str, str, int], list[tuple[_M, DeadLetter]]] = {}
     for each in chosen:
@@ -158,7 +161,9 @@ def parts_of(
 
 
 def columns_of(letters: Sequence[DeadLetter], group: str) -> tuple[Columns, int]:
-    """(columns, first create time) of the letters, directed to the group; each says which letter it is of. Pure."""
+    """(columns, first create time) of the letters, directed to the group; each says which letter it
+    is of. Pure.
+    """
     return columns_of_copies(
         [each.body for each in letters],
         [each.key or b"" for each in letters],
@@ -170,7 +175,9 @@ def columns_of(letters: Sequence[DeadLetter], group: str) -> tuple[Columns, int]
 
 
 CLOCKS_MS: Final = 60_000
-"""How much the clock of the broker that stored a copy may be behind that of the broker where the message died."""
+"""How much the clock of the broker that stored a copy may be behind that of the broker where the
+message died.
+"""
 
 Ends = Mapping[tuple[str, int], int]
 ListEnds = Callable[[str], Awaitable[Ends]]
@@ -188,14 +195,18 @@ class _SubjectSearch:
 
 
 class ReplayedLetters:
-    """Finds which dead letters of one consumer group were sent again. Needs `browse` and `produce` on the subjects."""
+    """Finds which dead letters of one consumer group were sent again. Needs `browse` and `produce`
+    on the subjects.
+    """
 
     def __init__(self, list_ends: ListEnds, read: ReadDirected, group: str) -> None:
         self._list_ends, self._read, self._group = list_ends, read, group
         self._searches: dict[str, _SubjectSearch] = {}
 
     async def among(self, letters: Iterable[DeadLetter]) -> set[bytes]:
-        """The names of those letters that were sent again already. Raises NotConnected, AccessDenied, UnknownSubject, LogDamaged."""
+        """The names of those letters that were sent again already. Raises NotConnected,
+        AccessDenied, UnknownSubject, LogDamaged.
+        """
         by_subject: dict[str, list[DeadLetter]] = {}
         for each in letters:
             by_subject.setdefault(each.subject, []).append(each)
@@ -220,7 +231,9 @@ class ReplayedLetters:
 
 PAGE: Final = 500
 SendColumns = Callable[[str, Columns, int], Awaitable[None]]
-"""(subject, columns with headers, create time in ms): returns when the messages are stored, under their own ids."""
+"""(subject, columns with headers, create time in ms): returns when the messages are stored, under
+their own ids.
+"""
 
 FIRST_WAIT: Final = timedelta(seconds=10)
 WAIT: Final = timedelta(seconds=1)
@@ -246,7 +259,9 @@ def _as_it_is(letter: DeadLetter) -> DeadLetter:
 
 
 class DeadLetters:
-    """Shows, replays and purges the dead letters of one group. Make it with `Client.dead_letters`."""
+    """Shows, replays and purges the dead letters of one group. Make it with
+    `Client.dead_letters`.
+    """
 
     def __init__(
         self,
@@ -270,7 +285,9 @@ class DeadLetters:
         return await self._metadata.dead_letter_queues(self.group)
 
     async def show(self, messages_max: int = 100, choose: Choose = _all) -> list[DeadLetter]:
-        """The oldest pending dead letters that `choose` accepts. Changes nothing. Raises NotConnected."""
+        """The oldest pending dead letters that `choose` accepts. Changes nothing. Raises
+        NotConnected.
+        """
         found: list[DeadLetter] = []
         async with aclosing(self.each(choose)) as letters:
             async for letter in letters:
@@ -280,8 +297,8 @@ class DeadLetters:
         return found
 
     async def each(self, choose: Choose = _all) -> AsyncGenerator[DeadLetter, None]:
-        """All pending dead letters that `choose` accepts, as `show`, one after the other: the caller keeps what it needs of each. Close it
-        (`contextlib.aclosing`). Raises NotConnected.
+        """All pending dead letters that `choose` accepts, as `show`, one after the other: the
+        caller keeps what it needs of each. Close it (`contextlib.aclosing`). Raises NotConnected.
         """
         async with aclosing(self._pages()) as pages:
             async for page in pages:
@@ -298,12 +315,15 @@ class DeadLetters:
         progress: Progress = _quiet,
         per_second: float = 0,
     ) -> int:
-        """Send dead letters to their subjects again, for this group only, and return their number. They keep their ids and headers;
-        attempts count from 1 again. No letter is sent twice, even if a replay is interrupted and repeated.
+        """Send dead letters to their subjects again, for this group only, and return their number.
+        They keep their ids and headers; attempts count from 1 again. No letter is sent twice, even
+        if a replay is interrupted and repeated.
 
-        `edit` returns the letter to send: its key, tags, headers and body count (`dataclasses.replace`). Sends at most `messages_max`
-        letters, at most `per_second` each second; 0 means no limit. `progress` is called with the number of letters that are done. Raises
-        as `Client.send`, and what `edit` raises; dead letters before the failure have been replayed. Needs `browse` on the subjects, too.
+        `edit` returns the letter to send: its key, tags, headers and body count
+        (`dataclasses.replace`). Sends at most `messages_max` letters, at most `per_second` each
+        second; 0 means no limit. `progress` is called with the number of letters that are done.
+        Raises as `Client.send`, and what `edit` raises; dead letters before the failure have been
+        replayed. Needs `browse` on the subjects, too.
         """
         replayed = ReplayedLetters(self._list_ends, self.read_directed, self.group)
 
@@ -356,7 +376,9 @@ class DeadLetters:
         return done
 
     async def _pages(self) -> AsyncGenerator[list[tuple[Message, DeadLetter]], None]:
-        """All pending dead letters, the oldest first on each broker group. Letters that are not acknowledged go back at the end."""
+        """All pending dead letters, the oldest first on each broker group. Letters that are not
+        acknowledged go back at the end.
+        """
         left = sum(queue.waiting for queue in await self.describe())
         if not left:
             return

@@ -1,8 +1,11 @@
-"""Reads a subject for a group on behalf of callers that ask from time to time, as a gateway does. One class for each kind of subject.
+"""Reads a subject for a group on behalf of callers that ask from time to time, as a gateway does.
+One class for each kind of subject.
 
-    unordered   a Consumer; between calls, `rest` gives unseen messages back to other consumers of the group
-    ordered     an OrderedConsumer; at most one message of a key is handed out at a time. Others get no messages of its lanes, so after
-                `idle_s` without a call and without unsettled messages it leaves the group, and the next call joins again
+    unordered   a Consumer; between calls, `rest` gives unseen messages back to other consumers of
+                the group
+    ordered     an OrderedConsumer; at most one message of a key is handed out at a time. Others get
+                no messages of its lanes, so after `idle_s` without a call and without unsettled
+                messages it leaves the group, and the next call joins again
 
 Messages are settled by their own methods; after its verdict, each is reported by `settled`.
 """
@@ -24,7 +27,9 @@ from qmq.client.consuming.ordered.consumer import AnyMessage, OrderedConsumer, j
 AHEAD: Final = 512
 """A reading prefetches at most this many messages of an unordered subject for the next call."""
 PREFETCH: Final = 10_000
-"""A reading of an ordered subject holds at most this many messages over all lanes: unsettled ones and those that wait."""
+"""A reading of an ordered subject holds at most this many messages over all lanes: unsettled ones
+and those that wait.
+"""
 LEASE_MS: Final = 30_000
 """If this process is silent for this long, its messages go to other consumers."""
 
@@ -33,15 +38,19 @@ Wants = Callable[[StoredMessage], bool]
 
 
 class GroupReading(Protocol):
-    """Hands out messages of a subject for a group. `unsettled` counts those without a verdict. Do not call `close` concurrently.
+    """Hands out messages of a subject for a group. `unsettled` counts those without a verdict. Do
+    not call `close` concurrently.
 
-    Who has used a message's body sets it to b"", so that messages that wait for their verdict hold no memory.
+    Who has used a message's body sets it to b"", so that messages that wait for their verdict hold
+    no memory.
     """
 
     unsettled: int
 
     async def receive(self, messages_max: int, wait_s: float) -> Sequence[AnyMessage]:
-        """At most `messages_max` messages, and fewer if their bodies have 8 MiB; none if none came within `wait_s`. Raises QmqError."""
+        """At most `messages_max` messages, and fewer if their bodies have 8 MiB; none if none came
+        within `wait_s`. Raises QmqError.
+        """
         ...
 
     def settled(self) -> None:
@@ -58,7 +67,9 @@ class GroupReading(Protocol):
 
 
 class DecompressedBatch:
-    """The batch that a reading handed out last. It alone stays decompressed: each message has its own body."""
+    """The batch that a reading handed out last. It alone stays decompressed: each message has its
+    own body.
+    """
 
     def __init__(self) -> None:
         self._batch: DecodedBatch | None = None
@@ -71,7 +82,9 @@ class DecompressedBatch:
 
 
 class PlainReading:
-    """Reads an unordered subject. The broker matches `tags_any`. `condition` is the text of what `wants` selects."""
+    """Reads an unordered subject. The broker matches `tags_any`. `condition` is the text of what
+    `wants` selects.
+    """
 
     def __init__(
         self,
@@ -100,7 +113,9 @@ class PlainReading:
         self._open = DecompressedBatch()
 
     async def joined(self) -> bool:
-        """Join the group. Returns False, with the reading closed, if the subject is ordered. Raises as `joined_unordered`."""
+        """Join the group. Returns False, with the reading closed, if the subject is ordered. Raises
+        as `joined_unordered`.
+        """
         return await joined_unordered(self._consumer)
 
     async def receive(self, messages_max: int, wait_s: float) -> Sequence[AnyMessage]:
@@ -131,7 +146,9 @@ class PlainReading:
 
 
 class OrderedReading:
-    """Reads an ordered subject. A key whose message fails too often is parked. `options` are those of `Client.ordered_consumer`."""
+    """Reads an ordered subject. A key whose message fails too often is parked. `options` are those
+    of `Client.ordered_consumer`.
+    """
 
     def __init__(
         self,

@@ -1,12 +1,14 @@
-"""Producers and consumers of a client that has interceptors. They are separate classes, so that a client without interceptors pays nothing
-extra (docs/adr/0019).
+"""Producers and consumers of a client that has interceptors. They are separate classes, so that a
+client without interceptors pays nothing extra (docs/adr/0019).
 
-A producer's call goes through the interceptors first: they add headers, and learn the outcome from the ticket.
+A producer's call goes through the interceptors first: they add headers, and learn the outcome from
+the ticket.
 
-A consumer has interceptors around the handling of each message. With `async for`, a message is being handled until it gets a verdict, until
-its task asks for the next one or ends, or until the consumer is closed; then interceptors see the exception that ended the task, or that
-leaves `async with consumer`. If an interceptor raises, the message fails: it is handed out again, and the loop, or the call that gave the
-verdict, ends with that exception.
+A consumer has interceptors around the handling of each message. With `async for`, a message is
+being handled until it gets a verdict, until its task asks for the next one or ends, or until the
+consumer is closed; then interceptors see the exception that ended the task, or that leaves `async
+with consumer`. If an interceptor raises, the message fails: it is handed out again, and the loop,
+or the call that gave the verdict, ends with that exception.
 """
 
 from __future__ import annotations
@@ -206,7 +208,9 @@ def _headers(told: Outgoing) -> Sequence[Headers] | None:
 
 @contextmanager
 def _sending(chain: Chain, told: Outgoing) -> Iterator[None]:
-    """Wraps the acceptance of messages: calls `sending` first, and `failed` if the messages are refused."""
+    """Wraps the acceptance of messages: calls `sending` first, and `failed` if the messages are
+    refused.
+    """
     chain.sending(told)
     try:
         yield
@@ -279,13 +283,17 @@ class _Handling:
         return repr(self.message)
 
     def _given(self) -> None:
-        """The message gets a verdict. Raises what interceptors raise; then the message has failed instead."""
+        """The message gets a verdict. Raises what interceptors raise; then the message has failed
+        instead.
+        """
         is_settled, self.message.is_settled = self.message.is_settled, False
         self.end()
         self.message.is_settled = is_settled
 
     def end(self, error: BaseException | None = None) -> None:
-        """The message is handled. Raises what interceptors raise; then the message has failed. Harmless to repeat."""
+        """The message is handled. Raises what interceptors raise; then the message has failed.
+        Harmless to repeat.
+        """
         if self._is_over:
             return
         self._is_over = True
@@ -310,7 +318,9 @@ class _Handlings:
         )
 
     def next(self, coming: Coroutine[Any, Any, M]) -> Coroutine[Any, Any, M]:
-        """The message that `coming` gives the running task, once its last one has ended. Raises what interceptors raise."""
+        """The message that `coming` gives the running task, once its last one has ended. Raises
+        what interceptors raise.
+        """
         return self._next(
             coming, *self._held.asks()
         )  # the task that asks, also if another one awaits the answer

@@ -1,7 +1,9 @@
-"""Interceptors: application code that sees every sent and every handled message, for tracing or auditing. No I/O.
+"""Interceptors: application code that sees every sent and every handled message, for tracing or
+auditing. No I/O.
 
     class Audit(BaseInterceptor):
-        def sending(self, outgoing):                   # before messages are sent: headers to add to them
+        def sending(self, outgoing):                   # before messages are sent: headers to add to
+                                                       them
             return {"sent-by": "shop-3"}
 
         @contextmanager
@@ -15,20 +17,24 @@
     mq = qmq.connect("localhost:20880", interceptors=[Audit()])
 
 Rules:
-* The first interceptor is the outermost: it is called first on the way in (`sending`, entering `handling`) and last on the way out (`sent`,
-  `failed`, leaving `handling`).
-* One call of `send` or `send_many` is one `Outgoing`. Each call of `sending` is followed by one call of `sent` or `failed`.
-* A header that the application set stays: an interceptor's header of the same name is dropped. Among interceptors the last one wins.
-* If `sending` raises, the call fails and nothing is sent. An exception in `sent`, `failed` or `settled` is only logged, since the outcome
-  is already decided.
-* `handling` sees the handler's exception and may raise another one, but cannot suppress it: only the handler decides whether a message is
-  acknowledged.
-* Handling is what a listener does with a message, what an ordered consumer's `run` calls, or one turn of an `async for` (until the message
-  has its verdict, its task asks for the next one or ends, or the consumer is closed). After a `pull` the application marks the handling
-  itself: `with mq.interceptors.handling(message, consumer.group): ...`.
-* Consumers send verdicts together. `settled` is called once for each request that took verdicts to a broker, when it is answered or has
-  failed. Verdicts that are sent again are another request.
-* Messages that QMQ sends again (a retry through a delay group, a replay) keep their headers and are not intercepted.
+* The first interceptor is the outermost: it is called first on the way in (`sending`, entering
+  `handling`) and last on the way out (`sent`, `failed`, leaving `handling`).
+* One call of `send` or `send_many` is one `Outgoing`. Each call of `sending` is followed by one
+  call of `sent` or `failed`.
+* A header that the application set stays: an interceptor's header of the same name is dropped.
+  Among interceptors the last one wins.
+* If `sending` raises, the call fails and nothing is sent. An exception in `sent`, `failed` or
+  `settled` is only logged, since the outcome is already decided.
+* `handling` sees the handler's exception and may raise another one, but cannot suppress it: only
+  the handler decides whether a message is acknowledged.
+* Handling is what a listener does with a message, what an ordered consumer's `run` calls, or one
+  turn of an `async for` (until the message has its verdict, its task asks for the next one or ends,
+  or the consumer is closed). After a `pull` the application marks the handling itself: `with
+  mq.interceptors.handling(message, consumer.group): ...`.
+* Consumers send verdicts together. `settled` is called once for each request that took verdicts to
+  a broker, when it is answered or has failed. Verdicts that are sent again are another request.
+* Messages that QMQ sends again (a retry through a delay group, a replay) keep their headers and are
+  not intercepted.
 
 Without interceptors none of this code runs: see `intercepted.py`.
 """
@@ -62,7 +68,9 @@ _R = TypeVar("_R")
 
 @dataclass(slots=True, eq=False)
 class Outgoing:
-    """The messages of one call: one, or with `send_many` many (`is_batch`). Each column has one item for each message."""
+    """The messages of one call: one, or with `send_many` many (`is_batch`). Each column has one
+    item for each message.
+    """
 
     subject: str
     count: int
@@ -73,9 +81,13 @@ class Outgoing:
     is_batch: bool = False
     is_delayed: bool = False
     kept: dict[Any, Any] = field(default_factory=dict)
-    """An interceptor may keep a value here until the outcome is known, under a unique key, such as `self`."""
+    """An interceptor may keep a value here until the outcome is known, under a unique key, such as
+    `self`.
+    """
     server: str | None = None
-    """Once the messages are stored: the address of the master that has them; None if several have them, or the master changed."""
+    """Once the messages are stored: the address of the master that has them; None if several have
+    them, or the master changed.
+    """
     bodies: Sequence[bytes] = ()
 
 
@@ -83,7 +95,9 @@ class Interceptor(Protocol):
     """The interface of an interceptor; `BaseInterceptor` has methods that do nothing."""
 
     def sending(self, outgoing: Outgoing) -> Headers | Sequence[Headers]:
-        """Called before messages are sent. Returns headers to add to all of them, or a list with one item for each message."""
+        """Called before messages are sent. Returns headers to add to all of them, or a list with
+        one item for each message.
+        """
         ...
 
     def sent(self, outgoing: Outgoing, receipts: Iterable[Receipt]) -> None:
@@ -91,7 +105,9 @@ class Interceptor(Protocol):
         ...
 
     def failed(self, outgoing: Outgoing, error: Exception) -> None:
-        """Called when the messages are not stored, or when that is unknown: see the error's `outcome`."""
+        """Called when the messages are not stored, or when that is unknown: see the error's
+        `outcome`.
+        """
         ...
 
     def handling(self, message: AnyMessage, group: str) -> AbstractContextManager[object]:
@@ -125,7 +141,9 @@ class Chain(tuple[Interceptor, ...]):
     __slots__ = ()
 
     def sending(self, outgoing: Outgoing) -> None:
-        """Call `sending` of each interceptor and add its headers. Raises what an interceptor raises, InvalidArgument, MessageTooLarge."""
+        """Call `sending` of each interceptor and add its headers. Raises what an interceptor
+        raises, InvalidArgument, MessageTooLarge.
+        """
         given = [frozenset(each) for each in outgoing.headers]
         asked: list[Interceptor] = []
         try:
@@ -158,7 +176,9 @@ class Chain(tuple[Interceptor, ...]):
                 )
 
     def handling(self, message: AnyMessage, group: str = "") -> AbstractContextManager[object]:
-        """All interceptors around a handler: `with mq.interceptors.handling(message, group): ...`."""
+        """All interceptors around a handler: `with mq.interceptors.handling(message, group):
+        ...`.
+        """
         return Handling(self, message, group) if self else nullcontext()
 
     def settled(self, report: SettleReport) -> None:
@@ -221,7 +241,9 @@ class Handling:
 def chosen(
     chain: Chain, plain: Callable[_P, _R], intercepted: Callable[Concatenate[Chain, _P], _R]
 ) -> Callable[_P, _R]:
-    """Make a producer or a consumer: the plain class without interceptors, else the intercepted one."""
+    """Make a producer or a consumer: the plain class without interceptors, else the intercepted
+    one.
+    """
     return partial(intercepted, chain) if chain else plain
 
 
@@ -235,7 +257,9 @@ def outgoing(
     is_batch: bool = False,
     is_delayed: bool = False,
 ) -> Outgoing:
-    """The messages of a call as interceptors see them. Raises InvalidArgument, MessageTooLarge for headers that cannot be sent."""
+    """The messages of a call as interceptors see them. Raises InvalidArgument, MessageTooLarge for
+    headers that cannot be sent.
+    """
     told = [batch.header_map(each) for each in headers]
     return Outgoing(subject, len(keys), keys, tags, told, is_batch, is_delayed, bodies=bodies)
 

@@ -1,5 +1,5 @@
-"""Messages that were never sent, for tests of handlers: real messages, with the checks of sending, but no broker. Verdicts have no
-effect.
+"""Messages that were never sent, for tests of handlers: real messages, with the checks of sending,
+but no broker. Verdicts have no effect.
 """
 
 from __future__ import annotations
@@ -36,7 +36,9 @@ class LocalBatch(NamedTuple):
 
 
 def local_batch(subject: str, contents: Iterable[LocalMessage], *, attempt: int = 1) -> LocalBatch:
-    """Messages as a consumer of the subject would get them, with their own ids. Raises InvalidName, InvalidArgument, MessageTooLarge."""
+    """Messages as a consumer of the subject would get them, with their own ids. Raises InvalidName,
+    InvalidArgument, MessageTooLarge.
+    """
     check_name("subject", subject)
     opened = OpenBatch(None, ms_of(time.time_ns()))
     for each in contents:

@@ -3,8 +3,8 @@
     prometheus_client.REGISTRY.register(mq.metrics)      into the application's own registry
     await mq.serve_metrics(9400)                         or on their own port
 
-Needs prometheus_client (`pip install qmq[metrics]`), which is imported at first use. A registry may be read in another thread, so this
-module reads only numbers, and copies of lists.
+Needs prometheus_client (`pip install qmq[metrics]`), which is imported at first use. A registry may
+be read in another thread, so this module reads only numbers, and copies of lists.
 """
 
 from __future__ import annotations
@@ -183,7 +183,9 @@ def collector_of(client: MeasuredClient) -> Collector:
 
 
 async def serve(client: MeasuredClient, port: int, host: str) -> MetricsServer:
-    """Serve metrics over HTTP. Raises InvalidArgument if prometheus_client is not installed, OSError if the port is taken."""
+    """Serve metrics over HTTP. Raises InvalidArgument if prometheus_client is not installed,
+    OSError if the port is taken.
+    """
     try:
         from qmq.metrics.endpoint import MetricsServer
     except ImportError as cause:

@@ -12,10 +12,13 @@
     qmq.payload.decode(body, Order)                    Order(id=7, currency='EUR')
 
 Rules:
-* The codec of a type is chosen once (`codec_of`), not for each message; a type without a codec is an error at that time.
+* The codec of a type is chosen once (`codec_of`), not for each message; a type without a codec is
+  an error at that time.
 * Bytes stay bytes on both sides, at no cost.
-* JSON needs msgspec (the extra `typed`), a pydantic model only pydantic; neither is imported before it is needed.
-* Any exception of a decoder becomes Undecodable, with its text: a body that cannot be decoded today cannot be decoded tomorrow.
+* JSON needs msgspec (the extra `typed`), a pydantic model only pydantic; neither is imported before
+  it is needed.
+* Any exception of a decoder becomes Undecodable, with its text: a body that cannot be decoded today
+  cannot be decoded tomorrow.
 """
 
 from __future__ import annotations
@@ -39,7 +42,9 @@ class UndecodableBody(Undecodable):
 
 
 def encode(value: object) -> bytes:
-    """A message's body: bytes unchanged, a str as UTF-8, every other value as JSON. Raises InvalidArgument."""
+    """A message's body: bytes unchanged, a str as UTF-8, every other value as JSON. Raises
+    InvalidArgument.
+    """
     if isinstance(value, bytes):
         return value
     if isinstance(value, str):
@@ -48,7 +53,8 @@ def encode(value: object) -> bytes:
         return bytes(value)
     if value is None:
         raise InvalidArgument(
-            "a body cannot be None: give bytes (b'' for an empty body), or a value that can be written as JSON"
+            "a body cannot be None: give bytes (b'' for an empty body), or a value that can "
+            "be written as JSON"
         )
     if _is_pydantic(type(value)):
         return _encode_pydantic(value)
@@ -56,7 +62,8 @@ def encode(value: object) -> bytes:
         return bytes(_msgspec().json.encode(value, enc_hook=_model_within))
     except (TypeError, ValueError, OverflowError, RecursionError) as failure:
         raise InvalidArgument(
-            f"a body is bytes, a str, or a value that can be written as JSON; this {type(value).__name__} cannot: {failure}"
+            "a body is bytes, a str, or a value that can be written as JSON; this "
+            f"{type(value).__name__} cannot: {failure}"
         ) from failure
 
 
@@ -75,7 +82,9 @@ def checked(decoder: Decode, body: bytes) -> Any:
 
 
 def codec_of(kind: Any) -> Decode:
-    """The decoder for a type. Raises InvalidArgument if the type has no codec, or its library is missing."""
+    """The decoder for a type. Raises InvalidArgument if the type has no codec, or its library is
+    missing.
+    """
     if kind is bytes:
         return same
     if kind is str:
@@ -97,7 +106,8 @@ def codec_of(kind: Any) -> Decode:
         raise InvalidArgument(f"{_spoken(kind)} cannot be read from JSON: {failure}") from failure
     words = ", ".join(sorted(map(_spoken, strangers)))
     raise InvalidArgument(
-        f"{words} is not a payload type: use bytes, str, qmq.Message, a dataclass, a pydantic model, a msgspec.Struct or a type of JSON"
+        f"{words} is not a payload type: use bytes, str, qmq.Message, a dataclass, a "
+        "pydantic model, a msgspec.Struct or a type of JSON"
     )
 
 
@@ -150,7 +160,9 @@ def _msgspec() -> Any:
 
 
 def _strangers(msgspec: Any, kind: Any, seen: set[int]) -> Iterator[Any]:
-    """The classes within a type that msgspec does not know. Types may be recursive, so each is checked once."""
+    """The classes within a type that msgspec does not know. Types may be recursive, so each is
+    checked once.
+    """
     if id(kind) in seen:
         return
     seen.add(id(kind))

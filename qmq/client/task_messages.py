@@ -1,14 +1,18 @@
-"""Which messages each task of a consumer works on: an automatic acknowledgement belongs to the task that got the message.
+"""Which messages each task of a consumer works on: an automatic acknowledgement belongs to the task
+that got the message.
 
-    a task asks for the next message      the messages that it had when it asked are acknowledged, and no other task's
-    a task asks twice before it awaits    (`gather(anext(it), anext(it))`) it gets two messages; its next question acknowledges both
+    a task asks for the next message      the messages that it had when it asked are acknowledged,
+                                          and no other task's
+    a task asks twice before it awaits    (`gather(anext(it), anext(it))`) it gets two messages; its
+                                          next question acknowledges both
     a task ends with an exception         its messages fail with that exception
     a task is cancelled                   its messages go back to the group, and no attempt is counted
     a task returns                        it may have passed a message on. What has no verdict after a lease goes back to the group
     the consumer closes                   `close` returns all messages that are left
 
-A task asks when it *calls* `anext`, so that the message belongs to the caller also if another task awaits the answer for it, as
-`asyncio.wait_for` has it in Python 3.11, or `asyncio.create_task(anext(it))`. A thread of the blocking client counts as a task.
+A task asks when it *calls* `anext`, so that the message belongs to the caller also if another task
+awaits the answer for it, as `asyncio.wait_for` has it in Python 3.11, or
+`asyncio.create_task(anext(it))`. A thread of the blocking client counts as a task.
 """
 
 from __future__ import annotations
@@ -42,9 +46,9 @@ class Owner(Protocol):
 
 
 class TaskMessages(Generic[T]):
-    """The messages of one consumer. `ack` and `give_back` get messages that may have a verdict already. `give_back` also gets the exception
-    of the task that had the message; None if the task was cancelled or returned. A message of a task that returned is given back after
-    `grace_s`.
+    """The messages of one consumer. `ack` and `give_back` get messages that may have a verdict
+    already. `give_back` also gets the exception of the task that had the message; None if the task
+    was cancelled or returned. A message of a task that returned is given back after `grace_s`.
     """
 
     def __init__(
@@ -76,7 +80,9 @@ class TaskMessages(Generic[T]):
         """Messages of tasks that returned, by the timer that gives them back."""
 
     def asks(self) -> tuple[TaskHolding, T | None]:
-        """The running task asks for the next message: pass both to `finish` when it awaits the answer."""
+        """The running task asks for the next message: pass both to `finish` when it awaits the
+        answer.
+        """
         task = self.task()
         holding = self._holdings.get(task) or self.holding(task)
         return holding, holding.message
@@ -154,7 +160,9 @@ class TaskMessages(Generic[T]):
 
 
 def _running_tasks() -> dict[asyncio.AbstractEventLoop, asyncio.Task[Any]] | None:
-    """What `asyncio.current_task` looks up before Python 3.14: its call takes longer than all else that is done for a message."""
+    """What `asyncio.current_task` looks up before Python 3.14: its call takes longer than all else
+    that is done for a message.
+    """
     return getattr(asyncio.tasks, "_current_tasks", None) if sys.version_info < (3, 14) else None
 
 
@@ -187,13 +195,16 @@ class TaskLoop(Generic[T]):
 
 
 def clock_of(loop: asyncio.AbstractEventLoop) -> Callable[[], float]:
-    """The event loop's clock: what `time` of asyncio's own event loops calls, and `time` of others."""
+    """The event loop's clock: what `time` of asyncio's own event loops calls, and `time` of
+    others.
+    """
     return time.monotonic if type(loop).time is asyncio.BaseEventLoop.time else loop.time
 
 
 class LoopTurn:
-    """A consumer's turn in the event loop, `LOOP_S` long. An application that never waits between its messages gets them without waiting:
-    after `until_s`, the consumer has to `end` the turn before it hands out more, because heartbeats and other tasks need the event loop.
+    """A consumer's turn in the event loop, `LOOP_S` long. An application that never waits between
+    its messages gets them without waiting: after `until_s`, the consumer has to `end` the turn
+    before it hands out more, because heartbeats and other tasks need the event loop.
     `ReadyMessages` does the same.
     """
 

@@ -1,18 +1,23 @@
-"""Trace context: the headers `traceparent` and `tracestate` by which a flow of messages is followed from program to program. Pure.
+"""Trace context: the headers `traceparent` and `tracestate` by which a flow of messages is followed
+from program to program. Pure.
 
-The headers are those of the W3C recommendation "Trace Context", so every tracing system that implements it (such as OpenTelemetry:
-`qmq/otel.py`) sees the flow:
+The headers are those of the W3C recommendation "Trace Context", so every tracing system that
+implements it (such as OpenTelemetry: `qmq/otel.py`) sees the flow:
 
     traceparent: 00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01     version, trace, span in it, flags
-    tracestate:  rojo=00f067aa0ba902b7,congo=t61rcWkgMzE                     what tracing systems keep for themselves
+    tracestate:  rojo=00f067aa0ba902b7,congo=t61rcWkgMzE                     what tracing systems
+                 keep for themselves
 
 Rules, as the recommendation has them:
-* A `traceparent` that breaks the grammar counts as none, and so does its `tracestate`. A `tracestate` that breaks it is left out alone.
-* A later version than 00 is read by its first four fields, and passed on as version 00. Of the flags only those that are known are kept.
+* A `traceparent` that breaks the grammar counts as none, and so does its `tracestate`. A
+  `tracestate` that breaks it is left out alone.
+* A later version than 00 is read by its first four fields, and passed on as version 00. Of the
+  flags only those that are known are kept.
 * A program that does not take part in the trace passes both headers on unchanged.
 
-The interceptor `TraceContext` passes the headers on: messages that a handler sends belong to the trace of the message that it handles. It
-needs no library. With `begins=True` a message that is sent outside any trace begins one.
+The interceptor `TraceContext` passes the headers on: messages that a handler sends belong to the
+trace of the message that it handles. It needs no library. With `begins=True` a message that is sent
+outside any trace begins one.
 """
 
 from __future__ import annotations
@@ -50,7 +55,9 @@ _STATE_VALUE: Final = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class SpanContext:
-    """A place in a trace. Ids are lower-case hexadecimal digits: 32 for the trace, 16 for the span."""
+    """A place in a trace. Ids are lower-case hexadecimal digits: 32 for the trace, 16 for the
+    span.
+    """
 
     trace_id: str
     span_id: str
@@ -135,7 +142,7 @@ def _text(value: str | bytes) -> str:
     return value if isinstance(value, str) else value.decode("ascii", "replace")
 
 
-# --- in a program ------------------------------------------------------------------------------------------------------
+# --- in a program ---------------------------------------------------------------------------------
 
 _current: ContextVar[SpanContext | None] = ContextVar("qmq_trace", default=None)
 
@@ -153,13 +160,16 @@ def use(context: SpanContext | None) -> Iterator[None]:
     try:
         yield
     finally:
-        # Not by a token: a generator may be left in another task than the one that entered it, where the token is invalid.
+        # Not by a token: a generator may be left in another task than the one that entered it,
+        # where the token is invalid.
         if _current.get() is context:
             _current.set(before)
 
 
 class TraceContext(BaseInterceptor):
-    """Passes the trace of a handled message on to messages that its handler sends; see the module. Needs no tracing library."""
+    """Passes the trace of a handled message on to messages that its handler sends; see the module.
+    Needs no tracing library.
+    """
 
     def __init__(
         self, *, begins: bool = False, random_bytes: Callable[[int], bytes] = os.urandom

@@ -1,4 +1,5 @@
-"""The committed log in columns: what Spark's source and the lake read, as Arrow record batches. Needs pyarrow and numpy, but no Spark.
+"""The committed log in columns: what Spark's source and the lake read, as Arrow record batches.
+Needs pyarrow and numpy, but no Spark.
 
 model.py          queues, routes, pieces of a queue, and the interface to the log (`CommittedLog`)
 options.py        the options of a read

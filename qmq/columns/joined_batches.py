@@ -1,27 +1,34 @@
-"""Combines stored batches, so that Spark gets record batches of an efficient size, and makes Arrow arrays of their buffers. Pure.
+"""Combines stored batches, so that Spark gets record batches of an efficient size, and makes Arrow
+arrays of their buffers. Pure.
 
 *Chunks of batches.*
 
-A stored batch may hold a single message, and a record batch costs Spark as much as hundreds of messages do, so several become one:
+A stored batch may hold a single message, and a record batch costs Spark as much as hundreds of
+messages do, so several become one:
 
     stored batches ──spans──▶ the rows of each that are wanted ──chunks──▶ spans that become one record batch ──shaped──▶ what Spark gets
 
-A chunk has at most 8,192 rows and 4 MiB, counted uncompressed. If a selection leaves few rows of several chunks, they are combined once
-more; the rows of one large batch are cut. So a record batch has at most 65,536 rows, and at most 32 MiB unless it has one row.
+A chunk has at most 8,192 rows and 4 MiB, counted uncompressed. If a selection leaves few rows of
+several chunks, they are combined once more; the rows of one large batch are cut. So a record batch
+has at most 65,536 rows, and at most 32 MiB unless it has one row.
 
 *Buffers.*
 
-A batch stores a column of byte strings in Arrow's layout: int32 offsets ("marks"), then bytes. A column of one batch is used without a
-copy. Columns of several batches are concatenated, which costs far less than another record batch costs Spark.
+A batch stores a column of byte strings in Arrow's layout: int32 offsets ("marks"), then bytes. A
+column of one batch is used without a copy. Columns of several batches are concatenated, which costs
+far less than another record batch costs Spark.
 
-A batch is validated even if its checksums are right: brokers check offsets at intake, but the writer of a file is unknown. Marks that
-decrease or point outside the column would let Arrow and the JVM read foreign memory, so they raise CorruptBatch; one vector operation over
-all lengths finds them. Invalid UTF-8 in names is replaced by U+FFFD, as consumers see it, because Spark does not check it.
+A batch is validated even if its checksums are right: brokers check offsets at intake, but the
+writer of a file is unknown. Marks that decrease or point outside the column would let Arrow and the
+JVM read foreign memory, so they raise CorruptBatch; one vector operation over all lengths finds
+them. Invalid UTF-8 in names is replaced by U+FFFD, as consumers see it, because Spark does not
+check it.
 
 *Columns of several batches.*
 
-A `JoinedBatches` finds a column's buffers in each of its spans and concatenates them. Unused columns are not read: bodies are
-decompressed only for a schema with the body, tags are read only for a schema with tags or a selection by tags.
+A `JoinedBatches` finds a column's buffers in each of its spans and concatenates them. Unused
+columns are not read: bodies are decompressed only for a schema with the body, tags are read only
+for a schema with tags or a selection by tags.
 """
 
 from __future__ import annotations
@@ -50,7 +57,9 @@ from qmq.wire.batch_columns import (
 
 ROWS_WANTED: Final = 8192
 BYTES_WANTED: Final = 4 * limits.MIB
-"""Measured: from about 4,000 rows on, the fixed cost of a record batch is negligible; beyond a few MiB, only memory use grows."""
+"""Measured: from about 4,000 rows on, the fixed cost of a record batch is negligible; beyond a few
+MiB, only memory use grows.
+"""
 ROWS_MAX: Final = 65_536
 BYTES_MAX: Final = 32 * limits.MIB
 BODIES_BYTES_MAX: Final = 4 * limits.BATCH_BYTES_MAX
@@ -78,7 +87,9 @@ class Span(NamedTuple):
 def spans(
     batches: Iterable[SourceBatch], piece: QueuePiece, *, with_directed: bool
 ) -> Iterator[Span]:
-    """The parts of the batches that lie within the piece and are visible to applications. Raises CorruptBatch."""
+    """The parts of the batches that lie within the piece and are visible to applications. Raises
+    CorruptBatch.
+    """
     for envelope, region in batches:
         if envelope.kind != Kind.DATA:
             continue
@@ -90,7 +101,9 @@ def spans(
 
 
 def bodies_bytes(span: Span) -> int:
-    """The uncompressed size of all bodies of the batch. Raises CorruptBatch if the size is impossible."""
+    """The uncompressed size of all bodies of the batch. Raises CorruptBatch if the size is
+    impossible.
+    """
     size = int(np.frombuffer(span.region, "<i4", 1, span.layout.body + 4 * span.header.count)[0])
     if not 0 <= size <= BODIES_BYTES_MAX:
         raise CorruptBatch(f"a batch claims an impossible size of its bodies: {size} bytes")
@@ -98,7 +111,9 @@ def bodies_bytes(span: Span) -> int:
 
 
 def chunks(found: Iterable[Span]) -> Iterator[list[Span]]:
-    """Lists of spans; each list is within ROWS_WANTED and BYTES_WANTED, or has one span. Raises CorruptBatch."""
+    """Lists of spans; each list is within ROWS_WANTED and BYTES_WANTED, or has one span. Raises
+    CorruptBatch.
+    """
     hand: list[Span] = []
     rows = size = 0
     for span in found:
@@ -159,7 +174,9 @@ class Strings(NamedTuple):
 
 
 class Joined(NamedTuple):
-    """Validated byte strings of several batches. `marks` begin at 0 and rise to the length of `data`."""
+    """Validated byte strings of several batches. `marks` begin at 0 and rise to the length of
+    `data`.
+    """
 
     marks: Ints
     data: Bytes
@@ -180,7 +197,9 @@ def marks_of(lengths: npt.NDArray[Any]) -> Ints:
 
 
 def stacked(marks: Sequence[Ints]) -> Ints:
-    """The marks of one or more batches, concatenated and starting at 0. Raises CorruptBatch if marks decrease."""
+    """The marks of one or more batches, concatenated and starting at 0. Raises CorruptBatch if
+    marks decrease.
+    """
     if len(marks) == 1:
         only = marks[0]
         joined = only if only[0] == 0 and only.flags.aligned else only - only[0]
@@ -194,13 +213,16 @@ def stacked(marks: Sequence[Ints]) -> Ints:
             end += last - first
     if (joined[1:] < joined[:-1]).any():
         raise CorruptBatch(
-            "the offsets of a column do not rise, although the batch's checksum holds: the program that wrote it has a bug"
+            "the offsets of a column do not rise, although the batch's checksum holds: the "
+            "program that wrote it has a bug"
         )
     return joined
 
 
 def join(parts: Sequence[Strings]) -> Joined:
-    """Concatenate the items of one or more batches. Raises CorruptBatch if marks decrease or point outside the column."""
+    """Concatenate the items of one or more batches. Raises CorruptBatch if marks decrease or point
+    outside the column.
+    """
     chunks = [data[_within(marks, len(data))] for marks, data in parts]
     return Joined(
         stacked([marks for marks, _ in parts]), chunks[0] if len(chunks) == 1 else b"".join(chunks)
@@ -212,7 +234,8 @@ def _within(marks: Ints, size: int) -> slice:
     first, last = int(marks[0]), int(marks[-1])
     if not 0 <= first <= last <= size:
         raise CorruptBatch(
-            "an offset points outside its column, although the batch's checksum holds: the program that wrote it has a bug"
+            "an offset points outside its column, although the batch's checksum holds: the "
+            "program that wrote it has a bug"
         )
     return slice(first, last)
 
@@ -265,7 +288,9 @@ def list_array(marks: Ints, items: pa.Array, kind: pa.DataType) -> pa.Array:
 
 
 def last_of_each(rows: npt.NDArray[Any], names: pa.Array) -> npt.NDArray[np.bool_] | None:
-    """A mask that keeps the last of equal names within a row; None if no row repeats a name. `rows` is ascending."""
+    """A mask that keeps the last of equal names within a row; None if no row repeats a name. `rows`
+    is ascending.
+    """
     codes = pc.dictionary_encode(names)
     width = max(len(codes.dictionary), 1)
     marks = rows.astype(np.int64) * width + codes.indices.to_numpy()
@@ -300,7 +325,9 @@ class Headers(NamedTuple):
 
 
 class JoinedBatches:
-    """The rows of one or more spans. All columns raise CorruptBatch if their offsets are invalid."""
+    """The rows of one or more spans. All columns raise CorruptBatch if their offsets are
+    invalid.
+    """
 
     def __init__(self, spans: Sequence[Span]) -> None:
         self.spans = spans
@@ -408,7 +435,9 @@ def _stored_ids(span: Span) -> npt.NDArray[np.uint8]:
 
 
 def _part(region: bytes | memoryview, marks_at: int, data_at: int, first: int, end: int) -> Strings:
-    """Items `first` to `end` - 1 of an offsets-and-bytes column; none if it is absent, and then `first` and `end` are 0."""
+    """Items `first` to `end` - 1 of an offsets-and-bytes column; none if it is absent, and then
+    `first` and `end` are 0.
+    """
     if marks_at < 0:
         return Strings(_ZEROS[: end - first + 1], b"")
     marks = np.frombuffer(region, "<i4", end - first + 1, marks_at + 4 * first)
@@ -441,7 +470,8 @@ def _list_marks(span: Span, at: int) -> Ints:
     marks = np.frombuffer(span.region, "<i4", span.rows + 1, at + 4 * span.first)
     if not 0 <= marks[0] <= marks[-1] <= last_offset(span.region, at, span.header.count):
         raise CorruptBatch(
-            f"the lists at byte {at} of a region do not rise, although its checksum holds: the program that wrote it has a bug"
+            f"the lists at byte {at} of a region do not rise, although its checksum holds: "
+            "the program that wrote it has a bug"
         )
     return marks
 

@@ -1,7 +1,9 @@
-"""The values of the log in columns, and the interface to the log: brokers and files return the same rows for the same offsets.
+"""The values of the log in columns, and the interface to the log: brokers and files return the same
+rows for the same offsets.
 
-A *queue* is one subject's partition on one broker group. An offset is the sequence of the next message. A `LogAddress` is sent to
-executors. Each process opens a `CommittedLog` from it, which one thread uses.
+A *queue* is one subject's partition on one broker group. An offset is the sequence of the next
+message. A `LogAddress` is sent to executors. Each process opens a `CommittedLog` from it, which one
+thread uses.
 """
 
 from __future__ import annotations
@@ -20,7 +22,9 @@ _QUEUE: Final = re.compile(r"(\d{1,9})@([A-Za-z0-9_-][A-Za-z0-9._-]*)")
 
 
 class QueueKey(NamedTuple):
-    """Identifies a queue in the cluster. Unordered subjects have partition 0 on each of their broker groups."""
+    """Identifies a queue in the cluster. Unordered subjects have partition 0 on each of their
+    broker groups.
+    """
 
     subject: str
     partition: int
@@ -40,7 +44,8 @@ class QueueKey(NamedTuple):
         match = _QUEUE.fullmatch(within)
         if match is None:
             raise InvalidArgument(
-                f"{within!r} is not a queue of subject {subject!r}: write PARTITION@BROKER_GROUP, such as 0@g1"
+                f"{within!r} is not a queue of subject {subject!r}: write "
+                "PARTITION@BROKER_GROUP, such as 0@g1"
             )
         return cls(subject, int(match[1]), match[2])
 
@@ -53,7 +58,9 @@ class SourceQueue:
     start: int
     """The sequence of the oldest stored message."""
     end: int
-    """The sequence after the newest visible message; for a sealed partition, the sequence of its command message."""
+    """The sequence after the newest visible message; for a sealed partition, the sequence of its
+    command message.
+    """
     stored_bytes: int = 0
     """The approximate size of the stored messages."""
     last_append_ms: int = 0
@@ -84,10 +91,12 @@ class Routes:
     """The latest version."""
     partitions: Mapping[int, RoutePartition]
     sealed_at: Mapping[int, int] = field(default_factory=dict)
-    """The sequence of the command message of each closed partition. A partition closed by a fence is missing until the sequence is
-    known."""
+    """The sequence of the command message of each closed partition. A partition closed by a fence
+    is missing until the sequence is known."""
     is_strict: bool = True
-    """False for best-effort order, where a message may be in a partition that does not have its key."""
+    """False for best-effort order, where a message may be in a partition that does not have its
+    key.
+    """
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,7 +138,9 @@ ALL: Final = ReadSelection()
 
 
 class SourceBatch(NamedTuple):
-    """A whole committed batch with verified checksums. `region`: bytes, or a view of memory that does not change."""
+    """A whole committed batch with verified checksums. `region`: bytes, or a view of memory that
+    does not change.
+    """
 
     envelope: Envelope
     region: bytes | memoryview
@@ -147,7 +158,9 @@ class QueuePiece:
     end: int
     place: Any = None
     lps: tuple[LpRange, ...] = ()
-    """If not empty, only these logical partitions are wanted (batches without any of them may be skipped)."""
+    """If not empty, only these logical partitions are wanted (batches without any of them may be
+    skipped).
+    """
 
 
 class CommittedLog(Protocol):
@@ -161,21 +174,22 @@ class CommittedLog(Protocol):
         """The current queues and routes of these subjects, without caching.
 
         Raises:
-            UnknownSubject: one of them does not exist.
-            NotConnected: a broker group did not answer in time, so the ends of its queues are unknown.
-            LogDamaged: a file is damaged.
+            UnknownSubject: one of them does not exist. NotConnected: a broker group did not answer
+            in time, so the ends of its queues are unknown. LogDamaged: a file is damaged.
         """
         ...
 
     def find_time(self, queue: QueueKey, time_ms: int) -> int:
-        """The sequence of the first message stored at or after a time (milliseconds since 1970); the queue's end if there is none.
+        """The sequence of the first message stored at or after a time (milliseconds since 1970);
+        the queue's end if there is none.
 
         Raises as `topology`.
         """
         ...
 
     def pieces(self, queue: QueueKey, first: int, end: int, bytes_max: int) -> list[QueuePiece]:
-        """Split `first` to `end` - 1 into ascending pieces of about `bytes_max` stored bytes; no pieces if first >= end.
+        """Split `first` to `end` - 1 into ascending pieces of about `bytes_max` stored bytes; no
+        pieces if first >= end.
 
         Raises as `topology`.
         """
@@ -184,13 +198,15 @@ class CommittedLog(Protocol):
     def read(
         self, piece: QueuePiece, selection: ReadSelection, *, skips_lost: bool
     ) -> Iterator[SourceBatch]:
-        """Yields, in ascending order, all batches that have a sequence of the piece. Batches that cannot match may be left out.
+        """Yields, in ascending order, all batches that have a sequence of the piece. Batches that
+        cannot match may be left out.
 
-        Command messages are never returned, and directed batches only if the selection asks for them.
+        Command messages are never returned, and directed batches only if the selection asks for
+        them.
 
         Raises:
-            MessagesExpired: retention deleted messages of the piece, and `skips_lost` is False. Possible at any batch.
-            NotConnected: no master could be reached for `qmq.retryMs`.
+            MessagesExpired: retention deleted messages of the piece, and `skips_lost` is False.
+            Possible at any batch. NotConnected: no master could be reached for `qmq.retryMs`.
             LogDamaged: a checksum is wrong.
         """
         ...

@@ -1,13 +1,17 @@
 """Offsets: the position of a read in each queue, and their JSON form for Spark and people. Pure.
 
-    {"bank": {"1@g1": 5000, "2@g2": 1200}, "orders": {"0@g1": 120, "0@g2": 77, "messagesPerTask": 40000}}
+    {"bank": {"1@g1": 5000, "2@g2": 1200}, "orders": {"0@g1": 120, "0@g2": 77, "messagesPerTask":
+    40000}}
 
-An offset is the sequence of the next message. In the offsets at which a micro-batch of a stream ends, `messagesPerTask` says where the
-micro-batch was cut into tasks (`planning.stream_tasks`). Rules:
-* Equal offsets have equal text, because Spark compares offsets as text: subjects and queues are sorted.
-* Users may write -2 for the earliest and -1 for the latest message, as for Kafka, and a bare partition number if only one broker group
-  has the partition.
-* A missing queue starts at 0 in a stream. A queue missing from a user's JSON starts at the earliest or ends at the latest message.
+An offset is the sequence of the next message. In the offsets at which a micro-batch of a stream
+ends, `messagesPerTask` says where the micro-batch was cut into tasks (`planning.stream_tasks`).
+Rules:
+* Equal offsets have equal text, because Spark compares offsets as text: subjects and queues are
+  sorted.
+* Users may write -2 for the earliest and -1 for the latest message, as for Kafka, and a bare
+  partition number if only one broker group has the partition.
+* A missing queue starts at 0 in a stream. A queue missing from a user's JSON starts at the earliest
+  or ends at the latest message.
 """
 
 from __future__ import annotations
@@ -23,7 +27,9 @@ EARLIEST: Final = "earliest"
 LATEST: Final = "latest"
 _SPECIAL: Final = {-2: EARLIEST, -1: LATEST}
 _PER_TASK: Final = "messagesPerTask"
-"""Not a queue: queues begin with the partition's number. A stream of release 0.2 therefore refuses such offsets."""
+"""Not a queue: queues begin with the partition's number. A stream of release 0.2 therefore refuses
+such offsets.
+"""
 
 Offsets = Mapping[QueueKey, int]
 Given = str | Mapping[str, Mapping[str, int]]
@@ -60,14 +66,17 @@ def of_json(found: Mapping[str, Mapping[str, int]]) -> dict[QueueKey, int]:
 
 
 def per_task_of_json(found: Mapping[str, Mapping[str, int]]) -> dict[str, int]:
-    """The messages per task of each subject that has them; offsets of release 0.2 have none. Raises InvalidArgument."""
+    """The messages per task of each subject that has them; offsets of release 0.2 have none. Raises
+    InvalidArgument.
+    """
     per_task = {
         subject: queues[_PER_TASK] for subject, queues in found.items() if _PER_TASK in queues
     }
     for subject, messages in per_task.items():
         if not isinstance(messages, int) or isinstance(messages, bool) or messages < 1:
             raise InvalidArgument(
-                f"the stream's checkpoint is damaged: {_PER_TASK} of subject {subject!r} is {messages!r}"
+                f"the stream's checkpoint is damaged: {_PER_TASK} of subject {subject!r} is "
+                f"{messages!r}"
             )
     return per_task
 
@@ -81,11 +90,13 @@ def parse_given(option: str, text: str) -> Given:
         found: Any = parse_json(text)
     except ValueError:
         raise InvalidArgument(
-            f'{option} is earliest, latest, or JSON such as {{"orders":{{"0@g1":23}}}}, not {text!r}'
+            f'{option} is earliest, latest, or JSON such as {{"orders":{{"0@g1":23}}}}, not '
+            f"{text!r}"
         ) from None
     if not isinstance(found, dict) or not all(isinstance(each, dict) for each in found.values()):
         raise InvalidArgument(
-            f'{option} must map subjects to queues to sequences, such as {{"orders":{{"0@g1":23}}}}, not {text!r}'
+            f"{option} must map subjects to queues to sequences, such as "
+            f'{{"orders":{{"0@g1":23}}}}, not {text!r}'
         )
     given: dict[str, dict[str, int]] = {}
     for subject, queues in found.items():
@@ -93,7 +104,8 @@ def parse_given(option: str, text: str) -> Given:
         for within, sequence in given[subject].items():
             if not isinstance(sequence, int) or isinstance(sequence, bool) or sequence < -2:
                 raise InvalidArgument(
-                    f"{option}: {subject}/{within} must be a sequence, -1 (latest) or -2 (earliest), not {sequence!r}"
+                    f"{option}: {subject}/{within} must be a sequence, -1 (latest) or -2 "
+                    f"(earliest), not {sequence!r}"
                 )
     return given
 
@@ -101,7 +113,9 @@ def parse_given(option: str, text: str) -> Given:
 def resolve(
     option: str, given: Given, queues: Iterable[SourceQueue], default: str
 ) -> dict[QueueKey, int]:
-    """The sequences of all `queues`. Queues missing from the user's JSON get the `default` end. Raises InvalidArgument."""
+    """The sequences of all `queues`. Queues missing from the user's JSON get the `default` end.
+    Raises InvalidArgument.
+    """
     by_key = {queue.key: queue for queue in queues}
     if isinstance(given, str):
         return {key: _place(queue, given) for key, queue in by_key.items()}
@@ -120,7 +134,9 @@ def _named(
 
 
 def find_queue(option: str, subject: str, within: str, known: Iterable[QueueKey]) -> QueueKey:
-    """The queue named by a user, `3@g1` or just `3`. Raises InvalidArgument if there is no such queue, or more than one."""
+    """The queue named by a user, `3@g1` or just `3`. Raises InvalidArgument if there is no such
+    queue, or more than one.
+    """
     fitting = [
         key
         for key in known
@@ -151,5 +167,7 @@ def _place(queue: SourceQueue, word: str) -> int:
 def by_time(
     queues: Iterable[SourceQueue], time_ms: int, find_time: Callable[[QueueKey, int], int]
 ) -> dict[QueueKey, int]:
-    """The first sequence in each queue that was stored at or after a time; the queue's end if there is none."""
+    """The first sequence in each queue that was stored at or after a time; the queue's end if there
+    is none.
+    """
     return {queue.key: min(find_time(queue.key, time_ms), queue.end) for queue in queues}

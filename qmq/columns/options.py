@@ -23,7 +23,8 @@
 | keys | exactly these keys. Separated by commas, or as a JSON array |
 | keyFrom, keyUntil | a range of keys, compared byte by byte; the end is exclusive |
 
-Names of options, also of a write (`OptionValues`), are case-insensitive. An unknown name is refused with the nearest known one.
+Names of options, also of a write (`OptionValues`), are case-insensitive. An unknown name is refused
+with the nearest known one.
 """
 
 from __future__ import annotations
@@ -43,7 +44,9 @@ from qmq.text import INT64_MAX, parse_json, whole_number
 
 
 class OptionValues:
-    """The given options. `known` are their names, `ignored` lower-case names that Spark adds. Raises InvalidArgument for other names."""
+    """The given options. `known` are their names, `ignored` lower-case names that Spark adds.
+    Raises InvalidArgument for other names.
+    """
 
     def __init__(
         self, options: Mapping[str, str], known: Collection[str], ignored: Collection[str] = ()
@@ -145,7 +148,9 @@ _CHOICES: Final = ("subscribe", "subscribePattern", "assign")
 
 @dataclass(frozen=True, slots=True)
 class StartPosition:
-    """The location of the log. With `paths`, messages come from files, and `servers` provide only the routes."""
+    """The location of the log. With `paths`, messages come from files, and `servers` provide only
+    the routes.
+    """
 
     servers: str = ""
     paths: tuple[str, ...] = ()
@@ -210,7 +215,8 @@ def where(options: Mapping[str, str]) -> StartPosition:
     servers = given.text("qmq.servers")
     if not paths and not servers:
         raise InvalidArgument(
-            "give the log's location: option qmq.servers (host:port of metaservers) or qmq.path (data folders)"
+            "give the log's location: option qmq.servers (host:port of metaservers) or "
+            "qmq.path (data folders)"
         )
     retry_ms = given.number("qmq.retryMs")
     return StartPosition(
@@ -261,16 +267,19 @@ def _lake(given: OptionValues, is_stream: bool) -> LakeAddress | None:
         return None
     if is_stream:
         raise InvalidArgument(
-            "option qmq.lake is for batch reads only: read the history with spark.read and endingOffsets, and start the stream with the "
+            "option qmq.lake is for batch reads only: read the history with spark.read and "
+            "endingOffsets, and start the stream with the "
             "same offsets as startingOffsets"
         )
     if given.flag("includeDirected", False):
         raise InvalidArgument(
-            "the lake's tables have no copies for one consumer group: leave out qmq.lake or includeDirected"
+            "the lake's tables have no copies for one consumer group: leave out qmq.lake or "
+            "includeDirected"
         )
     if not given.text("qmq.lake"):
         raise InvalidArgument(
-            "option qmq.lake is empty: give a catalog's name in PyIceberg's configuration, or its URI"
+            "option qmq.lake is empty: give a catalog's name in PyIceberg's configuration, "
+            "or its URI"
         )
     return LakeAddress(
         given.text("qmq.lake"),
@@ -283,7 +292,8 @@ def _choice(given: OptionValues) -> Choice:
     chosen = [name for name in _CHOICES if given.has(name)]
     if len(chosen) != 1:
         raise InvalidArgument(
-            f"give subjects by exactly one of {', '.join(_CHOICES)}; given: {', '.join(chosen) or 'none'}"
+            f"give subjects by exactly one of {', '.join(_CHOICES)}; given: "
+            f"{', '.join(chosen) or 'none'}"
         )
     if chosen == ["subscribe"]:
         subjects = tuple(

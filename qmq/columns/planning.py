@@ -1,34 +1,39 @@
-"""Decides where a micro-batch ends, and plans tasks from offsets. Pure except for queries to the log.
+"""Decides where a micro-batch ends, and plans tasks from offsets. Pure except for queries to the
+log.
 
 *Where a micro-batch ends: by order and by amount.*
 
-A partition of an ordered subject is *open* when each partition that was closed for it is open and finished in the offsets from which the
-micro-batch starts. A micro-batch reads no messages of a partition that is not open. So the last message of a source and the first message
-of a target are in different micro-batches, which Spark runs one after the other: per key, rows arrive in log order (docs/SPARK.md, "Order
-in a stream").
+A partition of an ordered subject is *open* when each partition that was closed for it is open and
+finished in the offsets from which the micro-batch starts. A micro-batch reads no messages of a
+partition that is not open. So the last message of a source and the first message of a target are in
+different micro-batches, which Spark runs one after the other: per key, rows arrive in log order
+(docs/SPARK.md, "Order in a stream").
 
 Rules:
-* Finished means: sealed, and the offset has reached the command message. A partition closed by a fence is not finished until its command
-  message is known.
+* Finished means: sealed, and the offset has reached the command message. A partition closed by a
+  fence is not finished until its command message is known.
 * A source that is not read (`assign` excludes it) does not hold back its targets.
-* The result depends only on topology, offsets and limit, never on the time of the call. A queue without progress is left out, so that equal
-  offsets stay equal.
+* The result depends only on topology, offsets and limit, never on the time of the call. A queue
+  without progress is left out, so that equal offsets stay equal.
 
-Worked example: partition 1 is split into 2 and 3. Offsets {1: 90}, sealed at 100, all of 2 and 3 waiting. First micro-batch: {1: 100};
-second: {1: 100, 2: ..., 3: ...}.
+Worked example: partition 1 is split into 2 and 3. Offsets {1: 90}, sealed at 100, all of 2 and 3
+waiting. First micro-batch: {1: 100}; second: {1: 100, 2: ..., 3: ...}.
 
 *The tasks: queues are split into pieces, with all data that a task needs.*
 
 Rules:
 * A piece belongs to one queue, so a task never mixes partitions.
 * A batch read splits queues by size, so that a large queue keeps all cores busy.
-* The tasks of a micro-batch follow from its offsets alone: their number, their order, and the messages of each. A sink numbers rows by
-  their place in a task, so a micro-batch that is repeated with other tasks would lose rows and store others twice. The sizes of a queue's
-  messages, its oldest message and the known routes change between two attempts; they are considered once, when the end of the micro-batch
-  is decided, and `per_task` in the end offset keeps the result.
-* In a stream, a partition of an ordered subject is one piece, so that a task returns its messages in order.
-* A selection of exact keys on an ordered subject determines logical partitions: other partitions and other batches are not read. This does
-  not hold for best-effort order, where a message may be in a partition that does not have its key.
+* The tasks of a micro-batch follow from its offsets alone: their number, their order, and the
+  messages of each. A sink numbers rows by their place in a task, so a micro-batch that is repeated
+  with other tasks would lose rows and store others twice. The sizes of a queue's messages, its
+  oldest message and the known routes change between two attempts; they are considered once, when
+  the end of the micro-batch is decided, and `per_task` in the end offset keeps the result.
+* In a stream, a partition of an ordered subject is one piece, so that a task returns its messages
+  in order.
+* A selection of exact keys on an ordered subject determines logical partitions: other partitions
+  and other batches are not read. This does not hold for best-effort order, where a message may be
+  in a partition that does not have its key.
 """
 
 from __future__ import annotations
@@ -71,7 +76,8 @@ def open_partitions(
 ) -> frozenset[int]:
     """The partitions of an ordered subject whose sources have been read completely.
 
-    Sources of sources count, too: an empty source is finished immediately, but its own source may not be finished.
+    Sources of sources count, too: an empty source is finished immediately, but its own source may
+    not be finished.
     """
     is_open: dict[int, bool] = {}
     is_past: dict[int, bool] = {}
@@ -94,7 +100,9 @@ def is_finished(key: QueueKey, routes: Routes, offsets: Offsets) -> bool:
 def admit(
     topology: Topology, start: Offsets, limit: Limit = NO_LIMIT, until: Offsets | None = None
 ) -> dict[QueueKey, int]:
-    """The end offsets of the micro-batch that starts at `start`. `until`: upper bounds; queues not in it are not read."""
+    """The end offsets of the micro-batch that starts at `start`. `until`: upper bounds; queues not
+    in it are not read.
+    """
     opened = {
         subject: open_partitions(subject, routes, start, topology.queues)
         for subject, routes in topology.routes.items()
@@ -117,7 +125,9 @@ def admit(
 def share_out(
     waiting: Mapping[QueueKey, int], queues: Mapping[QueueKey, SourceQueue], limit: Limit
 ) -> dict[QueueKey, int]:
-    """The number of messages to read from each queue: in proportion to its backlog, at least one."""
+    """The number of messages to read from each queue: in proportion to its backlog, at least
+    one.
+    """
     part = 1.0
     total = sum(waiting.values())
     if limit.rows_max is not None and total > limit.rows_max:
@@ -136,7 +146,9 @@ def bytes_per_message(queue: SourceQueue) -> float:
 
 
 PIECE_BYTES: Final = 128 << 20
-"""Spark's default task size for files. With half of it, a third of the time is spent on starting tasks."""
+"""Spark's default task size for files. With half of it, a third of the time is spent on starting
+tasks.
+"""
 _WHOLE: Final = 1 << 62
 
 
@@ -153,7 +165,9 @@ class ReadTask(NamedTuple):
 
     piece: QueuePiece
     route_version: int | None
-    """The version that opened its partition; None for unordered subjects, or if the routes are unknown."""
+    """The version that opened its partition; None for unordered subjects, or if the routes are
+    unknown.
+    """
 
 
 class Plan(NamedTuple):
@@ -171,7 +185,9 @@ PLAN: Final = Plan()
 def ranges(
     start: Offsets, end: Offsets, queues: Mapping[QueueKey, SourceQueue], *, skips_lost: bool
 ) -> list[PlannedRange]:
-    """The non-empty ranges between two offsets. Raises MessagesExpired if retention deleted some messages, unless these are skipped."""
+    """The non-empty ranges between two offsets. Raises MessagesExpired if retention deleted some
+    messages, unless these are skipped.
+    """
     found: list[PlannedRange] = []
     for key, first, last in _between(start, end):
         oldest = queues[key].start if key in queues else first
@@ -185,8 +201,10 @@ def ranges(
 def lost(key: QueueKey, needed: int, oldest: int) -> MessagesExpired:
     """The error that names the messages that are no longer kept."""
     return MessagesExpired(
-        f"messages {needed} to {oldest - 1} of {key} were deleted by retention, with the subject, or by a purge, which takes the last of "
-        f"these sequences itself (the oldest kept is {oldest}); to continue with the remaining messages: option failOnDataLoss=false; to "
+        f"messages {needed} to {oldest - 1} of {key} were deleted by retention, with the "
+        "subject, or by a purge, which takes the last of "
+        f"these sequences itself (the oldest kept is {oldest}); to continue with the "
+        "remaining messages: option failOnDataLoss=false; to "
         "keep them longer: the subject's retention"
     )
 
@@ -222,11 +240,13 @@ def _bytes_max(topology: Topology, wanted: Iterable[PlannedRange], plan: Plan) -
     return max(min(plan.piece_bytes_max, int(size / plan.pieces_min) + 1), 1)
 
 
-# --- streams -----------------------------------------------------------------------------------------------------------
+# --- streams --------------------------------------------------------------------------------------
 
 
 def per_task(topology: Topology, start: Offsets, end: Offsets, plan: Plan) -> dict[str, int]:
-    """The messages per task of each unordered subject with messages between the offsets, by the average sizes of its messages now."""
+    """The messages per task of each unordered subject with messages between the offsets, by the
+    average sizes of its messages now.
+    """
     wanted = list(_between(start, end))
     bytes_max = _bytes_max(topology, wanted, plan)
     counts: dict[str, int] = {}
@@ -254,7 +274,8 @@ def stream_tasks(
     *,
     skips_lost: bool,
 ) -> list[ReadTask | None]:
-    """The tasks of a micro-batch, by offsets and `per_task` alone; None: a task without rows, which keeps its place.
+    """The tasks of a micro-batch, by offsets and `per_task` alone; None: a task without rows, which
+    keeps its place.
 
     Raises MessagesExpired, and as `CommittedLog.pieces`.
     """
@@ -275,7 +296,9 @@ def stream_tasks(
 
 
 def are_cut(start: Offsets, end: Offsets, per_task: Mapping[str, int]) -> bool:
-    """Whether the end offsets say where to cut the micro-batch. Those that release 0.2 wrote do not, for an unordered subject."""
+    """Whether the end offsets say where to cut the micro-batch. Those that release 0.2 wrote do
+    not, for an unordered subject.
+    """
     return all(
         each.queue.partition > 0 or each.queue.subject in per_task for each in _between(start, end)
     )
@@ -289,7 +312,9 @@ def _between(start: Offsets, end: Offsets) -> Iterator[PlannedRange]:
 
 
 def _cut(whole: PlannedRange, messages_max: int) -> Iterator[tuple[int, int]]:
-    """Cut a range into the fewest parts of nearly the same number of messages, at most `messages_max`."""
+    """Cut a range into the fewest parts of nearly the same number of messages, at most
+    `messages_max`.
+    """
     count = whole.end - whole.first
     parts = ceil(count / messages_max)
     marks = [whole.first + count * each // parts for each in range(parts + 1)]

@@ -1,23 +1,28 @@
-"""Converts stored batches to Arrow record batches of the wanted rows. Pure, and without loops over messages.
+"""Converts stored batches to Arrow record batches of the wanted rows. Pure, and without loops over
+messages.
 
-A `Projector` belongs to one task. It has a *maker* for each column of its schema: a function of a `JoinedBatches`. Other columns are not
-made:
+A `Projector` belongs to one task. It has a *maker* for each column of its schema: a function of a
+`JoinedBatches`. Other columns are not made:
 
     stored batches ─▶ spans ─▶ chunks ─▶ wanted rows ─▶ makers ─▶ record batches, shaped (joined_batches.py)
 
-Bodies, keys, tags and headers use the log's own buffers. Columns derived from a batch's header are computed as vectors: sequence and times
-by addition, message ids by tables of hexadecimal digits. Columns that are constant within a piece (subject, partition, broker group, route
-version) are slices of one array.
+Bodies, keys, tags and headers use the log's own buffers. Columns derived from a batch's header are
+computed as vectors: sequence and times by addition, message ids by tables of hexadecimal digits.
+Columns that are constant within a piece (subject, partition, broker group, route version) are
+slices of one array.
 
-The log skips whole batches that cannot match. The rows of a chunk are selected exactly, with vector operations:
+The log skips whole batches that cannot match. The rows of a chunk are selected exactly, with vector
+operations:
 
-* A tag is looked up by its hash and then compared as a string, because two tags may have the same hash.
+* A tag is looked up by its hash and then compared as a string, because two tags may have the same
+  hash.
 * Keys compare as unsigned bytes. A message without a key matches no set of keys and no range.
 * The logical partition is taken from the batch. Rows of a batch without that column do not match.
 
-The types are exactly those that Spark requires. Spark compares the first record batch of a task with its own schema: names, order, types,
-names of inner fields, and nullability. With a large string, a dictionary, or a field that is wrongly nullable, the task fails. Spark does
-not check later batches, and would read another type as garbage, so all batches are built with one schema.
+The types are exactly those that Spark requires. Spark compares the first record batch of a task
+with its own schema: names, order, types, names of inner fields, and nullability. With a large
+string, a dictionary, or a field that is wrongly nullable, the task fails. Spark does not check
+later batches, and would read another type as garbage, so all batches are built with one schema.
 """
 
 from __future__ import annotations
@@ -80,11 +85,15 @@ TYPES: Final[dict[str, pa.DataType]] = {
 """The types of all columns."""
 
 ColumnNames = Mapping[str, bool] | Sequence[str]
-"""The names of columns in their order; as a mapping, with whether the column may be null (default: it may)."""
+"""The names of columns in their order; as a mapping, with whether the column may be null (default:
+it may).
+"""
 
 
 def arrow_schema(columns: ColumnNames) -> pa.Schema:
-    """The schema of record batches with these columns, in this order. Raises InvalidArgument for an unknown column."""
+    """The schema of record batches with these columns, in this order. Raises InvalidArgument for an
+    unknown column.
+    """
     nullable: Mapping[str, bool] = (
         columns if isinstance(columns, Mapping) else dict.fromkeys(columns, True)
     )
@@ -100,7 +109,9 @@ Mask = npt.NDArray[np.bool_]
 
 
 def wanted(chunk: JoinedBatches, selection: ReadSelection, lps: Sequence[LpRange]) -> Mask | None:
-    """A mask of the selected rows; None if all are selected. `lps` empty: any logical partition. Raises CorruptBatch."""
+    """A mask of the selected rows; None if all are selected. `lps` empty: any logical partition.
+    Raises CorruptBatch.
+    """
     masks: list[Mask] = []
     if selection.has_keys:
         masks.append(_by_key(chunk, selection))
@@ -116,7 +127,9 @@ def wanted(chunk: JoinedBatches, selection: ReadSelection, lps: Sequence[LpRange
 
 
 def narrowed(chunk: JoinedBatches, mask: Mask) -> tuple[list[Span], Mask]:
-    """The spans cut to their first and last selected rows, and the mask of the rest. Spans without selected rows are dropped."""
+    """The spans cut to their first and last selected rows, and the mask of the rest. Spans without
+    selected rows are dropped.
+    """
     spans: list[Span] = []
     parts: list[Mask] = []
     for span, part in zip(chunk.spans, np.split(mask, np.cumsum(chunk.counts)[:-1]), strict=True):
@@ -173,7 +186,8 @@ _BATCH_SEQUENCE_MASK: Final = (1 << 48) - 1
 class Projector:
     """Makes record batches with these columns, in their order.
 
-    `routes` maps partitions, as (subject, number), to the route version that opened them. For a missing partition, route_version is null.
+    `routes` maps partitions, as (subject, number), to the route version that opened them. For a
+    missing partition, route_version is null.
 
     Raises:
         InvalidArgument: a column is unknown.
@@ -194,7 +208,9 @@ class Projector:
     def convert(
         self, batches: Iterable[SourceBatch], piece: QueuePiece
     ) -> Iterator[pa.RecordBatch]:
-        """Yields the selected rows of a piece of the log, in order. Raises CorruptBatch, and what `batches` raises."""
+        """Yields the selected rows of a piece of the log, in order. Raises CorruptBatch, and what
+        `batches` raises.
+        """
         makers = [self._maker(name, piece.queue) for name in self.schema.names]
         return shaped(self._record_batches(batches, piece, makers))
 
@@ -273,7 +289,9 @@ def _tags(chunk: JoinedBatches) -> pa.Array:
 
 
 def _headers(chunk: JoinedBatches) -> pa.Array:
-    """If a message has a header twice, the last one counts: consumers see it that way, and Spark forbids duplicate keys in a map."""
+    """If a message has a header twice, the last one counts: consumers see it that way, and Spark
+    forbids duplicate keys in a map.
+    """
     marks, names, values = chunk.headers()
     lengths = np.diff(marks)
     rows = np.arange(chunk.rows).repeat(lengths)
@@ -287,7 +305,9 @@ def _headers(chunk: JoinedBatches) -> pa.Array:
 
 
 def _message_id(chunk: JoinedBatches) -> pa.Array:
-    """The stored id, or one made of producer id (16 digits), batch sequence (12) and position (4)."""
+    """The stored id, or one made of producer id (16 digits), batch sequence (12) and position
+    (4).
+    """
     heads = "".join(
         [
             f"{s.header.producer_id:016x}{s.header.batch_sequence & _BATCH_SEQUENCE_MASK:012x}0000"

@@ -1,7 +1,9 @@
-"""Opens the log given by options: brokers, files, or files with routes from brokers. Then the ranges to read: the chosen queues as they
-are now, where a read starts and ends, and the rows of one task.
+"""Opens the log given by options: brokers, files, or files with routes from brokers. Then the
+ranges to read: the chosen queues as they are now, where a read starts and ends, and the rows of one
+task.
 
-Opened logs are cached by address for the life of a process, so that a stream with a task every second does not reconnect each time.
+Opened logs are cached by address for the life of a process, so that a stream with a task every
+second does not reconnect each time.
 """
 
 from __future__ import annotations
@@ -110,7 +112,9 @@ FindTime = Callable[[QueueKey, int], int]
 
 
 def look(log: CommittedLog, choice: Choice) -> Topology:
-    """The committed part of the selected queues. Raises UnknownSubject, InvalidArgument, NotConnected, LogDamaged."""
+    """The committed part of the selected queues. Raises UnknownSubject, InvalidArgument,
+    NotConnected, LogDamaged.
+    """
     if choice.pattern:
         pattern = re.compile(choice.pattern)
         subjects = [each for each in log.subjects() if pattern.fullmatch(each)]
@@ -123,7 +127,9 @@ def look(log: CommittedLog, choice: Choice) -> Topology:
 
 
 def assigned(choice: Choice, known: Collection[QueueKey]) -> Collection[QueueKey]:
-    """The known queues that `assign` names; all of them without `assign`. Raises InvalidArgument."""
+    """The known queues that `assign` names; all of them without `assign`. Raises
+    InvalidArgument.
+    """
     if choice.queues is None:
         return known
     return {
@@ -136,7 +142,8 @@ def assigned(choice: Choice, known: Collection[QueueKey]) -> Collection[QueueKey
 def edges(
     asked: ReadOptions, topology: Topology, first: FindTime, last: FindTime
 ) -> tuple[dict[QueueKey, int], dict[QueueKey, int]]:
-    """Where a batch read starts and ends; `first` and `last` find the sequences of a start and an end that are times.
+    """Where a batch read starts and ends; `first` and `last` find the sequences of a start and an
+    end that are times.
 
     Raises InvalidArgument.
     """
@@ -171,7 +178,9 @@ def read_task(
     *,
     skips_lost: bool,
 ) -> Iterator[pa.RecordBatch]:
-    """The record batches of one task, in an executor. Raises MessagesExpired, NotConnected, LogDamaged."""
+    """The record batches of one task, in an executor. Raises MessagesExpired, NotConnected,
+    LogDamaged.
+    """
     if task is None:
         return
     from qmq.columns.projector import Projector

@@ -4,5 +4,6 @@
                                                      │
                                                      └─ ClusterWatch: the last state that was read, read again only when a page asks
 
-The console is a client like any other: it has no rights of its own, and sends no requests while no page is open.
+The console is a client like any other: it has no rights of its own, and sends no requests while no
+page is open.
 """

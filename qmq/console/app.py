@@ -1,6 +1,7 @@
 """The console as an ASGI application: addresses, who may see them, and how failures are shown.
 
-/login, /logout     who is asked for, by the login mode; /login/begin and /login/callback: by an identity provider
+/login, /logout     who is asked for, by the login mode; /login/begin and /login/callback: by an
+                    identity provider
 /static/...         scripts and styles; open to all
 everything else     needs a session; a POST needs its CSRF token and `--writable`, and acts with the session's rights
 """
@@ -54,7 +55,9 @@ LOGIN_COOKIE: Final = "qmq_console_login"
 
 
 class OidcLogin:
-    """The login pages of one console. Threads ask the provider, so that other requests do not wait."""
+    """The login pages of one console. Threads ask the provider, so that other requests do not
+    wait.
+    """
 
     def __init__(self, flow: OidcFlow, *, is_https: bool) -> None:
         self.flow = flow
@@ -79,7 +82,9 @@ class OidcLogin:
         return answer
 
     async def came_back(self, request: Request) -> tuple[ShownToken, str]:
-        """Finish a login: (the person's token, the page that the person requested). Raises NotAuthenticated, NotConnected."""
+        """Finish a login: (the person's token, the page that the person requested). Raises
+        NotAuthenticated, NotConnected.
+        """
         given = request.query_params
         login = self.flow.came_back(
             given.get("state", ""), request.cookies.get(named_by_port(LOGIN_COOKIE, request), "")
@@ -92,7 +97,9 @@ class OidcLogin:
         ), login.target
 
     async def keeps(self, session: BrowserSession) -> bool:
-        """True if the session continues: its token is valid, or was renewed. While the provider is unreachable, the last token counts."""
+        """True if the session continues: its token is valid, or was renewed. While the provider is
+        unreachable, the last token counts.
+        """
         shown = session.shown
         if shown is None or not self.flow.is_ending(shown.tokens):
             return True
@@ -133,7 +140,9 @@ ACTS: Final = (
 
 
 class ConsoleSite:
-    """The application with its sessions. `close` ends the clients' connections. Clocks are handed in."""
+    """The application with its sessions. `close` ends the clients' connections. Clocks are handed
+    in.
+    """
 
     def __init__(
         self,
@@ -196,7 +205,7 @@ class ConsoleSite:
         for each in callers:
             await each.close()
 
-    # --- pages ---------------------------------------------------------------------------------------------------------
+    # --- pages ------------------------------------------------------------------------------------
 
     def _page(
         self, show: Show, *, is_act: bool = False
@@ -255,7 +264,7 @@ class ConsoleSite:
             f"/login?{urlencode({'next': path})}" if path != "/" else "/login", HTTPStatus.SEE_OTHER
         )
 
-    # --- sessions ------------------------------------------------------------------------------------------------------
+    # --- sessions ---------------------------------------------------------------------------------
 
     async def _session(self, request: Request) -> BrowserSession | None:
         await self._forget()
@@ -277,15 +286,17 @@ class ConsoleSite:
         return await self._proxied(found, ProxyToken(check_token(token, self.config.token_header)))
 
     def _token_of_proxy(self, request: Request) -> str:
-        """The token in a proxy's header; empty if there is none, and if the peer is no proxy. Raises InvalidArgument for several: a proxy
-        that adds its header behind the browser's would leave the choice to the browser.
+        """The token in a proxy's header; empty if there is none, and if the peer is no proxy.
+        Raises InvalidArgument for several: a proxy that adds its header behind the browser's would
+        leave the choice to the browser.
         """
         if request.client is None or request.client.host not in self.config.proxies:
             return ""
         shown = request.headers.getlist(self.config.token_header)
         if len(shown) > 1:
             raise InvalidArgument(
-                f"{self.config.token_header} came {len(shown)} times: the proxy must replace the browser's"
+                f"{self.config.token_header} came {len(shown)} times: the proxy must replace "
+                "the browser's"
             )
         scheme, _, token = shown[0].partition(" ") if shown else ("", "", "")
         return token if scheme.lower() == "bearer" else "".join(shown)
@@ -293,8 +304,8 @@ class ConsoleSite:
     async def _proxied(self, found: BrowserSession | None, token: ProxyToken) -> BrowserSession:
         """The session of a token that is new here. Raises NotAuthenticated, NotConnected.
 
-        A proxy renews a person's token: then the session, its forms and its jobs continue, with the new one. Another person's token ends
-        the session.
+        A proxy renews a person's token: then the session, its forms and its jobs continue, with the
+        new one. Another person's token ends the session.
         """
         caller = self._caller(token)
         try:
@@ -343,7 +354,7 @@ class ConsoleSite:
         )
         return answer
 
-    # --- logging in and out --------------------------------------------------------------------------------------------
+    # --- logging in and out -----------------------------------------------------------------------
 
     async def _login(self, request: Request) -> Response:
         await self._forget()
@@ -382,7 +393,8 @@ class ConsoleSite:
             session = await self._known_to_cluster(self._caller(shown), None, shown)
         except QmqError as failure:
             return self._login_page(request, _login_status(failure), str(failure))
-        # A page instead of a redirect: the cookie is Strict, so a browser that another site redirects here would not send it.
+        # A page instead of a redirect: the cookie is Strict, so a browser that another site
+        # redirects here would not send it.
         return self._known(
             request, rendered(request, self._environment, "logged_in.html", target=target), session
         )
@@ -404,7 +416,9 @@ class ConsoleSite:
         )
 
     async def _with_token(self, token: str) -> BrowserSession:
-        """Open a session for a token that the cluster knows. Raises NotAuthenticated, InvalidArgument, NotConnected."""
+        """Open a session for a token that the cluster knows. Raises NotAuthenticated,
+        InvalidArgument, NotConnected.
+        """
         return await self._known_to_cluster(self._caller(check_token(token, "the form")), token)
 
     async def _known_to_cluster(
@@ -429,7 +443,9 @@ class ConsoleSite:
 
 
 def cookie_of(request: Request) -> str:
-    """The name of the console's cookie in a browser. Browsers share cookies between a host's ports, so the port is part of the name."""
+    """The name of the console's cookie in a browser. Browsers share cookies between a host's ports,
+    so the port is part of the name.
+    """
     return named_by_port(COOKIE, request)
 
 
@@ -447,7 +463,9 @@ async def _posted(request: Request, name: str) -> str:
 
 
 def own_path(target: str) -> str:
-    """The path to show after a login. The path always belongs to this console, for any address in the request. Pure."""
+    """The path to show after a login. The path always belongs to this console, for any address in
+    the request. Pure.
+    """
     parts = urlsplit(target)
     is_own = (
         target.startswith("/")
@@ -472,7 +490,9 @@ class ConsoleServer:
         config: ConsoleConfig,
         make_client: Callable[[Callable[[], str] | None], Client] | None = None,
     ) -> None:
-        """`make_client` makes a client with a token's source, or with the environment's own credentials."""
+        """`make_client` makes a client with a token's source, or with the environment's own
+        credentials.
+        """
         self.config = config
         self.site = ConsoleSite(config, make_client or self._client)
         self._server = WebServer(

@@ -1,8 +1,10 @@
-"""Recognises the format of a message's body (JSON, MessagePack, text or bytes as hex) and makes it readable. Pure.
+"""Recognises the format of a message's body (JSON, MessagePack, text or bytes as hex) and makes it
+readable. Pure.
 
-A masked field's value is never shown. A body that cannot be read as fields is masked whole, and so is a text that contains a masked
-field's name, such as JSON within JSON, and what stands beside the bare name, as in lists of names and values: a rule must not fail because
-a producer changed its format.
+A masked field's value is never shown. A body that cannot be read as fields is masked whole, and so
+is a text that contains a masked field's name, such as JSON within JSON, and what stands beside the
+bare name, as in lists of names and values: a rule must not fail because a producer changed its
+format.
 """
 
 from __future__ import annotations
@@ -79,8 +81,8 @@ def _fields_of(body: bytes, masked: Collection[str]) -> tuple[str, Any] | None:
 
 
 def _plain(value: Any, depth_left: int, masked: Collection[str]) -> Any:
-    """A MessagePack value as JSON can hold it. Bytes are searched for masked names here: as hex they would hide them. Raises ValueError if
-    it is nested too deep.
+    """A MessagePack value as JSON can hold it. Bytes are searched for masked names here: as hex
+    they would hide them. Raises ValueError if it is nested too deep.
     """
     if not depth_left:
         raise ValueError("too deep")
@@ -157,7 +159,9 @@ def masked_headers(headers: Mapping[str, str], masked: Collection[str]) -> dict[
 
 
 def _leaf(value: Any) -> str:
-    """The text of a MessagePack value or key that JSON cannot hold: bytes, times, arrays and extensions."""
+    """The text of a MessagePack value or key that JSON cannot hold: bytes, times, arrays and
+    extensions.
+    """
     return text_or_hex(value) if isinstance(value, bytes) else str(value)
 
 

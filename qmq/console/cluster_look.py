@@ -1,12 +1,14 @@
-"""One look at a cluster, or at one subject, as pages show it: a snapshot, the findings in it, and rates between two looks. A part that
-could not be read is empty, and `missing` says why. Rates compare two looks at the same queues; a queue that is only in one of them, or
-whose numbers went back, counts as 0.
+"""One look at a cluster, or at one subject, as pages show it: a snapshot, the findings in it, and
+rates between two looks. A part that could not be read is empty, and `missing` says why. Rates
+compare two looks at the same queues; a queue that is only in one of them, or whose numbers went
+back, counts as 0.
 
 The last looks are kept for all pages of one caller:
 
-* Nothing is read in the background: a page that asks gets the last state, or a new one if that is too old. A closed page costs nothing.
-* The next read starts no sooner than RESTS times the duration of the last one, so open pages use less than a hundredth of the cluster's
-  time. At least REST_S lies between two, at most REST_S_MAX.
+* Nothing is read in the background: a page that asks gets the last state, or a new one if that is
+  too old. A closed page costs nothing.
+* The next read starts no sooner than RESTS times the duration of the last one, so open pages use
+  less than a hundredth of the cluster's time. At least REST_S lies between two, at most REST_S_MAX.
 * Pages that ask at the same time share one read.
 """
 
@@ -50,8 +52,8 @@ class SubjectFigures:
 
 @dataclass(frozen=True, slots=True)
 class ClusterLook:
-    """The result of one look. `monotonic_s` is the reader's clock, `took_s` how long the look took. The groups with the largest lag come
-    first.
+    """The result of one look. `monotonic_s` is the reader's clock, `took_s` how long the look took.
+    The groups with the largest lag come first.
     """
 
     monotonic_s: float
@@ -109,7 +111,9 @@ async def look_at_cluster(mq: Client, now_s: float, before: ClusterLook | None) 
 
 
 async def look_at_subject(mq: Client, subject: str, now_s: float) -> ClusterLook:
-    """Look at one subject and its groups. The cost does not depend on the number of other subjects."""
+    """Look at one subject and its groups. The cost does not depend on the number of other
+    subjects.
+    """
     loop, metadata, missing = asyncio.get_running_loop(), mq.metadata, dict[str, str]()
     begun_s = loop.time()
     groups: list[ConsumerGroupFacts] = []
@@ -170,7 +174,9 @@ def _behind_first(found: tuple[ConsumerGroupFacts, ...]) -> tuple[ConsumerGroupF
 
 @dataclass(frozen=True, slots=True)
 class LookRates:
-    """Messages a second between two looks: stored, and finished by groups; for the cluster and for each subject."""
+    """Messages a second between two looks: stored, and finished by groups; for the cluster and for
+    each subject.
+    """
 
     stored: float = 0.0
     done: float = 0.0
@@ -223,7 +229,9 @@ class CurvePoint:
 
 
 class ClusterWatch:
-    """Looks at the cluster on request, if the last look is too old. `wall_s` is the time of day, `monotonic_s` measures the pauses."""
+    """Looks at the cluster on request, if the last look is too old. `wall_s` is the time of day,
+    `monotonic_s` measures the pauses.
+    """
 
     def __init__(
         self,

@@ -20,9 +20,13 @@ class LoginMode(Enum):
     """How a browser logs in, and whose rights it gets."""
 
     OWN = "own"
-    """The rights of the person who starts the console: the context's certificate or token. The start prints a login address with a key."""
+    """The rights of the person who starts the console: the context's certificate or token. The
+    start prints a login address with a key.
+    """
     TOKEN = "token"  # noqa: S105 - the name of a mode
-    """The rights of the token that a person types in, from the cluster or from the identity provider."""
+    """The rights of the token that a person types in, from the cluster or from the identity
+    provider.
+    """
     PROXY = "proxy"
     """The rights of the token that a proxy, such as oauth2-proxy, adds to each request."""
     OIDC = "oidc"
@@ -38,7 +42,9 @@ class MaskRule:
 
     @classmethod
     def parse(cls, text: str) -> MaskRule:
-        """ "card", or "payments.*:card" for subjects with the prefix "payments.". Raises InvalidArgument."""
+        """ "card", or "payments.*:card" for subjects with the prefix "payments.". Raises
+        InvalidArgument.
+        """
         subject, _, field = text.rpartition(":")
         if not field or "*" in subject.removesuffix("*"):
             raise InvalidArgument(f"{text!r} masks nothing: write FIELD, or SUBJECT*:FIELD")
@@ -46,7 +52,9 @@ class MaskRule:
 
 
 def plain_host(host: str) -> str:
-    """A host in the one form in which hosts are compared: lower case, an IPv6 address without brackets, as short as browsers write it."""
+    """A host in the one form in which hosts are compared: lower case, an IPv6 address without
+    brackets, as short as browsers write it.
+    """
     bare = host.strip("[]").lower()
     try:
         return str(ipaddress.ip_address(bare))
@@ -62,13 +70,16 @@ def require_safe(name: str, url: str) -> None:
         or not parts.netloc
     ):
         raise InvalidArgument(
-            f"{name} is an address that begins with https:// (http:// on this machine only), not {url!r}"
+            f"{name} is an address that begins with https:// (http:// on this machine only), "
+            f"not {url!r}"
         )
 
 
 @dataclass(frozen=True, slots=True)
 class OidcConfig:
-    """The identity provider's settings. `token` names the token that the cluster gets: access_token or id_token."""
+    """The identity provider's settings. `token` names the token that the cluster gets: access_token
+    or id_token.
+    """
 
     issuer: str
     client_id: str
@@ -94,7 +105,9 @@ class OidcConfig:
 
 @dataclass(frozen=True, slots=True)
 class ConsoleConfig:
-    """The settings of a console. Port 0 takes a free one. `names` are the host names that browsers use beside loopback and `host`."""
+    """The settings of a console. Port 0 takes a free one. `names` are the host names that browsers
+    use beside loopback and `host`.
+    """
 
     server: str
     host: str = "127.0.0.1"
@@ -130,8 +143,8 @@ class ConsoleConfig:
 
 
 def check(config: ConsoleConfig, *, is_insecure: bool) -> tuple[str, ...]:
-    """Warnings about settings that let strangers in. Raises InvalidArgument for impossible settings and, unless `is_insecure`, for these,
-    too.
+    """Warnings about settings that let strangers in. Raises InvalidArgument for impossible settings
+    and, unless `is_insecure`, for these, too.
     """
     if (config.tls_cert is None) is not (config.tls_key is None):
         raise InvalidArgument(
@@ -139,25 +152,29 @@ def check(config: ConsoleConfig, *, is_insecure: bool) -> tuple[str, ...]:
         )
     if config.login is LoginMode.PROXY and not config.proxies:
         raise InvalidArgument(
-            "--login proxy needs --trusted-proxy ADDRESS: the console ignores token headers from all other addresses"
+            "--login proxy needs --trusted-proxy ADDRESS: the console ignores token headers "
+            "from all other addresses"
         )
     for each in config.proxies:
         if not _is_address(each):
             raise InvalidArgument(
-                f"--trusted-proxy is an IP address as the console sees it, such as 10.0.0.7, not {each!r}"
+                "--trusted-proxy is an IP address as the console sees it, such as 10.0.0.7, "
+                f"not {each!r}"
             )
     if config.proxies and config.login is not LoginMode.PROXY:
         raise InvalidArgument("--trusted-proxy is for --login proxy")
     if (config.oidc is None) is (config.login is LoginMode.OIDC):
         raise InvalidArgument(
-            "--login oidc needs QMQ_CONSOLE_OIDC_ISSUER and QMQ_CONSOLE_OIDC_CLIENT_ID, and they are for --login oidc alone"
+            "--login oidc needs QMQ_CONSOLE_OIDC_ISSUER and QMQ_CONSOLE_OIDC_CLIENT_ID, and "
+            "they are for --login oidc alone"
         )
     if config.oidc is not None:
         config.oidc.check()
     found = [] if is_local(config.host) else _weaknesses(config)
     if found and not is_insecure:
         raise InvalidArgument(
-            f"{'; '.join(found)}; --insecure (QMQ_INSECURE=1) allows it on a private network (docs/CONSOLE.md)"
+            f"{'; '.join(found)}; --insecure (QMQ_INSECURE=1) allows it on a private network "
+            "(docs/CONSOLE.md)"
         )
     return tuple(found)
 
@@ -174,10 +191,12 @@ def _weaknesses(config: ConsoleConfig) -> list[str]:
     found = []
     if config.login is LoginMode.OWN:
         found.append(
-            f"everyone who learns the key may act as you from everywhere that reaches {config.host}: --login token asks each for a token"
+            "everyone who learns the key may act as you from everywhere that reaches "
+            f"{config.host}: --login token asks each for a token"
         )
     if not config.is_tls:
         found.append(
-            f"tokens and bodies would travel to {config.host} in clear text: --tls-cert and --tls-key encrypt them"
+            f"tokens and bodies would travel to {config.host} in clear text: --tls-cert and "
+            "--tls-key encrypt them"
         )
     return found

@@ -1,6 +1,8 @@
-"""Checks every request before its page: the host, the origin and the size of a form; and adds the security headers to the answer.
+"""Checks every request before its page: the host, the origin and the size of a form; and adds the
+security headers to the answer.
 
-Host            one of the console's names: a page of another site cannot reach a console on loopback under its own name (DNS rebinding)
+Host            one of the console's names: a page of another site cannot reach a console on
+                loopback under its own name (DNS rebinding)
 Sec-Fetch-Site  of a POST: same-origin. Browsers that do not send it send Origin, which must be the console's
 CSP             scripts, styles, pictures and requests only from here; nothing inline; no frame around it
 """
@@ -24,11 +26,13 @@ FORM_BYTES_MAX: Final = 64 * 1024
 TOO_LONG: Final = f"a form has at most {FORM_BYTES_MAX} bytes"
 SECURITY_HEADERS: Final = {
     "content-security-policy": (
-        "default-src 'self'; img-src 'self' data:; object-src 'none'; base-uri 'none'; form-action 'self'; frame-ancestors 'none'"
+        "default-src 'self'; img-src 'self' data:; object-src 'none'; base-uri 'none'; "
+        "form-action 'self'; frame-ancestors 'none'"
     ),
     "x-content-type-options": "nosniff",
     "x-frame-options": "DENY",
-    "referrer-policy": "same-origin",  # with no-referrer, browsers send "Origin: null" with our own forms
+    # with no-referrer, browsers send "Origin: null" with our own forms
+    "referrer-policy": "same-origin",
     "cross-origin-opener-policy": "same-origin",
     "cross-origin-resource-policy": "same-origin",
     "permissions-policy": "camera=(), geolocation=(), microphone=(), payment=(), usb=()",
@@ -36,12 +40,17 @@ SECURITY_HEADERS: Final = {
 
 
 def refusal(method: str, headers: Headers, hosts: Iterable[str]) -> tuple[int, str] | None:
-    """The status and the reason with which the guard refuses a request; None if it serves the request. Pure."""
+    """The status and the reason with which the guard refuses a request; None if it serves the
+    request. Pure.
+    """
     host = headers.get("host", "")
     if bare_host(host) not in hosts:
         return (
             421,
-            f"this console is not {host!r}: start it with --name {bare_host(host)} if browsers shall reach it so",
+            (
+                f"this console is not {host!r}: start it with --name {bare_host(host)} if "
+                "browsers shall reach it so"
+            ),
         )
     if method not in ("GET", "HEAD", "POST"):
         return 405, f"{method} is not a method of this console"
@@ -64,7 +73,9 @@ def bare_host(host: str) -> str:
 
 
 def named_by_port(name: str, request: Request) -> str:
-    """A cookie's name with the port that the browser asked. Browsers share cookies between all ports of a host. Pure."""
+    """A cookie's name with the port that the browser asked. Browsers share cookies between all
+    ports of a host. Pure.
+    """
     port = whole_number(request.headers.get("host", "").rpartition(":")[2], PORT_MAX)
     return name if port is None else f"{name}_{port}"
 
@@ -99,7 +110,9 @@ class ConsoleGuard:
 
 
 def _counted(receive: Receive) -> Receive:
-    """`receive`, which raises HTTPException when the body is too long. Headers do not tell: a chunked body has any length beside them."""
+    """`receive`, which raises HTTPException when the body is too long. Headers do not tell: a
+    chunked body has any length beside them.
+    """
     got = 0
 
     async def counted() -> Message:

@@ -1,17 +1,22 @@
-"""Login at an identity provider by OpenID Connect: the authorization code flow with PKCE (RFC 6749, RFC 7636, OpenID Connect Core 1.0).
+"""Login at an identity provider by OpenID Connect: the authorization code flow with PKCE (RFC 6749,
+RFC 7636, OpenID Connect Core 1.0).
 
     browser ──▶ /login ──▶ the provider's page ──▶ /login/callback?code&state ──▶ console ──▶ token endpoint ──▶ session
 
 What must hold:
-* A code is exchanged only by the browser that began the login: `state` is bound to a cookie, and is used once.
-* Logins that were begun are kept by nobody but the browsers: the cookie has what the login needs, `state` seals it, and verifier and nonce
-  follow from it by a key that only this process has. So no number of begun logins can push out another one.
+* A code is exchanged only by the browser that began the login: `state` is bound to a cookie, and is
+  used once.
+* Logins that were begun are kept by nobody but the browsers: the cookie has what the login needs,
+  `state` seals it, and verifier and nonce follow from it by a key that only this process has. So no
+  number of begun logins can push out another one.
 * A stolen code is worthless without the verifier, which never leaves the console (PKCE, S256).
-* The id token is the provider's: its signature by the provider's keys, its issuer, that it is for this client, its end and its `nonce` are
-  checked. Nothing of it decides about rights: the cluster checks the token that the session shows, each time (`QMQ_JWT_ISSUER`).
+* The id token is the provider's: its signature by the provider's keys, its issuer, that it is for
+  this client, its end and its `nonce` are checked. Nothing of it decides about rights: the cluster
+  checks the token that the session shows, each time (`QMQ_JWT_ISSUER`).
 * Nothing is stored. A restart of the console forgets logins under way; people log in again.
 
-The provider's addresses come from its own description (`/.well-known/openid-configuration`). All are https, except on this machine.
+The provider's addresses come from its own description (`/.well-known/openid-configuration`). All
+are https, except on this machine.
 """
 
 from __future__ import annotations
@@ -63,7 +68,9 @@ class ProviderAddresses:
 
 @dataclass(frozen=True, slots=True)
 class OidcTokens:
-    """The provider's tokens. `ends_s` is by the clock of the flow; 0 if the provider gave no end."""
+    """The provider's tokens. `ends_s` is by the clock of the flow; 0 if the provider gave no
+    end.
+    """
 
     shown: str = field(repr=False)
     """The token that the cluster gets."""
@@ -73,7 +80,9 @@ class OidcTokens:
 
 @dataclass(slots=True, eq=False)
 class ShownToken:
-    """The current token of a session's client; it changes at each renewal. A call returns the token."""
+    """The current token of a session's client; it changes at each renewal. A call returns the
+    token.
+    """
 
     tokens: OidcTokens
     renewing: asyncio.Lock = field(default_factory=asyncio.Lock)
@@ -92,7 +101,9 @@ class LoginUnderWay:
 
 
 class OidcFlow:
-    """The logins of one console. `ask` speaks with the provider and blocks: call `addresses`, `finish` and `renewed` in a thread."""
+    """The logins of one console. `ask` speaks with the provider and blocks: call `addresses`,
+    `finish` and `renewed` in a thread.
+    """
 
     def __init__(
         self,
@@ -114,10 +125,12 @@ class OidcFlow:
         self._used: dict[str, float] = {}
         """The states that came back, and when; the oldest first."""
 
-    # --- the provider --------------------------------------------------------------------------------------------------
+    # --- the provider -----------------------------------------------------------------------------
 
     def addresses(self) -> ProviderAddresses:
-        """Read the provider's description, once. Raises NotConnected, or InvalidArgument if the description belongs to another issuer."""
+        """Read the provider's description, once. Raises NotConnected, or InvalidArgument if the
+        description belongs to another issuer.
+        """
         if self._addresses is None:
             found = _object(
                 self._ask(
@@ -126,7 +139,8 @@ class OidcFlow:
             )
             if found.get("issuer") != self.config.issuer:
                 raise InvalidArgument(
-                    f"{self.config.issuer} names itself {found.get('issuer')!r}: set QMQ_CONSOLE_OIDC_ISSUER to exactly that"
+                    f"{self.config.issuer} names itself {found.get('issuer')!r}: set "
+                    "QMQ_CONSOLE_OIDC_ISSUER to exactly that"
                 )
             names = ("authorization_endpoint", "token_endpoint", "jwks_uri")
             for name in names:
@@ -141,10 +155,12 @@ class OidcFlow:
             self._verifier = JwtVerifier(config, fetch=lambda: self._ask(keys, None))
         return self._verifier
 
-    # --- a login -------------------------------------------------------------------------------------------------------
+    # --- a login ----------------------------------------------------------------------------------
 
     def begin(self, addresses: ProviderAddresses, target: str) -> tuple[str, str]:
-        """Begin a login: (where to send the browser, the value of its cookie). `target` is the page that the person requested."""
+        """Begin a login: (where to send the browser, the value of its cookie). `target` is the page
+        that the person requested.
+        """
         shown = target if len(target) <= TARGET_CHARS_MAX else "/"
         browser = ".".join(
             (self._make_secret(), str(int(self._monotonic_s() * 1000)), _packed(shown.encode()))
@@ -171,7 +187,9 @@ class OidcFlow:
         return _packed(hmac.digest(self._key, f"{purpose} {browser}".encode(), "sha256"))
 
     def came_back(self, state: str, browser: str) -> LoginUnderWay:
-        """Take the login of a browser that comes back; each login can be taken once. Raises NotAuthenticated."""
+        """Take the login of a browser that comes back; each login can be taken once. Raises
+        NotAuthenticated.
+        """
         now_s = self._monotonic_s()
         while self._used and (
             len(self._used) > USED_MAX or next(iter(self._used.values())) <= now_s - LOGIN_S

@@ -42,7 +42,9 @@ if TYPE_CHECKING:
 
 LANGUAGE_COOKIE: Final = "qmq_language"
 LIVE_HEADER: Final = "x-live"
-"""A page has it when it reads its live parts again (frontend/src/live.ts). Such an answer shows no notes: they are for a person."""
+"""A page has it when it reads its live parts again (frontend/src/live.ts). Such an answer shows no
+notes: they are for a person.
+"""
 _STATUS: Final = (
     (NotAuthenticated, HTTPStatus.UNAUTHORIZED),
     (AccessDenied, HTTPStatus.FORBIDDEN),
@@ -62,7 +64,9 @@ def _shown(value: Any) -> Any:
 
 
 def templates() -> Environment:
-    """The templates' environment. It escapes every value, and raises an error for a missing name."""
+    """The templates' environment. It escapes every value, and raises an error for a missing
+    name.
+    """
     made = Environment(
         loader=PackageLoader("qmq.console"),
         autoescape=True,
@@ -119,7 +123,9 @@ class ConsolePage:
         return number_of(name, self.text(name), default, most)
 
     async def form(self) -> dict[str, str]:
-        """The fields of a form from one of the console's pages. Raises RefusedRequest for a form from elsewhere."""
+        """The fields of a form from one of the console's pages. Raises RefusedRequest for a form
+        from elsewhere.
+        """
         given = {
             name: values[-1]
             for name, values in parse_qs(

@@ -1,13 +1,18 @@
-"""The logged-in browsers: a cookie identifies each one, and the session has the credential that the browser showed.
+"""The logged-in browsers: a cookie identifies each one, and the session has the credential that the
+browser showed.
 
 Rules:
-* A cookie is 256 random bits and contains nothing else. Tokens stay in this process's memory; a restart logs everybody out.
-* A session ends after IDLE_S without a request, after LIFE_S in any case, and when there are too many: SESSIONS_EACH_MAX of one principal,
-  or SESSIONS_MAX of all, of which the principal with the most loses its oldest. So nobody ends others' sessions by logging in again.
+* A cookie is 256 random bits and contains nothing else. Tokens stay in this process's memory; a
+  restart logs everybody out.
+* A session ends after IDLE_S without a request, after LIFE_S in any case, and when there are too
+  many: SESSIONS_EACH_MAX of one principal, or SESSIONS_MAX of all, of which the principal with the
+  most loses its oldest. So nobody ends others' sessions by logging in again.
 * The CSRF token belongs to the session: a form without it has no effect.
-* A caller queries the cluster for a session: it has a `qmq.Client` with the session's credential, and the last looks at the cluster.
-* Jobs of a session replay or purge dead letters in the background. A job ends with the console or with the login.
-  Handled letters stay handled, and the rest waits in the queue: starting the same filter again continues there.
+* A caller queries the cluster for a session: it has a `qmq.Client` with the session's credential,
+  and the last looks at the cluster.
+* Jobs of a session replay or purge dead letters in the background. A job ends with the console or
+  with the login. Handled letters stay handled, and the rest waits in the queue: starting the same
+  filter again continues there.
 """
 
 from __future__ import annotations
@@ -94,7 +99,9 @@ class ProxyToken:
 
 @dataclass(slots=True, eq=False)
 class BrowserSession:
-    """One browser. `token` is None if the session acts with the console's own credentials, or with a token that changes."""
+    """One browser. `token` is None if the session acts with the console's own credentials, or with
+    a token that changes.
+    """
 
     id: str
     csrf: str
@@ -122,7 +129,9 @@ class BrowserSession:
 
 
 class Sessions:
-    """All sessions, in the order in which they were last seen, oldest first. `monotonic_s` and `make_secret` are handed in."""
+    """All sessions, in the order in which they were last seen, oldest first. `monotonic_s` and
+    `make_secret` are handed in.
+    """
 
     def __init__(
         self,
@@ -197,7 +206,9 @@ def _is_over(session: BrowserSession, now_s: float) -> bool:
 
 
 SUBJECTS_MAX: Final = 50
-"""A caller watches at most this many subjects; for one more, it forgets the subject that was requested longest ago."""
+"""A caller watches at most this many subjects; for one more, it forgets the subject that was
+requested longest ago.
+"""
 
 
 JOBS_MAX: Final = 20
@@ -243,7 +254,9 @@ class ConsoleCaller:
         return job
 
     async def principal(self) -> str:
-        """The principal that the cluster sees for this caller. Raises NotAuthenticated, NotConnected."""
+        """The principal that the cluster sees for this caller. Raises NotAuthenticated,
+        NotConnected.
+        """
         if self._principal is None:
             self._principal = (await self.client.access.whoami()).principal
         return self._principal

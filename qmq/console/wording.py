@@ -1,12 +1,16 @@
-"""What the console writes: its words in English and in Chinese, numbers and times, and command lines. Pure.
+"""What the console writes: its words in English and in Chinese, numbers and times, and command
+lines. Pure.
 
 Catalogs are words/LANGUAGE.json: a text by key, with {names} for values. Each key is in both.
 
-A command line does what a page shows or does. Every argument is quoted for a shell, so that a copied command is safe with any name or key.
+A command line does what a page shows or does. Every argument is quoted for a shell, so that a
+copied command is safe with any name or key.
 
-Sentences that other parts of QMQ make in English, findings and the life of a message, are translated for the language of a page.
-words/said.LANGUAGE.json maps English sentences to sentences of the language. `{}` stands for a value, `{#}` for a number, in the same order
-in both. A value in the catalog, such as "5 messages", is translated too. Sentences that are not in the catalog stay in English.
+Sentences that other parts of QMQ make in English, findings and the life of a message, are
+translated for the language of a page. words/said.LANGUAGE.json maps English sentences to sentences
+of the language. `{}` stands for a value, `{#}` for a number, in the same order in both. A value in
+the catalog, such as "5 messages", is translated too. Sentences that are not in the catalog stay in
+English.
 """
 
 from __future__ import annotations
@@ -87,7 +91,9 @@ def catalog(language: str) -> Mapping[str, str]:
 
 
 def chosen_language(asked: str, remembered: str, accepted: str) -> str:
-    """The language that the address names, or else a cookie, or else the browser's Accept-Language; English otherwise."""
+    """The language that the address names, or else a cookie, or else the browser's Accept-Language;
+    English otherwise.
+    """
     for each in (asked, remembered):
         if each in LANGUAGES:
             return each
@@ -108,7 +114,9 @@ class Wording:
         return text.format(**values) if values else text
 
     def said(self, english: str) -> str:
-        """The translation of an English sentence from another part of QMQ, as far as it is known."""
+        """The translation of an English sentence from another part of QMQ, as far as it is
+        known.
+        """
         return translated(english, self.language)
 
     def span(self, ms: int) -> str:
@@ -151,7 +159,9 @@ def exact_time(time_ms: int) -> str:
 
 
 def command(*words: object, **options: object) -> str:
-    """A `qmq` command line. An option that is None, False or empty is left out; True has no value; a list repeats the option."""
+    """A `qmq` command line. An option that is None, False or empty is left out; True has no value;
+    a list repeats the option.
+    """
     parts = ["qmq", *map(str, words)]
     for name, value in options.items():
         flag = "--" + name.replace("_", "-")

@@ -1,12 +1,14 @@
 """Cancel, move and show single messages, on the master.
 
-A message is *pending* until a plan has it. The first of plan and cancellation wins, decided here in one thread: a message that the
-dispatcher has is taken back (`withdraw`), for a planned one it is too late. The answer is sent when the action is committed. What is shown
-and listed is committed, too: somebody decides by it.
+A message is *pending* until a plan has it. The first of plan and cancellation wins, decided here in
+one thread: a message that the dispatcher has is taken back (`withdraw`), for a planned one it is
+too late. The answer is sent when the action is committed. What is shown and listed is committed,
+too: somebody decides by it.
 
-The checks of requests are for the metaserver, too. A list of delayed messages comes in pages. Its order is by due time, then by the text of
-the id, over all delay groups; a *mark* is a place in that order. A page begins after the last message of the previous one, whichever group
-has it, and no server keeps state.
+The checks of requests are for the metaserver, too. A list of delayed messages comes in pages. Its
+order is by due time, then by the text of the id, over all delay groups; a *mark* is a place in that
+order. A page begins after the last message of the previous one, whichever group has it, and no
+server keeps state.
 """
 
 from __future__ import annotations
@@ -52,8 +54,8 @@ class EngineAdmin:
         """Cancelled and moved messages since the process began."""
 
     async def cancel(self, delayed: DelayedId) -> DueMessage:
-        """Cancel a message. Returns when that is committed. A repeated call has the same result. Raises TooLate, MessageNotFound, NotMaster
-        (outcome unknown).
+        """Cancel a message. Returns when that is committed. A repeated call has the same result.
+        Raises TooLate, MessageNotFound, NotMaster (outcome unknown).
         """
         engine = self._engine()
         place = engine.schedule.find(delayed)
@@ -93,7 +95,8 @@ class EngineAdmin:
             if engine.schedule.find(delayed) == place:
                 break  # else it recurs, and its next run is another message
         raise TooLate(
-            f"{delayed} is {engine.schedule.state_of(place)}: it can be cancelled or moved until it is due"
+            f"{delayed} is {engine.schedule.state_of(place)}: it can be cancelled or moved "
+            "until it is due"
         )
 
     def _is_free(self, place: SchedulePlace) -> bool:
@@ -110,8 +113,9 @@ class EngineAdmin:
 
     @asynccontextmanager
     async def _committed_read(self) -> AsyncIterator[Schedule]:
-        """What is read in the block, without a pause, is committed when the block ends, with a result or a refusal. Otherwise the next
-        master could deny a decision that was shown. Raises NotMaster.
+        """What is read in the block, without a pause, is committed when the block ends, with a
+        result or a refusal. Otherwise the next master could deny a decision that was shown. Raises
+        NotMaster.
         """
         engine = self._engine()
         try:
@@ -138,10 +142,11 @@ class EngineAdmin:
         most: int,
         is_half: bool = False,
     ) -> tuple[list[DueMessage], tuple[int, str] | None]:
-        """Pending messages of the subject ("": of all) with from <= due < to (0: no limit), after (due, id), in that order. With `is_half`,
-        only messages that wait for a decision. Also returns the (due, id) after which the next page begins, or None at the end: a page may
-        have fewer messages than asked for although more follow. One call examines a few thousand messages, while deliveries wait. Raises
-        InvalidArgument.
+        """Pending messages of the subject ("": of all) with from <= due < to (0: no limit), after
+        (due, id), in that order. With `is_half`, only messages that wait for a decision. Also
+        returns the (due, id) after which the next page begins, or None at the end: a page may have
+        fewer messages than asked for although more follow. One call examines a few thousand
+        messages, while deliveries wait. Raises InvalidArgument.
         """
         async with self._committed_read() as schedule:
             return self._page(schedule, subject, from_ms, to_ms, after, most, is_half)
@@ -166,11 +171,14 @@ class EngineAdmin:
                 and message.due_ms > last.due_ms
                 and (len(found) >= most or looked >= LOOK_MAX)
             ):
-                break  # messages with the same due time are sorted by id, so a page ends only between two due times
+                # messages with the same due time are sorted by id, so a page ends only between two
+                # due times
+                break
             last = message
             if looked >= SAME_MAX:
                 raise InvalidArgument(
-                    f"over {SAME_MAX} messages are due at {message.due_ms} ms: list a time before or after"
+                    f"over {SAME_MAX} messages are due at {message.due_ms} ms: list a time "
+                    "before or after"
                 )
             if (not subject or message.subject == subject) and self._order(message) > after:
                 found.append(message)
@@ -203,7 +211,8 @@ def check_due(due_ms: int, now_ms: int, delay_ms_max: int) -> None:
     if due_ms - now_ms > delay_ms_max:
         days = delay_ms_max / 86_400_000
         raise DelayTooLong(
-            f"due in {(due_ms - now_ms) / 86_400_000:.1f} days, but {days:g} is the limit: use a shorter delay"
+            f"due in {(due_ms - now_ms) / 86_400_000:.1f} days, but {days:g} is the limit: "
+            "use a shorter delay"
         )
 
 
@@ -214,7 +223,9 @@ _MARK: Final = re.compile(r"(-?[0-9]{1,19}):(.*)\Z", re.DOTALL)
 
 
 class ListMark(NamedTuple):
-    """A place in a list: after the message with this due time and id. With an empty id: before the first of that due time."""
+    """A place in a list: after the message with this due time and id. With an empty id: before the
+    first of that due time.
+    """
 
     due_ms: int
     id: str
@@ -230,7 +241,8 @@ class ListMark(NamedTuple):
         match = _MARK.match(text)
         if match is None:
             raise InvalidArgument(
-                f"{text!r} is not a place in a list of delayed messages: give the `next` of the previous page"
+                f"{text!r} is not a place in a list of delayed messages: give the `next` of "
+                "the previous page"
             )
         return cls(int(match[1]), match[2])
 
@@ -255,11 +267,13 @@ def listing(request: pb.ListDelayedRequest) -> Listing:
         check_name("subject", request.subject)
     if request.from_ms < 0 or request.to_ms < 0:
         raise InvalidArgument(
-            f"times are milliseconds since 1970, or 0 for no limit, not {min(request.from_ms, request.to_ms)}"
+            "times are milliseconds since 1970, or 0 for no limit, not "
+            f"{min(request.from_ms, request.to_ms)}"
         )
     if request.to_ms and request.to_ms <= request.from_ms:
         raise InvalidArgument(
-            f"the list is to end at {request.to_ms} ms, which is not after its beginning, {request.from_ms} ms"
+            f"the list is to end at {request.to_ms} ms, which is not after its beginning, "
+            f"{request.from_ms} ms"
         )
     most = min(request.messages_max or LIST_DEFAULT, LIST_MAX)
     return Listing(
@@ -281,6 +295,7 @@ def new_due_ms(request: pb.MoveDelayedRequest) -> int:
     """The due time in a request. Raises InvalidArgument if there is none."""
     if request.due_ms <= 0:
         raise InvalidArgument(
-            f"give the due time in milliseconds since 1970, not {request.due_ms}; a past time means immediately"
+            f"give the due time in milliseconds since 1970, not {request.due_ms}; a past "
+            "time means immediately"
         )
     return request.due_ms

@@ -1,19 +1,23 @@
 """A batch in the schedule log: access to its single messages, and batches that are made of it.
 
-Due messages of one batch are rarely due at the same tick, so single messages are read. The checksum covers the whole batch, so checked
-batches are cached for a while, and their outlines for longer (`BatchCache`).
+Due messages of one batch are rarely due at the same tick, so single messages are read. The checksum
+covers the whole batch, so checked batches are cached for a while, and their outlines for longer
+(`BatchCache`).
 
-A batch is cut by buckets, or a batch of one message is made with another due time. A piece has the batch's header (producer, number, flags,
-create time) and its columns, for fewer messages, and always the column MESSAGE_ID, since ids no longer follow from the place in the batch.
-Bodies are not compressed: another version of a library may compress to other bytes, and all replicas must have the same. Nothing is decoded
-as text, so cutting changes no value.
+A batch is cut by buckets, or a batch of one message is made with another due time. A piece has the
+batch's header (producer, number, flags, create time) and its columns, for fewer messages, and
+always the column MESSAGE_ID, since ids no longer follow from the place in the batch. Bodies are not
+compressed: another version of a library may compress to other bytes, and all replicas must have the
+same. Nothing is decoded as text, so cutting changes no value.
 
-With the outline of a batch in memory, single messages can be read from disk. The due times of one batch are often spread over an hour, and
-each due message would need its whole batch, 130 KB for 100 bytes. An outline has the places of the batch's columns in the region, so that a
-message takes a few small reads: its due time, its offsets, its bytes.
+With the outline of a batch in memory, single messages can be read from disk. The due times of one
+batch are often spread over an hour, and each due message would need its whole batch, 130 KB for 100
+bytes. An outline has the places of the batch's columns in the region, so that a message takes a few
+small reads: its due time, its offsets, its bytes.
 
-An outline is made only after the batch's checksum was verified in this process. Later damage is noticed only if values become impossible.
-An outline takes about 250 bytes. Batches that are compressed, or so small that reading them whole costs as much, have none.
+An outline is made only after the batch's checksum was verified in this process. Later damage is
+noticed only if values become impossible. An outline takes about 250 bytes. Batches that are
+compressed, or so small that reading them whole costs as much, have none.
 """
 
 from __future__ import annotations
@@ -92,7 +96,9 @@ def run_id(first_id: bytes, due_ms: int) -> bytes:
 
 
 def planned_ms(header: bytes, due_ms: int) -> int:
-    """The time by the schedule of a run that is due then, by its header `qmq-planned`, which is empty if it has none."""
+    """The time by the schedule of a run that is due then, by its header `qmq-planned`, which is
+    empty if it has none.
+    """
     at_ms, _, moved_to = header.partition(b"/")
     found = whole_number(at_ms, _PLANNED_MAX) if moved_to == b"%d" % due_ms else None
     return due_ms if found is None else found
@@ -273,7 +279,7 @@ class Pieces:
             0,
         )
 
-    # --- batches of one ------------------------------------------------------------------------------------------------
+    # --- batches of one ---------------------------------------------------------------------------
 
     def decide(self) -> None:
         """Make the batch's half messages ordinary delayed messages."""
@@ -286,7 +292,9 @@ class Pieces:
         return self.piece((place,))
 
     def postponed(self, place: int, due_ms: int) -> bytes:
-        """As `moved`. A run of a recurring message keeps its time by the schedule, so that the run after that time is the next one."""
+        """As `moved`. A run of a recurring message keeps its time by the schedule, so that the run
+        after that time is the next one.
+        """
         own = self.headers[place] if self.headers is not None else []
         if self.header.flags & _RECURRING and any(name == _SCHEDULE_ID for name, _ in own):
             at_ms = planned_ms(
@@ -300,7 +308,9 @@ class Pieces:
         return self.moved(place, due_ms)
 
     def next_run(self, place: int, first_id: bytes, due_ms: int) -> bytes:
-        """A batch of one: a recurring message's run at that time. `first_id` is the id of its first run."""
+        """A batch of one: a recurring message's run at that time. `first_id` is the id of its first
+        run.
+        """
         own = self.headers[place] if self.headers is not None else []
         kept = [each for each in own if each[0] not in (_SCHEDULE_ID, _PLANNED)]
         self._replace_headers(place, [*kept, (_SCHEDULE_ID, first_id.hex().encode())])
@@ -317,7 +327,9 @@ class Pieces:
 def _rows(
     region: bytes, offsets_at: int, data_at: int, header: RegionHeader
 ) -> npt.NDArray[np.uint8] | None:
-    """The bodies as rows of a table, if all have the same size: then they are selected by vector operations."""
+    """The bodies as rows of a table, if all have the same size: then they are selected by vector
+    operations.
+    """
     count, size = header.count, header.body_bytes // header.count
     if header.compression or not size or size * count != header.body_bytes:
         return None
@@ -391,7 +403,9 @@ class BatchOutline:
         )
 
     def message(self, read: Read, place: int, due_ms: int, at: SchedulePlace) -> DueMessage | None:
-        """The message at that place of the batch; None if it is another message, or is not due then. Raises CorruptBatch, LogDamaged."""
+        """The message at that place of the batch; None if it is another message, or is not due
+        then. Raises CorruptBatch, LogDamaged.
+        """
         (
             first,
             append_ms,
@@ -440,7 +454,9 @@ class BatchOutline:
 
 
 def _due_and_body(read: Read, due_at: int, offsets_at: int) -> tuple[int, int, int]:
-    """(due time, begin and end of the body). The due times are stored before the bodies' offsets, and often close."""
+    """(due time, begin and end of the body). The due times are stored before the bodies' offsets,
+    and often close.
+    """
     stretch = offsets_at - due_at + 8
     if stretch > STRETCH_MAX:
         return (*_DUE.unpack(read(due_at, 8)), *_TWO.unpack(read(offsets_at, 8)))
@@ -460,7 +476,8 @@ class _Items:
     def between(self, data_at: int, begin: int, end: int) -> bytes:
         if not 0 <= begin <= end <= self._size - data_at:
             raise CorruptBatch(
-                f"an item from {begin} to {end} is outside the batch, which was whole before: the disk changed it"
+                f"an item from {begin} to {end} is outside the batch, which was whole "
+                "before: the disk changed it"
             )
         return self._read(data_at + begin, end - begin) if end > begin else b""
 
@@ -600,7 +617,9 @@ def _item(region: bytes, offsets_at: int, data_at: int, place: int) -> bytes:
 
 
 class BatchCache:
-    """By (bucket, position): the batches that were read last, up to a number of bytes, and the newest outlines."""
+    """By (bucket, position): the batches that were read last, up to a number of bytes, and the
+    newest outlines.
+    """
 
     def __init__(self, bytes_max: int = CACHE_BYTES, outlines_max: int = OUTLINES_MAX) -> None:
         self._bytes_max = bytes_max

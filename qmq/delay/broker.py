@@ -1,19 +1,21 @@
 """The broker of a delay group: an ordinary `Broker` with these parts (`DelayWork.parts`):
 
-    destinations   DelayDestinations   takes delayed batches only, of all subjects, and checks their due times
+    destinations   DelayDestinations   takes delayed batches only, of all subjects, and checks their
+                                       due times
     admission      DelayedQuota        bounds how many messages of a subject wait
     work           DelayWork           while it is master, an Engine that sends due messages over Links to the brokers of their subjects
     has_consumers  False               due messages leave by the engine
 
-Its store has a projection, the `Schedule`. Its control port has, besides the broker's services, the DelayService, which calls
-`DelayWork.admin`. `qmq/node/delay.py` assembles a replica, `qmq/node/dev.py` the group of `qmq dev`.
+Its store has a projection, the `Schedule`. Its control port has, besides the broker's services, the
+DelayService, which calls `DelayWork.admin`. `qmq/node/delay.py` assembles a replica,
+`qmq/node/dev.py` the group of `qmq dev`.
 
-Each batch goes into its subject's queue. Before a batch is stored, its due times, the flag of ordered subjects, required keys, and the
-recurrence of recurring messages are checked.
+Each batch goes into its subject's queue. Before a batch is stored, its due times, the flag of
+ordered subjects, required keys, and the recurrence of recurring messages are checked.
 
-The quota `delayed_messages` (qmq/security/quotas.py) is that of a subject, and of the principal that created the subject. It is checked
-just before a request's batches are stored, after all earlier ones. A batch that is stored already is acknowledged again, regardless of the
-quota.
+The quota `delayed_messages` (qmq/security/quotas.py) is that of a subject, and of the principal
+that created the subject. It is checked just before a request's batches are stored, after all
+earlier ones. A batch that is stored already is acknowledged again, regardless of the quota.
 """
 
 from __future__ import annotations
@@ -90,18 +92,21 @@ class DelayDestinations:
         def check(region: bytes, header: RegionHeader, layout: Layout) -> None:
             if layout.due < 0:
                 raise InvalidArgument(
-                    "a delay group takes only delayed messages: send this one to the subject's broker group"
+                    "a delay group takes only delayed messages: send this one to the "
+                    "subject's broker group"
                 )
             now_ms = self._now_ms()
             check_due(latest_due(region, header, layout), now_ms, self._settings.delay_ms_max)
             if header.compression:
                 raise InvalidArgument(
-                    "a delayed batch is cut by due time, so its bodies must not be compressed: compress each, if need be"
+                    "a delayed batch is cut by due time, so its bodies must not be "
+                    "compressed: compress each, if need be"
                 )
             self._require_room(region, header, layout)
             if bool(header.flags & _ORDERED) != is_ordered:
                 raise OrderMismatch(
-                    f"subject {config.name!r} is {'' if is_ordered else 'not '}ordered, and the batch says otherwise"
+                    f"subject {config.name!r} is {'' if is_ordered else 'not '}ordered, and "
+                    "the batch says otherwise"
                 )
             if is_ordered and layout.key < 0:
                 raise OrderMismatch(f"messages to the ordered subject {config.name!r} need keys")
@@ -113,7 +118,8 @@ class DelayDestinations:
                 check_recurring(region, header)
             if header.flags & _HALF and earliest_due(region, header, layout) <= now_ms:
                 raise InvalidArgument(
-                    "the half message would be rolled back at once: its limit has passed by the delay group's time (check the clock)"
+                    "the half message would be rolled back at once: its limit has passed by "
+                    "the delay group's time (check the clock)"
                 )
 
         return check
@@ -126,7 +132,8 @@ class DelayDestinations:
         full = wanted.intersection(full_buckets)
         if full:
             raise Overloaded(
-                f"the hour that begins at {min(full) * bucket_ms} ms is full: send to another delay "
+                f"the hour that begins at {min(full) * bucket_ms} ms is full: send to "
+                "another delay "
                 "group, or create one with shorter buckets"
             )
 
@@ -202,8 +209,10 @@ class DelayedQuota:
                 )
                 if waiting + header.count > limit.messages:
                     raise QuotaExceeded(
-                        f"{limit.whose} {waiting} delayed messages that wait in delay group {self._group!r}, and {header.count} more "
-                        f"are over the {limit.messages} that quota {limit.quota!r} allows: wait until some are due, cancel some "
+                        f"{limit.whose} {waiting} delayed messages that wait in delay group "
+                        f"{self._group!r}, and {header.count} more "
+                        f"are over the {limit.messages} that quota {limit.quota!r} allows: "
+                        "wait until some are due, cancel some "
                         "(`qmq delay list`, `qmq delay cancel`), or raise the quota"
                     )
             admitted.add(key)
@@ -233,7 +242,9 @@ class DelayedQuota:
 
 
 class DelayWork:
-    """`links` makes the connections to the real-time brokers, for one term as master; `fatal` stops the process."""
+    """`links` makes the connections to the real-time brokers, for one term as master; `fatal` stops
+    the process.
+    """
 
     def __init__(
         self,

@@ -1,21 +1,24 @@
-"""All buckets of a schedule, the bytes of them that are only in memory, and look-ups of messages: by place, by message id, and pending ones
-in the order of due times.
+"""All buckets of a schedule, the bytes of them that are only in memory, and look-ups of messages:
+by place, by message id, and pending ones in the order of due times.
 
 A bucket has the messages that are due in one span of time, in three append files, and their states.
 
-    NAME.log     the batches; an envelope's base_sequence is the ordinal of its first message, its epoch and flushed_position are 0
+    NAME.log     the batches; an envelope's base_sequence is the ordinal of its first message, its
+                 epoch and flushed_position are 0
     NAME.idx     INDEX_ROW for each ordinal
     NAME.done    the dispatch log (dispatch_log.py)
 
-NAME is the bucket's beginning in UTC. The state of each message (`DispatchMark`) is read from the dispatch log at first use: most buckets
-are not used for months.
+NAME is the bucket's beginning in UTC. The state of each message (`DispatchMark`) is read from the
+dispatch log at first use: most buckets are not used for months.
 
-Reading ahead: the schedule logs of near buckets are read once, in order, before their messages become due. Each large batch is checked and
-gets an outline (batches.py), so that its messages can be read singly; and the bytes are in the page cache. A *piece* of a log is read at a
-time, in a thread, with pauses in between: nothing waits for it, since a batch without an outline is read whole, and checked then.
+Reading ahead: the schedule logs of near buckets are read once, in order, before their messages
+become due. Each large batch is checked and gets an outline (batches.py), so that its messages can
+be read singly; and the bytes are in the page cache. A *piece* of a log is read at a time, in a
+thread, with pauses in between: nothing waits for it, since a batch without an outline is read
+whole, and checked then.
 
-Damage is logged, and reading the message later raises the error. After a damaged envelope no batch can be found, so reading ahead ends
-there for that log.
+Damage is logged, and reading the message later raises the error. After a damaged envelope no batch
+can be found, so reading ahead ends there for that log.
 """
 
 from __future__ import annotations
@@ -74,7 +77,9 @@ def name_of(bucket: int, bucket_ms: int) -> str:
 
 
 def is_file_name(name: str) -> bool:
-    """Whether a schedule may have a file of this name. Names come from other replicas and from backups, and become paths."""
+    """Whether a schedule may have a file of this name. Names come from other replicas and from
+    backups, and become paths.
+    """
     return _FILE.fullmatch(name) is not None
 
 
@@ -105,7 +110,7 @@ class Bucket:
         """Bytes that are only in memory."""
         return len(self.log.tail) + len(self.idx.tail) + len(self.done.tail)
 
-    # --- storing -------------------------------------------------------------------------------------------------------
+    # --- storing ----------------------------------------------------------------------------------
 
     def add(
         self,
@@ -116,7 +121,9 @@ class Bucket:
         flags: int,
         due_times_ms: npt.NDArray[np.int64] | int,
     ) -> int:
-        """Store a batch for this bucket, and return the ordinal of its first message. `due_times_ms`: its column, or the only time."""
+        """Store a batch for this bucket, and return the ordinal of its first message.
+        `due_times_ms`: its column, or the only time.
+        """
         first, log = self.count, self.log
         total, position = ENVELOPE_BYTES + len(region), log.end
         assert position < LOG_BYTES_MAX, (
@@ -148,7 +155,7 @@ class Bucket:
         self.settled += len(numbers)
         self.done.tail += encode_record(mark, ordinals, tuple(targets))
 
-    # --- what became of them -------------------------------------------------------------------------------------------
+    # --- what became of them ----------------------------------------------------------------------
 
     @property
     def has_marks(self) -> bool:
@@ -202,7 +209,7 @@ class Bucket:
         """The new bucket and ordinal of a moved message."""
         return self._moves[ordinal]
 
-    # --- reading -------------------------------------------------------------------------------------------------------
+    # --- reading ----------------------------------------------------------------------------------
 
     def rows(self, first: int, end: int) -> npt.NDArray[np.void]:
         """Rows of the index. Raises LogDamaged."""
@@ -217,7 +224,9 @@ class Bucket:
         return due_ms, position8 << 3, at
 
     def rows_of(self, ordinals: Sequence[int]) -> Iterator[tuple[int, int, int]]:
-        """(due_ms, position, place) of messages, which are given ascending. Neighbours cost one read. Raises LogDamaged."""
+        """(due_ms, position, place) of messages, which are given ascending. Neighbours cost one
+        read. Raises LogDamaged.
+        """
         at, count = 0, len(ordinals)
         while at < count:
             first, begin = ordinals[at], at
@@ -233,7 +242,9 @@ class Bucket:
     def picked(
         self, ordinal: int, due_ms: int, position: int, at: int, cache: BatchCache
     ) -> DueMessage | None:
-        """The message by a few small reads, if its batch has an outline and that is cheaper; else None. Raises LogDamaged."""
+        """The message by a few small reads, if its batch has an outline and that is cheaper; else
+        None. Raises LogDamaged.
+        """
         outline = cache.outline(self.number, position)
         if outline is None:
             return None
@@ -289,7 +300,9 @@ class Bucket:
     def batch_of(
         self, ordinal: int, cache: BatchCache, row: tuple[int, int, int] | None = None
     ) -> tuple[StoredBatch, int]:
-        """(the message's batch, its place there); `row` is its row of the index, if known. Raises LogDamaged."""
+        """(the message's batch, its place there); `row` is its row of the index, if known. Raises
+        LogDamaged.
+        """
         due_ms, position, at = row or self.row(ordinal)
         if position >= self.log.end:
             raise damaged(
@@ -358,7 +371,7 @@ class Buckets:
         """Buckets with tails and their bytes; the one with the oldest tail comes first."""
         self._tail_bytes = 0
 
-    # --- which there are -----------------------------------------------------------------------------------------------
+    # --- which there are --------------------------------------------------------------------------
 
     def __contains__(self, number: object) -> bool:
         return number in self._buckets
@@ -410,7 +423,7 @@ class Buckets:
                 names.append(file.name)
         return names
 
-    # --- storing, and what waits in memory -----------------------------------------------------------------------------
+    # --- storing, and what waits in memory --------------------------------------------------------
 
     def add(
         self,
@@ -522,8 +535,8 @@ def readable(reading: Callable[[Places], list[DueMessage]], places: Places) -> l
 
 
 def _of_bucket(bucket: Bucket, cache: BatchCache, ordinals: list[int]) -> Iterator[DueMessage]:
-    """Messages of one bucket, in ascending order. One or a few messages of a large checked batch are read singly; otherwise the whole batch
-    is read.
+    """Messages of one bucket, in ascending order. One or a few messages of a large checked batch
+    are read singly; otherwise the whole batch is read.
     """
     rows = list(bucket.rows_of(ordinals))
     wanted = Counter(map(_POSITION, rows))
@@ -561,7 +574,9 @@ def find(
 
 
 def pending(bucket: Bucket, from_ms: int, end_ms: int, flags: int = 0) -> Iterator[Places]:
-    """Pending messages with from <= due < end and all of `flags`, ordered by (due, ordinal), a few hundred at a time. Raises LogDamaged."""
+    """Pending messages with from <= due < end and all of `flags`, ordered by (due, ordinal), a few
+    hundred at a time. Raises LogDamaged.
+    """
     behind, is_more = (from_ms - 1, bucket.count), True
     while is_more:
         due_times_ms, ordinals, is_more = _first_pending(bucket, behind, end_ms, flags)
@@ -601,7 +616,9 @@ def _first_pending(
 def check(
     bucket: Bucket, cache: BatchCache, planned: Iterable[bytes], bucket_ms: int, closed_before: int
 ) -> None:
-    """The invariant of a bucket: its index agrees with its log, its states with its dispatch log and the open plans."""
+    """The invariant of a bucket: its index agrees with its log, its states with its dispatch log
+    and the open plans.
+    """
     position, append_ms = 0, 0
     rows = bucket.rows(0, bucket.count)
     ordinal = 0
@@ -654,7 +671,9 @@ class ReadAheadResult(NamedTuple):
 
 
 class ReadAhead:
-    """How far each near bucket's log was read. Call `next_piece` and `note` on the event loop, the piece itself in a thread."""
+    """How far each near bucket's log was read. Call `next_piece` and `note` on the event loop, the
+    piece itself in a thread.
+    """
 
     def __init__(self, disk: Disk, buckets: Buckets, cache: BatchCache) -> None:
         self._disk = disk
@@ -663,7 +682,9 @@ class ReadAhead:
         self._ends: dict[int, int] = {}
 
     def next_piece(self, near: Sequence[int]) -> ReadAheadPiece | None:
-        """A piece of the first of these buckets that has messages left and enough unread bytes on disk; None if there is none."""
+        """A piece of the first of these buckets that has messages left and enough unread bytes on
+        disk; None if there is none.
+        """
         self._ends = {number: end for number, end in self._ends.items() if number in near}
         for number in near:
             bucket, begin = self._buckets.get(number), self._ends.get(number, 0)
@@ -703,7 +724,9 @@ class ReadAheadPiece:
         self._end = end
 
     def __call__(self) -> ReadAheadResult:
-        """Read the piece. Does not raise: unreadable bytes are reported as damage, unless the bucket was deleted."""
+        """Read the piece. Does not raise: unreadable bytes are reported as damage, unless the
+        bucket was deleted.
+        """
         found = ReadAheadResult(self.bucket, self._end, [], [])
         try:
             fd = self._disk.open_read(self.path)
@@ -732,7 +755,9 @@ class ReadAheadPiece:
         return position
 
     def _batches(self, data: bytes, position: int, found: ReadAheadResult) -> tuple[int, int]:
-        """(how many bytes of `data` are whole batches, how many must be read together for the next one)."""
+        """(how many bytes of `data` are whole batches, how many must be read together for the next
+        one).
+        """
         at = 0
         while at + ENVELOPE_BYTES <= len(data):
             total = _TOTAL.unpack_from(data, at + _TOTAL_AT)[0]

@@ -1,4 +1,6 @@
-"""The configuration of a delay server, with defaults and reasons. `DelaySettings` has what all replicas must agree on."""
+"""The configuration of a delay server, with defaults and reasons. `DelaySettings` has what all
+replicas must agree on.
+"""
 
 from __future__ import annotations
 
@@ -23,13 +25,19 @@ class DelayConfig:
     """8 bytes each: 128 MB."""
     _: KW_ONLY  # what follows is no option: only tests and qmq.testing set it
     pause_ms: int = 0
-    """The shortest time between two readings of the clock, for a clock that may stand still just before a tick (qmq/testing)."""
+    """The shortest time between two readings of the clock, for a clock that may stand still just
+    before a tick (qmq/testing).
+    """
     slice_messages_max: int = 2_000_000
     """Messages loaded at once."""
     waiting_messages_max: int = 20_000
-    """Messages that are read and not planned yet. Other due messages stay in the wheel, 8 bytes each."""
+    """Messages that are read and not planned yet. Other due messages stay in the wheel, 8 bytes
+    each.
+    """
     stuck_messages_max: int = 2_000
-    """Waiting messages of a subject that cannot be delivered. Further due messages take 16 bytes each and do not delay other subjects."""
+    """Waiting messages of a subject that cannot be delivered. Further due messages take 16 bytes
+    each and do not delay other subjects.
+    """
     read_messages: int = 250
     """Messages read from the schedule log in one step of the event loop."""
     keep_ms: int = 24 * 3_600_000

@@ -1,8 +1,10 @@
 """The dispatch log: the final states of a bucket's messages, in its file `.done`. Pure.
 
-    record     crc u32 | kind u16 | 0 u16 | count u32 | 0 u32 | ordinals u32 * count | of MOVED: (bucket i32, ordinal u32) * count | pad8
+    record     crc u32 | kind u16 | 0 u16 | count u32 | 0 u32 | ordinals u32 * count | of MOVED:
+               (bucket i32, ordinal u32) * count | pad8
 
-The dispatch log has a message at most once. It does not have planned messages: plans are in the action log and in checkpoints.
+The dispatch log has a message at most once. It does not have planned messages: plans are in the
+action log and in checkpoints.
 """
 
 from __future__ import annotations

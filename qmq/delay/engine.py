@@ -1,14 +1,18 @@
-"""The engine of a delay group's master: sends messages as they become due. It runs while the master serves.
+"""The engine of a delay group's master: sends messages as they become due. It runs while the master
+serves.
 
-    tick        every 500 ms: the wheel gives what is due, the loader moves the horizon on if it is near
-    dispatch    due and late messages in turn, a few hundred at a time: read, and put into the dispatcher, as long as it has room
+    tick        every 500 ms: the wheel gives what is due, the loader moves the horizon on if it is
+                near
+    dispatch    due and late messages in turn, a few hundred at a time: read, and put into the
+                dispatcher, as long as it has room
     read ahead  schedule logs of near buckets are read and checked, in a thread
     late        messages that were due before this master began, slice by slice
     close       buckets whose time has passed and that have no pending messages
 
-The engine does not wait for commits: a plan is in the log after its messages, so a committed plan means committed messages. Due messages
-without room in the dispatcher stay in the wheel. On ordered subjects no message overtakes another: while there are late messages, newly due
-ones are *held* until the late ones are sent.
+The engine does not wait for commits: a plan is in the log after its messages, so a committed plan
+means committed messages. Due messages without room in the dispatcher stay in the wheel. On ordered
+subjects no message overtakes another: while there are late messages, newly due ones are *held*
+until the late ones are sent.
 """
 
 from __future__ import annotations
@@ -41,7 +45,9 @@ log = logging.getLogger("qmq.delay")
 
 CLOSE_S: Final = 10.0
 BUCKET_BYTES_MAX: Final = 24 * 1024 * MIB
-"""An index row can address 32 GiB (interfaces.INDEX_ROW); messages that arrive before the next check must fit above this."""
+"""An index row can address 32 GiB (interfaces.INDEX_ROW); messages that arrive before the next
+check must fit above this.
+"""
 SETTLE_S: Final = 0.05
 _ORDERED: Final = int(BatchFlag.ORDERED)
 _T = TypeVar("_T")
@@ -86,7 +92,9 @@ class Engine:
         self._held: deque[Places] = deque()
         """Due messages of ordered subjects that wait until late ones are sent."""
         self._parked: dict[str, deque[Places]] = {}
-        """Due messages of subjects that cannot be delivered and have enough messages in the dispatcher."""
+        """Due messages of subjects that cannot be delivered and have enough messages in the
+        dispatcher.
+        """
         self._reviving: deque[str] = deque()
         """Parked subjects that can be delivered again, as of the last tick."""
         self.damaged: list[tuple[SchedulePlace, str]] = []
@@ -101,10 +109,12 @@ class Engine:
     async def _in_thread(self, run: Callable[[], _T]) -> _T:
         return await self._loop.run_in_executor(None, run)
 
-    # --- life ----------------------------------------------------------------------------------------------------------
+    # --- life -------------------------------------------------------------------------------------
 
     def start(self) -> None:
-        """The master serves: everything in the schedule is committed. Plans of earlier masters are sent first."""
+        """The master serves: everything in the schedule is committed. Plans of earlier masters are
+        sent first.
+        """
         readable: list[DueMessage] = []
         for plan in list(self.schedule.plans.values()):
             places = places_of(plan)
@@ -118,11 +128,14 @@ class Engine:
         self._begin(self._begin_counting)
 
     def _give_up(self, plan: PlanAction, messages: list[DueMessage]) -> list[DueMessage]:
-        """A plan that cannot be sent unchanged: its readable messages are sent again, with their ids, although they
-        may be stored already.
+        """A plan that cannot be sent unchanged: its readable messages are sent again, with their
+        ids, although they may be stored already.
         """
         log.error(
-            "plan %d to %r cannot be read completely and is given up: %d of its messages will be sent again",
+            (
+                "plan %d to %r cannot be read completely and is given up: %d of its messages "
+                "will be sent again"
+            ),
             plan.number,
             plan.subject,
             len(messages),
@@ -131,8 +144,8 @@ class Engine:
         return messages
 
     async def _begin_counting(self) -> None:
-        """After the start of a process its clock may be wrong: until the time is known, nothing is due. Messages stored meanwhile are
-        loaded.
+        """After the start of a process its clock may be wrong: until the time is known, nothing is
+        due. Messages stored meanwhile are loaded.
         """
         while self._timekeeper is not None and not self._timekeeper.is_settled:  # noqa: ASYNC110 - it is asked by another task
             await asyncio.sleep(SETTLE_S)
@@ -182,7 +195,7 @@ class Engine:
         if int(places.due_times_ms.min()) <= self._boundary_ms:
             self.wake()
 
-    # --- time ----------------------------------------------------------------------------------------------------------
+    # --- time -------------------------------------------------------------------------------------
 
     async def _tick(self) -> None:
         tick_ms = self.config.tick_ms
@@ -202,7 +215,9 @@ class Engine:
             await asyncio.sleep(max(self.config.tick_ms, self.config.pause_ms) / 1000)
 
     async def _read_ahead(self) -> None:
-        """Read near buckets ahead beside the ticks, so that single messages can be read quickly when they are due."""
+        """Read near buckets ahead beside the ticks, so that single messages can be read quickly
+        when they are due.
+        """
         while True:
             now_ms = self.clock.time_ms()
             piece = self.schedule.read_ahead(now_ms, now_ms + self.config.load_ahead_ms)
@@ -240,7 +255,7 @@ class Engine:
         left = [info.bucket for info in self.schedule.buckets() if info.pending]
         return min([over, *left])
 
-    # --- dispatching ---------------------------------------------------------------------------------------------------
+    # --- dispatching ------------------------------------------------------------------------------
 
     async def _dispatch(self) -> None:
         while True:
@@ -257,7 +272,9 @@ class Engine:
                 await asyncio.sleep(0)  # let other tasks run
 
     def _has_room(self) -> bool:
-        """Whether the dispatcher has room. Messages of subjects that cannot be delivered do not count."""
+        """Whether the dispatcher has room. Messages of subjects that cannot be delivered do not
+        count.
+        """
         waiting, most = self.dispatcher.waiting, self.config.waiting_messages_max
         return (
             waiting < most
@@ -278,7 +295,9 @@ class Engine:
         return None
 
     def _next(self) -> tuple[Places, bool] | None:
-        """(some due messages, whether all earlier ones are sent); late ones and newly due ones in turn."""
+        """(some due messages, whether all earlier ones are sent); late ones and newly due ones in
+        turn.
+        """
         if self._held and self._is_late_through:
             return self._held.popleft(), True
         self._is_late_turn = not self._is_late_turn
@@ -335,7 +354,9 @@ class Engine:
             self.dispatcher.put(messages)
 
     def _pending_of(self, places: Places) -> Places:
-        """The messages that are still pending: not cancelled, not moved, and not in the dispatcher again after a void plan."""
+        """The messages that are still pending: not cancelled, not moved, and not in the dispatcher
+        again after a void plan.
+        """
         mask = self.schedule.are_pending(places)
         in_dispatch, leaving = self.plan_log.in_dispatch, self.plan_log.leaving
         if in_dispatch or leaving:
@@ -363,7 +384,7 @@ class Engine:
         middle = len(places) // 2
         return self._read(places[:middle]) + self._read(places[middle:])
 
-    # --- for people ----------------------------------------------------------------------------------------------------
+    # --- for people -------------------------------------------------------------------------------
 
     @property
     def waiting(self) -> int:

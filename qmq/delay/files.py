@@ -1,10 +1,11 @@
-"""The files of a schedule: appends whose newest bytes are in memory, and a folder that matches the state when it is opened after any crash.
+"""The files of a schedule: appends whose newest bytes are in memory, and a folder that matches the
+state when it is opened after any crash.
 
 A schedule has thousands of files, and most get a few bytes at a time.
 
-An append file has `written` bytes on disk and a `tail` in memory after them; readers see both. The tail is written when it is large, when
-all tails together are too large, or by a checkpoint in another thread. Writing the same bytes at the same place twice is harmless, so no
-lock is needed.
+An append file has `written` bytes on disk and a `tail` in memory after them; readers see both. The
+tail is written when it is large, when all tails together are too large, or by a checkpoint in
+another thread. Writing the same bytes at the same place twice is harmless, so no lock is needed.
 """
 
 from __future__ import annotations
@@ -75,7 +76,9 @@ class AppendFiles:
         self._write_number = 0
 
     def read(self, file: AppendFile, at: int, size: int) -> bytes:
-        """Bytes from `at` on; fewer at the file's end. Raises LogDamaged if written bytes are missing."""
+        """Bytes from `at` on; fewer at the file's end. Raises LogDamaged if written bytes are
+        missing.
+        """
         begin = at - file.written
         if begin >= 0:
             return bytes(file.tail[begin : begin + size])
@@ -85,8 +88,8 @@ class AppendFiles:
         return data + bytes(file.tail[: size - len(data)]) if size > len(data) else data
 
     def stretch(self, file: AppendFile, begin: int, size: int) -> Callable[[int, int], bytes]:
-        """A function that reads small pieces of `size` bytes from `begin` on, by (place there, size). Valid until the next call of any
-        method.
+        """A function that reads small pieces of `size` bytes from `begin` on, by (place there,
+        size). Valid until the next call of any method.
 
         The function raises LogDamaged if written bytes are missing.
         """
@@ -144,7 +147,7 @@ class AppendFiles:
         while self._open:
             self.disk.close(self._open.popitem()[1])
 
-    # --- checkpoints ---------------------------------------------------------------------------------------------------
+    # --- checkpoints ------------------------------------------------------------------------------
 
     def unsynced(self) -> dict[str, int]:
         """The files that were written and not synced, for `sync` and `synced`."""
@@ -157,7 +160,9 @@ class AppendFiles:
                 del self._unsynced[name]
 
     def write_and_sync(self, tails: list[Grown], others: dict[str, int]) -> None:
-        """Write tails, and sync them and other files. Safe in a thread. Raises DiskFull, FlushFailed."""
+        """Write tails, and sync them and other files. Safe in a thread. Raises DiskFull,
+        FlushFailed.
+        """
         for tail in tails:
             fd = self.disk.open_append(self.folder / tail.file.name)
             try:
@@ -170,7 +175,9 @@ class AppendFiles:
 
 
 def read_written(disk: Disk, fd: int, name: str, size: int, at: int) -> bytes:
-    """Bytes of a file; fewer at its end. Raises LogDamaged if the disk cannot read them (EIO), OSError for other failures."""
+    """Bytes of a file; fewer at its end. Raises LogDamaged if the disk cannot read them (EIO),
+    OSError for other failures.
+    """
     try:
         return disk.read(fd, size, at)
     except OSError as cause:
@@ -180,7 +187,9 @@ def read_written(disk: Disk, fd: int, name: str, size: int, at: int) -> bytes:
 
 
 def damaged(name: str, position: int, why: str) -> LogDamaged:
-    """The error for a damaged file. It names no place in a log, since the schedule is not repaired from another replica."""
+    """The error for a damaged file. It names no place in a log, since the schedule is not repaired
+    from another replica.
+    """
     return LogDamaged(
         f"schedule/{name} is damaged at byte {position} ({why}): "
         "restore the file from a copy, or move this replica's data folder away and start it again"
@@ -190,9 +199,11 @@ def damaged(name: str, position: int, why: str) -> LogDamaged:
 def cut_back(
     disk: Disk, folder: Path, lengths: dict[str, int], first_kept: str, *, keep: str
 ) -> set[str]:
-    """Cut files to their lengths, and delete those that are not named. Returns the files that an earlier checkpoint may name.
+    """Cut files to their lengths, and delete those that are not named. Returns the files that an
+    earlier checkpoint may name.
 
-    They are of buckets before `first_kept`. The file `keep` stays. Raises LogDamaged if a file is shorter, and then nothing was changed.
+    They are of buckets before `first_kept`. The file `keep` stays. Raises LogDamaged if a file is
+    shorter, and then nothing was changed.
     """
     missing = dict(lengths)
     long: list[tuple[Path, int]] = []
@@ -230,8 +241,9 @@ def cut_back(
 
 
 class Leftovers:
-    """The files of closed buckets. Older checkpoints name them, so a file stays until the newest two checkpoints no longer name it. `names`
-    are the files found at the start that the loaded checkpoint does not name.
+    """The files of closed buckets. Older checkpoints name them, so a file stays until the newest
+    two checkpoints no longer name it. `names` are the files found at the start that the loaded
+    checkpoint does not name.
     """
 
     def __init__(self, folder: Path, names: Iterable[str] = ()) -> None:
@@ -273,14 +285,18 @@ SCHEDULE: Final = "schedule"
 
 
 class ReplicaScheduleFiles:
-    """The files of the newest checkpoint's schedule, for another replica. `store` is the folder of this replica's store."""
+    """The files of the newest checkpoint's schedule, for another replica. `store` is the folder of
+    this replica's store.
+    """
 
     def __init__(self, store: Path, is_ready: Callable[[], bool]) -> None:
         self._store = store
         self._is_ready = is_ready
 
     def describe(self) -> tuple[bytes, int]:
-        """The projection's state as MessagePack, and the index of that state. Raises NotConnected."""
+        """The projection's state as MessagePack, and the index of that state. Raises
+        NotConnected.
+        """
         if not self._is_ready():
             raise NotConnected("this replica has no schedule yet: ask another one")
         try:
@@ -292,7 +308,9 @@ class ReplicaScheduleFiles:
         return msgspec.msgpack.encode(found.projection), found.index
 
     def read(self, file: str, offset: int, bytes_max: int) -> bytes:
-        """Read bytes of a file; none behind its end. Safe in a thread. Raises FileNotFoundError, OSError."""
+        """Read bytes of a file; none behind its end. Safe in a thread. Raises FileNotFoundError,
+        OSError.
+        """
         with (self._store / SCHEDULE / file).open("rb") as content:
             if offset >= os.fstat(content.fileno()).st_size:
                 return b""  # the system refuses places that no file can have

@@ -6,7 +6,8 @@
     Engine      (engine.py)         ticks, plans, cancels: the only writer of actions
     Dispatcher  (dispatcher/)       brings due messages to the real-time brokers
 
-Arrays of *places* (due, bucket, ordinal) travel together as `Places`; a message on its way out is a `DueMessage`.
+Arrays of *places* (due, bucket, ordinal) travel together as `Places`; a message on its way out is a
+`DueMessage`.
 """
 
 from __future__ import annotations
@@ -21,8 +22,8 @@ import numpy.typing as npt
 INDEX_ROW: Final = np.dtype(
     [("due", "<i8"), ("position8", "<u4"), ("place", "<u2"), ("flags", "<u2")]
 )
-"""A line of a bucket's index file, the `ordinal`-th: due time in ms, position of its batch in the schedule log divided by 8, its place in
-the batch, and the `BatchFlag`s of the batch."""
+"""A line of a bucket's index file, the `ordinal`-th: due time in ms, position of its batch in the
+schedule log divided by 8, its place in the batch, and the `BatchFlag`s of the batch."""
 
 
 class SchedulePlace(NamedTuple):

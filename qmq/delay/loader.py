@@ -1,29 +1,36 @@
-"""The loader advances the horizon, and puts every message that is due before it into the wheel, once.
+"""The loader advances the horizon, and puts every message that is due before it into the wheel,
+once.
 
 `begin` divides the schedule at the *origin*, the time at which this master begins:
 
-    due <  origin, stored before `begin`     late:  `more_late` puts it into `late`, oldest first, a slice at a time
+    due <  origin, stored before `begin`     late:  `more_late` puts it into `late`, oldest first, a
+                                                    slice at a time
     due <  origin, stored since              `stored` puts it into the wheel
     due >= origin, and < horizon             in the wheel: by `ahead` if it was stored before the horizon passed it, else by `stored`
     due >= horizon                           on disk only
 
-Every message belongs to exactly one of these lines at any time, because its due time and its ordinal never change (a moved message is
-another one). The bucket's count at `begin` shows which messages were stored before.
+Every message belongs to exactly one of these lines at any time, because its due time and its
+ordinal never change (a moved message is another one). The bucket's count at `begin` shows which
+messages were stored before.
 
-A slice is read in a thread. Messages up to the bucket's count at that time come from the index. Messages that are stored during the read
-and belong to the slice are kept by `stored`, and join the slice when it has been read; only then does the horizon move:
+A slice is read in a thread. Messages up to the bucket's count at that time come from the index.
+Messages that are stored during the read and belong to the slice are kept by `stored`, and join the
+slice when it has been read; only then does the horizon move:
 
-    horizon 13:00, bucket 13 has 900 messages:   ahead: a thread reads ordinals 0 to 899; ordinal 900 is stored then, due 13:20
+    horizon 13:00, bucket 13 has 900 messages:   ahead: a thread reads ordinals 0 to 899; ordinal
+                                                 900 is stored then, due 13:20
     the slice ended at 14:00:  it goes into the wheel, and 900 with it           it ended at 13:15:  900 is on disk, in the next slice
 
-Settled messages are not loaded. A message that is settled while it is read, or later in the wheel, leaves the wheel like any other, and the
-engine skips it.
+Settled messages are not loaded. A message that is settled while it is read, or later in the wheel,
+leaves the wheel like any other, and the engine skips it.
 
-Which buckets: a bucket has the messages due in its hour; only the first kept one, `closed_before`, may also have messages that were due
-earlier. So at any horizon one bucket has the next messages, and buckets of distant hours are not read.
+Which buckets: a bucket has the messages due in its hour; only the first kept one, `closed_before`,
+may also have messages that were due earlier. So at any horizon one bucket has the next messages,
+and buckets of distant hours are not read.
 
-How far: the horizon stays `load_ahead_ms` ahead of now, if the wheel has room for a slice. If more messages are stored before the horizon
-than the wheel may hold, the loader drops the latest ones from the wheel, which are on disk too, and moves the horizon back.
+How far: the horizon stays `load_ahead_ms` ahead of now, if the wheel has room for a slice. If more
+messages are stored before the horizon than the wheel may hold, the loader drops the latest ones
+from the wheel, which are on disk too, and moves the horizon back.
 """
 
 from __future__ import annotations
@@ -67,7 +74,9 @@ class Loader:
         self._slice_messages_max = min(slice_messages_max, wheel_messages_max)
         self._load_ahead_ms = load_ahead_ms
         self._aside: list[Places] | None = None
-        """Messages stored while a slice is read, due between the horizon and `_aside_end_ms`. None: no slice is being read."""
+        """Messages stored while a slice is read, due between the horizon and `_aside_end_ms`. None:
+        no slice is being read.
+        """
         self._aside_end_ms = _EVER
         self._late_buckets: deque[tuple[int, int]] = deque()
         """(bucket, its count at `begin`) for buckets that may have late messages."""
@@ -98,10 +107,12 @@ class Loader:
             if is_meant.any():
                 self._aside.append(places[is_meant])
 
-    # --- ahead ---------------------------------------------------------------------------------------------------------
+    # --- ahead ------------------------------------------------------------------------------------
 
     async def ahead(self, now_ms: int) -> bool:
-        """Advance the horizon by a slice, if it is near and the wheel has room. True if there may be more to load immediately."""
+        """Advance the horizon by a slice, if it is near and the wheel has room. True if there may
+        be more to load immediately.
+        """
         if self._aside is not None:
             return False
         self._give_back()
@@ -113,14 +124,17 @@ class Loader:
             return False
         bucket, first_ms = self._next_bucket()
         if bucket is None or first_ms >= target_ms:
-            # Without pending messages the horizon advances farther than needed, so that buckets need not be listed at every tick.
+            # Without pending messages the horizon advances farther than needed, so that buckets
+            # need not be listed at every tick.
             self.horizon_ms = min(first_ms, target_ms + self._load_ahead_ms)
             return False
         await self._load(bucket, first_ms)
         return True
 
     def _give_back(self) -> None:
-        """Remove enough from the wheel that half a slice has room; otherwise it would be loaded again immediately."""
+        """Remove enough from the wheel that half a slice has room; otherwise it would be loaded
+        again immediately.
+        """
         if len(self.wheel) > self._wheel_messages_max:
             cut_ms = self.wheel.shrink(
                 self._wheel_messages_max - self._slice_messages_max // 2, self.origin_ms
@@ -129,7 +143,9 @@ class Loader:
                 self.horizon_ms = cut_ms
 
     def _next_bucket(self) -> tuple[int | None, int]:
-        """The first bucket that may have messages due from the horizon on, and the earliest possible due time."""
+        """The first bucket that may have messages due from the horizon on, and the earliest
+        possible due time.
+        """
         bucket_ms = self._schedule.bucket_ms
         here = self.horizon_ms // bucket_ms
         bucket = min(
@@ -174,7 +190,7 @@ class Loader:
             return []  # the bucket was closed in the meantime: it had no pending message
         return found
 
-    # --- late ----------------------------------------------------------------------------------------------------------
+    # --- late -------------------------------------------------------------------------------------
 
     @property
     def is_late_done(self) -> bool:
@@ -182,7 +198,9 @@ class Loader:
         return not self._late_buckets
 
     async def more_late(self) -> None:
-        """Load the next slice of late messages; `late` has at most one slice. Raises LogDamaged, OSError."""
+        """Load the next slice of late messages; `late` has at most one slice. Raises LogDamaged,
+        OSError.
+        """
         room = self._slice_messages_max - len(self.late)
         if self._is_late_read or not self._late_buckets or room <= 0:
             return

@@ -1,12 +1,15 @@
-"""The plan log writes the dispatcher's plans and their results to the action log. Nothing else writes plans.
+"""The plan log writes the dispatcher's plans and their results to the action log. Nothing else
+writes plans.
 
-A message is *in dispatch* from the moment it goes to the dispatcher until its plan is committed: to cancel it, the dispatcher must give it
-back (`DueDispatcher.withdraw`). The entry that plans a run of a recurring message also has the next run: the alias of the first run's id
-names the newest run, so a run that is planned again (its first plan was void) has its successor already.
+A message is *in dispatch* from the moment it goes to the dispatcher until its plan is committed: to
+cancel it, the dispatcher must give it back (`DueDispatcher.withdraw`). The entry that plans a run
+of a recurring message also has the next run: the alias of the first run's id names the newest run,
+so a run that is planned again (its first plan was void) has its successor already.
 
-`Lateness` measures how late messages are: a histogram of the last minute, in milliseconds. Up to 1,023 ms every millisecond has a bin;
-above, each doubling has 512 bins, so that a percentile is at most 0.2 % too high. There are six slots of ten seconds, which are reused in
-turn: a percentile is about the last 50 to 60 seconds.
+`Lateness` measures how late messages are: a histogram of the last minute, in milliseconds. Up to
+1,023 ms every millisecond has a bin; above, each doubling has 512 bins, so that a percentile is at
+most 0.2 % too high. There are six slots of ten seconds, which are reused in turn: a percentile is
+about the last 50 to 60 seconds.
 """
 
 from __future__ import annotations
@@ -124,7 +127,9 @@ class StorePlanLog:
         wake: Callable[[], None],
     ) -> None:
         self.in_dispatch: set[SchedulePlace] = set()
-        """Messages that the dispatcher has, or whose plan is not committed, and those in `_ending`."""
+        """Messages that the dispatcher has, or whose plan is not committed, and those in
+        `_ending`.
+        """
         self.leaving: set[SchedulePlace] = set()
         """Messages that are being cancelled or moved, which the schedule does not know yet."""
         self.lateness = Lateness()
@@ -135,8 +140,8 @@ class StorePlanLog:
         self._next = schedule.next_plan
         self._due_times_ms: dict[int, Sequence[int]] = {}
         self._ending: set[SchedulePlace] = set()
-        """Messages in dispatch that are due and are never delivered themselves: recurring messages before their first run, and half
-        messages, until they are cancelled.
+        """Messages in dispatch that are due and are never delivered themselves: recurring messages
+        before their first run, and half messages, until they are cancelled.
         """
 
     def take(self, messages: Iterable[DueMessage]) -> None:
@@ -156,8 +161,9 @@ class StorePlanLog:
             return False
 
     async def plan(self, draft: Draft) -> PlanAction:
-        """Write the plan. Returns when it is committed; only then may the batch be sent. Plans are written in the order of the calls.
-        Raises NotMaster: whether it is planned is unknown, and this replica must send nothing more.
+        """Write the plan. Returns when it is committed; only then may the batch be sent. Plans are
+        written in the order of the calls. Raises NotMaster: whether it is planned is unknown, and
+        this replica must send nothing more.
         """
         places = [message.place for message in draft.messages]
         action = PlanAction(
@@ -189,13 +195,17 @@ class StorePlanLog:
         self._wake()
 
     def void(self, plan: PlanAction) -> None:
-        """The batch is certainly not stored, and will not be sent again under this plan: its messages will be planned again."""
+        """The batch is certainly not stored, and will not be sent again under this plan: its
+        messages will be planned again.
+        """
         self._due_times_ms.pop(plan.number, None)
         self.in_dispatch.update(places_of(plan))
         self._writer.act(PlanVoid((plan.number,)))
 
     def seed(self, message: DueMessage) -> None:
-        """A recurring message is due for its first run: write the run and finish the recurring message, both or neither."""
+        """A recurring message is due for its first run: write the run and finish the recurring
+        message, both or neither.
+        """
         try:
             due_ms = next_run(
                 message.headers[CRON].decode(), message.headers[ZONE].decode(), message.due_ms - 1
@@ -238,7 +248,9 @@ class StorePlanLog:
 
 
 def is_seed(message: DueMessage) -> bool:
-    """Whether the message is a recurring message before its first run: it has the schedule and is not delivered itself."""
+    """Whether the message is a recurring message before its first run: it has the schedule and is
+    not delivered itself.
+    """
     return bool(message.flags & _RECURRING) and SCHEDULE_ID not in message.headers
 
 

@@ -1,15 +1,20 @@
 """When a recurring message runs next: five cron fields in a time zone.
 
-The grammar is cronsim's, and so that of Debian's cron: minute, hour, day of month, month, day of week; lists, ranges, steps, names of
-months and days; also `L` (the last day), `LW` (the last weekday), `FRI#2` (the second Friday), `5L` (the last Friday). If both days are
-given and neither begins with `*`, either will do. What a moved clock does to it is Debian's rule, too, for moves of any length:
+The grammar is cronsim's, and so that of Debian's cron: minute, hour, day of month, month, day of
+week; lists, ranges, steps, names of months and days; also `L` (the last day), `LW` (the last
+weekday), `FRI#2` (the second Friday), `5L` (the last Friday). If both days are given and neither
+begins with `*`, either will do. What a moved clock does to it is Debian's rule, too, for moves of
+any length:
 
-* With a `*` in front of minute or hour, runs follow the clock on the wall: none in what is skipped, all of them in what is repeated.
-* Otherwise a time that is skipped runs as soon as the clock was moved (several of them run once), and one that comes twice the first time.
+* With a `*` in front of minute or hour, runs follow the clock on the wall: none in what is skipped,
+  all of them in what is repeated.
+* Otherwise a time that is skipped runs as soon as the clock was moved (several of them run once),
+  and one that comes twice the first time.
 
 cronsim matches times without a zone; where these times lie, if they exist, is found here.
 
-A run is a function of expression, zone and the last run's time, without other state, so any master can continue.
+A run is a function of expression, zone and the last run's time, without other state, so any master
+can continue.
 """
 
 from __future__ import annotations
@@ -29,9 +34,13 @@ CHARACTERS_MAX: Final = 1000
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _MILLISECOND: Final = timedelta(milliseconds=1)
 _NEAR: Final = timedelta(hours=26)
-"""The clock shows no time again later than this: Samoa once skipped a day, which is the longest move."""
+"""The clock shows no time again later than this: Samoa once skipped a day, which is the longest
+move.
+"""
 _ANY_START: Final = datetime(2000, 1, 1)
-"""cronsim searches fifty years; from here on that covers every combination of dates and days of the week."""
+"""cronsim searches fifty years; from here on that covers every combination of dates and days of the
+week.
+"""
 _FIELDS: Final = (
     "five fields: minute, hour, day of month, month, day of week, for instance '0 9 * * MON-FRI'"
 )
@@ -40,7 +49,9 @@ _OTHER_TREES: Final = ("right/", "posix/")
 
 
 def next_run(cron: str, zone: str, after_ms: int) -> int:
-    """The first run strictly after a time, in milliseconds since 1970; a whole second. Raises InvalidArgument as `check`."""
+    """The first run strictly after a time, in milliseconds since 1970; a whole second. Raises
+    InvalidArgument as `check`.
+    """
     try:
         after, where = _EPOCH + after_ms * _MILLISECOND, _zone(zone)
         run = _first_after(
@@ -59,7 +70,9 @@ def _follows_wall(cron: str) -> bool:
 
 
 def _begin(after: datetime, where: ZoneInfo) -> datetime:
-    """A time on the wall before every run that comes after `after`: the clock may show times again that it has shown already."""
+    """A time on the wall before every run that comes after `after`: the clock may show times again
+    that it has shown already.
+    """
     offsets = [_offset(after + beside, where) for beside in (-_NEAR, timedelta(0), _NEAR)]
     return _wall(after, where) - (max(offsets) - min(offsets))
 
@@ -110,7 +123,9 @@ def _offset(time: datetime, where: ZoneInfo) -> timedelta:
 
 
 def check(cron: str, zone: str) -> None:
-    """Raise InvalidArgument for an invalid expression, an unknown zone, or a rule that never matches a day."""
+    """Raise InvalidArgument for an invalid expression, an unknown zone, or a rule that never
+    matches a day.
+    """
     _zone(zone)
     runs = _runs(cron, _ANY_START)
     if next(runs, None) is None:
@@ -147,5 +162,6 @@ def _zone(name: str) -> ZoneInfo:
 
 def _no_zone(name: str) -> InvalidArgument:
     return InvalidArgument(
-        f"time zone {name!r} is not known: write an IANA name, for instance 'Europe/Berlin' or 'UTC'"
+        f"time zone {name!r} is not known: write an IANA name, for instance 'Europe/Berlin' "
+        "or 'UTC'"
     )

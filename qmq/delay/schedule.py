@@ -1,23 +1,27 @@
-"""The schedule: where each delayed message is, and its state. It is the projection of a delay group's logs (qmq/log/store.py).
+"""The schedule: where each delayed message is, and its state. It is the projection of a delay
+group's logs (qmq/log/store.py).
 
-The schedule is a pure function of the entries, in the order of the index: replicas have the same bytes in the same files, regardless of
-flushes and restarts. So nothing in this module may depend on time, randomness, or the number of bytes written to disk.
+The schedule is a pure function of the entries, in the order of the index: replicas have the same
+bytes in the same files, regardless of flushes and restarts. So nothing in this module may depend on
+time, randomness, or the number of bytes written to disk.
 
     take    a batch: to the bucket of its messages' due times, or cut into several
     act     PLAN, DONE, VOID, CANCEL, POSTPONE, RECUR, CLOSE: changes of a message's state (docs/DELAY.md).
             An action that does not apply is ignored
 
-*Bucket* of a message: `max(due_ms // bucket_ms, closed_before)`. Only the first kept bucket therefore has messages that were due before it
-begins, and the order of buckets is the order of due times too.
+*Bucket* of a message: `max(due_ms // bucket_ms, closed_before)`. Only the first kept bucket
+therefore has messages that were due before it begins, and the order of buckets is the order of due
+times too.
 
-*Aliases* lead from a message id to the message's current place, if it was moved, or is a recurring message's next run, as long as it is
-pending or planned. A recurring message's alias is its first id.
+*Aliases* lead from a message id to the message's current place, if it was moved, or is a recurring
+message's next run, as long as it is pending or planned. A recurring message's alias is its first
+id.
 
-A checkpoint has the lengths of files, open plans, aliases, and how many messages of each subject are pending (`ScheduleState`); a
-`SchedulePlan` writes it.
+A checkpoint has the lengths of files, open plans, aliases, and how many messages of each subject
+are pending (`ScheduleState`); a `SchedulePlan` writes it.
 
-A schedule that came from another replica has a *mark* in its folder: the state of its files. The mark counts until one of this replica's
-own checkpoints contains a schedule.
+A schedule that came from another replica has a *mark* in its folder: the state of its files. The
+mark counts until one of this replica's own checkpoints contains a schedule.
 """
 
 from __future__ import annotations
@@ -92,7 +96,9 @@ _ALIASED: Final = Struct("<iI")
 
 
 class ScheduleState(msgspec.Struct, array_like=True):
-    """Everything about a schedule except the content of its files. `buckets` and `aliases` are packed: see FORMAT.md."""
+    """Everything about a schedule except the content of its files. `buckets` and `aliases` are
+    packed: see FORMAT.md.
+    """
 
     version: int
     bucket_ms: int
@@ -156,7 +162,9 @@ def capture(
 
 
 def restore(bucket_ms: int | None, state: Any) -> ScheduleState:
-    """A state from a checkpoint or another replica. Raises LogDamaged if it does not fit this schedule (None: any)."""
+    """A state from a checkpoint or another replica. Raises LogDamaged if it does not fit this
+    schedule (None: any).
+    """
     if isinstance(state, ScheduleState):
         return state
     try:
@@ -167,11 +175,13 @@ def restore(bucket_ms: int | None, state: Any) -> ScheduleState:
         ) from cause
     if found.version != VERSION:
         raise LogDamaged(
-            f"the schedule has version {found.version}, this program supports {VERSION}: use the program that wrote it"
+            f"the schedule has version {found.version}, this program supports {VERSION}: use "
+            "the program that wrote it"
         )
     if bucket_ms not in (None, found.bucket_ms):
         raise LogDamaged(
-            f"the schedule's buckets last {found.bucket_ms} ms, not {bucket_ms}: a delay group's bucket length is fixed when it is created"
+            f"the schedule's buckets last {found.bucket_ms} ms, not {bucket_ms}: a delay "
+            "group's bucket length is fixed when it is created"
         )
     return found
 
@@ -200,9 +210,10 @@ def write_mark(disk: Disk, folder: Path, state: bytes) -> None:
 class PendingCounts:
     """How many messages of each subject a delay group still has to deliver: pending or planned.
 
-    A batch counts when it is stored, a recurring message's next run when it is written. A message no longer counts when it is delivered or
-    cancelled; one that is moved still counts. A checkpoint of an older version has no counts: what was stored before it then counts for
-    nothing, and no count falls below 0.
+    A batch counts when it is stored, a recurring message's next run when it is written. A message
+    no longer counts when it is delivered or cancelled; one that is moved still counts. A checkpoint
+    of an older version has no counts: what was stored before it then counts for nothing, and no
+    count falls below 0.
     """
 
     __slots__ = ("_counts",)
@@ -271,7 +282,9 @@ class Schedule:
 
     def _reset(self) -> None:
         self.is_whole = True
-        """False if the log does not reach back far enough and there was no earlier schedule. Then entries are ignored."""
+        """False if the log does not reach back far enough and there was no earlier schedule. Then
+        entries are ignored.
+        """
         self.index = 0
         self.closed_before = 0
         self.plans: dict[int, PlanAction] = {}
@@ -288,10 +301,12 @@ class Schedule:
         self._leftovers = Leftovers(self.folder)
         self._checkpoints = 0
 
-    # --- opening and closing -------------------------------------------------------------------------------------------
+    # --- opening and closing ----------------------------------------------------------------------
 
     def load(self, state: Any | None, replayed_from: int = 1) -> None:
-        """See `Projection.load`. Cuts files back, reads none of them. Raises LogDamaged, and then nothing was changed."""
+        """See `Projection.load`. Cuts files back, reads none of them. Raises LogDamaged, and then
+        nothing was changed.
+        """
         self._reset()
         make_private(self.folder)
         found = (
@@ -323,7 +338,7 @@ class Schedule:
     def close(self) -> None:
         self._files.close()
 
-    # --- checkpoints ---------------------------------------------------------------------------------------------------
+    # --- checkpoints ------------------------------------------------------------------------------
 
     def begin_checkpoint(self, index: int = 0) -> SchedulePlan:
         if not self.is_whole:
@@ -367,13 +382,14 @@ class Schedule:
 
     @staticmethod
     def adopt(folder: Path, state: bytes, disk: Disk | None = None) -> None:
-        """The folder has another replica's files, of `state` (MessagePack): the next opening takes them, if the log reaches back so far.
+        """The folder has another replica's files, of `state` (MessagePack): the next opening takes
+        them, if the log reaches back so far.
 
         They must have been synced. Raises DiskFull, FlushFailed.
         """
         write_mark(disk or Disk(), folder, state)
 
-    # --- storing -------------------------------------------------------------------------------------------------------
+    # --- storing ----------------------------------------------------------------------------------
 
     def take(self, index: int, append_time_ms: int, region: bytes, region_crc: int) -> None:
         if index <= self.index or not self.is_whole:
@@ -409,7 +425,9 @@ class Schedule:
             self._cut(index, append_time_ms, region, region_crc, flags & _FLAGS, due_times_ms)
 
     def subscribe(self, on_pending: Callable[[Places], None]) -> Callable[[], None]:
-        """Report messages immediately when they become pending (stored, moved, or next runs). Returns the function that ends this."""
+        """Report messages immediately when they become pending (stored, moved, or next runs).
+        Returns the function that ends this.
+        """
         self._on_pending = on_pending
 
         def unsubscribe() -> None:
@@ -499,7 +517,7 @@ class Schedule:
             first = end
         return ordinals
 
-    # --- acting --------------------------------------------------------------------------------------------------------
+    # --- acting -----------------------------------------------------------------------------------
 
     def act(self, index: int, append_time_ms: int, action: ScheduleAction) -> None:
         """See `Projection.act`. The actions of one entry have one index."""
@@ -606,7 +624,8 @@ class Schedule:
         )
 
     def _pieces(self, place: SchedulePlace) -> tuple[Pieces, int] | None:
-        """The parsed batch, and the message's place in it; None if there is no such message, or the batch can never be parsed.
+        """The parsed batch, and the message's place in it; None if there is no such message, or the
+        batch can never be parsed.
 
         Raises LogDamaged if the disk has changed it.
         """
@@ -633,14 +652,16 @@ class Schedule:
         self._alias_of[place] = message_id
 
     def _close_before(self, action: Close) -> None:
-        """Close the buckets that have no pending messages. Messages may have come since the master checked."""
+        """Close the buckets that have no pending messages. Messages may have come since the master
+        checked.
+        """
         left = next(
             (each.number for each in self._buckets if each.settled < each.count), action.before
         )
         self.closed_before = max(self.closed_before, min(action.before, left))
         self._leftovers.add(self._buckets.drop_before(self.closed_before))
 
-    # --- what became of them -------------------------------------------------------------------------------------------
+    # --- what became of them ----------------------------------------------------------------------
 
     def _marked(self, number: int) -> Bucket:
         """The bucket with the states of its messages loaded. Raises MessageNotFound, LogDamaged."""
@@ -663,11 +684,14 @@ class Schedule:
         return self._marked(place.bucket).mark_of(place.ordinal)
 
     def state_of(self, place: SchedulePlace) -> str:
-        """One of "pending", "planned", "delivered", "cancelled" or "moved". Raises MessageNotFound if its bucket is deleted, LogDamaged."""
+        """One of "pending", "planned", "delivered", "cancelled" or "moved". Raises MessageNotFound
+        if its bucket is deleted, LogDamaged.
+        """
         mark = self._mark_of(place)
         if mark is None:
             raise MessageNotFound(
-                f"there is no message {place.ordinal} in bucket {name_of(place.bucket, self.bucket_ms)}, or it was deleted"
+                f"there is no message {place.ordinal} in bucket "
+                f"{name_of(place.bucket, self.bucket_ms)}, or it was deleted"
             )
         return mark.name.lower()
 
@@ -683,14 +707,16 @@ class Schedule:
         return found
 
     def settled(self, bucket: int) -> npt.NDArray[np.bool_]:
-        """For each ordinal of the bucket whether it is planned, delivered, cancelled or moved. A copy. Raises LogDamaged."""
+        """For each ordinal of the bucket whether it is planned, delivered, cancelled or moved. A
+        copy. Raises LogDamaged.
+        """
         return (
             self._marked(bucket).marks() != DispatchMark.PENDING
             if bucket in self._buckets
             else np.zeros(0, np.bool_)
         )
 
-    # --- reading -------------------------------------------------------------------------------------------------------
+    # --- reading ----------------------------------------------------------------------------------
 
     def buckets(self) -> list[BucketInfo]:
         """All stored buckets, ascending."""
@@ -714,16 +740,20 @@ class Schedule:
         return BucketReader(self._disk, self._files, self._buckets.require(bucket))
 
     def rows(self, bucket: int, first: int, end: int) -> npt.NDArray[np.void]:
-        """Rows of the bucket's index (INDEX_ROW), including those that are only in memory. Raises MessageNotFound, LogDamaged."""
+        """Rows of the bucket's index (INDEX_ROW), including those that are only in memory. Raises
+        MessageNotFound, LogDamaged.
+        """
         return self._buckets.require(bucket).rows(first, end)
 
     def read(self, places: Places) -> list[DueMessage]:
-        """The messages in the order of the places; each batch is read once. Raises MessageNotFound, LogDamaged."""
+        """The messages in the order of the places; each batch is read once. Raises MessageNotFound,
+        LogDamaged.
+        """
         return buckets.read(self._buckets.require, self._cache, places)
 
     def read_ahead(self, from_ms: int, to_ms: int) -> ReadAheadPiece | None:
-        """The function to run in a thread so that messages due in this span can be read quickly; give its result to `note_read_ahead`.
-        None: no messages have to be read ahead.
+        """The function to run in a thread so that messages due in this span can be read quickly;
+        give its result to `note_read_ahead`. None: no messages have to be read ahead.
         """
         first, last = (
             max(at_ms // self.bucket_ms, self.closed_before) for at_ms in (from_ms, to_ms)
@@ -735,7 +765,9 @@ class Schedule:
         self._read_ahead.note(found)
 
     def alias(self, message_id: bytes) -> SchedulePlace | None:
-        """The current place of a moved or recurring message, by its first id (16 bytes); None for other messages and settled ones."""
+        """The current place of a moved or recurring message, by its first id (16 bytes); None for
+        other messages and settled ones.
+        """
         return self._aliases.get(message_id)
 
     def find(self, delayed: DelayedId) -> SchedulePlace:
@@ -761,9 +793,10 @@ class Schedule:
     def scan(
         self, subject: str, from_ms: int = 0, to_ms: int = 0, *, flags: int = 0
     ) -> Iterator[DueMessage]:
-        """Pending messages of the subject ("": of all) with from <= due < to (0: no limit), by due time. The schedule must not change
-        meanwhile. With `flags`, only messages of batches that have all of these flags; other batches are not read. Unreadable messages are
-        left out and logged. Raises LogDamaged if an index or a dispatch log cannot be read.
+        """Pending messages of the subject ("": of all) with from <= due < to (0: no limit), by due
+        time. The schedule must not change meanwhile. With `flags`, only messages of batches that
+        have all of these flags; other batches are not read. Unreadable messages are left out and
+        logged. Raises LogDamaged if an index or a dispatch log cannot be read.
         """
         end_ms = to_ms or 1 << 62
         first = max(from_ms // self.bucket_ms, self.closed_before)
@@ -779,7 +812,7 @@ class Schedule:
                         if not subject or each.subject == subject
                     )
 
-    # --- the invariant -------------------------------------------------------------------------------------------------
+    # --- the invariant ----------------------------------------------------------------------------
 
     def check(self) -> None:
         """Check the whole invariant. Reads everything; for tests."""

@@ -1,12 +1,14 @@
-"""The delay server's administration over gRPC: serves the master's `EngineAdmin`, and any replica's `ReplicaScheduleFiles`.
+"""The delay server's administration over gRPC: serves the master's `EngineAdmin`, and any replica's
+`ReplicaScheduleFiles`.
 
 Rules:
 * A replica that does not serve answers NotMaster, except to the two calls that copy the schedule.
-* A cancelled message can be cancelled again: a caller that lost the answer repeats the call, perhaps at the next master, with the same
-  result.
+* A cancelled message can be cancelled again: a caller that lost the answer repeats the call,
+  perhaps at the next master, with the same result.
 * Answers are limited: pages of lists and parts of files to 4 MiB.
 
-`describe_schedule` is the caller's side of DescribeSchedule: it asks for the state piece by piece, since it may be longer than an answer.
+`describe_schedule` is the caller's side of DescribeSchedule: it asks for the state piece by piece,
+since it may be longer than an answer.
 """
 
 from __future__ import annotations
@@ -45,7 +47,9 @@ class DelayIdentity(NamedTuple):
 
 
 class DelayService(delay_pb2_grpc.DelayControlServicer):
-    """Implements delay.proto. `admin` returns the `EngineAdmin` while this replica is a serving master, else None."""
+    """Implements delay.proto. `admin` returns the `EngineAdmin` while this replica is a serving
+    master, else None.
+    """
 
     def __init__(
         self,
@@ -67,7 +71,8 @@ class DelayService(delay_pb2_grpc.DelayControlServicer):
         admin = self._admin_now()
         if admin is None:
             raise NotMaster(
-                f"replica {self._identity.replica} of delay group {self._identity.group} does not serve: ask the new master"
+                f"replica {self._identity.replica} of delay group {self._identity.group} "
+                "does not serve: ask the new master"
             )
         return admin
 
@@ -75,11 +80,12 @@ class DelayService(delay_pb2_grpc.DelayControlServicer):
         delayed = DelayedId.parse(text)
         if delayed.group != self._identity.group:
             raise InvalidArgument(
-                f"{text} is kept by delay group {delayed.group!r}, and this is {self._identity.group!r}: ask there"
+                f"{text} is kept by delay group {delayed.group!r}, and this is "
+                f"{self._identity.group!r}: ask there"
             )
         return delayed
 
-    # --- one message ---------------------------------------------------------------------------------------------------
+    # --- one message ------------------------------------------------------------------------------
 
     @answering
     async def CancelDelayed(self, request: pb.CancelDelayedRequest) -> pb.DelayedMessage:
@@ -122,7 +128,7 @@ class DelayService(delay_pb2_grpc.DelayControlServicer):
             body_bytes=len(message.body),
         )
 
-    # --- many ----------------------------------------------------------------------------------------------------------
+    # --- many -------------------------------------------------------------------------------------
 
     @answering
     async def ListDelayed(self, request: pb.ListDelayedRequest) -> pb.ListDelayedResponse:
@@ -175,7 +181,7 @@ class DelayService(delay_pb2_grpc.DelayControlServicer):
             stored_bytes=info.stored_bytes,
         )
 
-    # --- for another replica -------------------------------------------------------------------------------------------
+    # --- for another replica ----------------------------------------------------------------------
 
     @answering
     async def DescribeSchedule(self, request: pb.DescribeScheduleRequest) -> pb.ScheduleDescription:
@@ -195,7 +201,8 @@ class DelayService(delay_pb2_grpc.DelayControlServicer):
     async def ReadSchedule(self, request: pb.ReadScheduleRequest) -> pb.ReadScheduleResponse:
         if not is_file_name(request.file):
             raise InvalidArgument(
-                f"{request.file!r} is not a file of a schedule: names look like 20261121T130000Z.log, .idx or .done"
+                f"{request.file!r} is not a file of a schedule: names look like "
+                "20261121T130000Z.log, .idx or .done"
             )
         if request.offset < 0:
             raise InvalidArgument(f"the offset in a file must be 0 or more, not {request.offset}")
@@ -204,7 +211,8 @@ class DelayService(delay_pb2_grpc.DelayControlServicer):
             data = await asyncio.to_thread(self._files.read, request.file, request.offset, most)
         except FileNotFoundError:
             raise InvalidArgument(
-                f"{request.file} does not exist or was deleted: describe the schedule again and restart the transfer"
+                f"{request.file} does not exist or was deleted: describe the schedule again "
+                "and restart the transfer"
             ) from None
         return pb.ReadScheduleResponse(data=data)
 
@@ -244,7 +252,9 @@ TRIES: Final = 5
 
 
 async def describe_schedule(stub: Any, *, timeout_s: float) -> pb.ScheduleDescription:
-    """The whole state. `timeout_s` is for one piece. Raises grpc.RpcError; Unavailable if checkpoints follow each other too fast."""
+    """The whole state. `timeout_s` is for one piece. Raises grpc.RpcError; Unavailable if
+    checkpoints follow each other too fast.
+    """
     for _ in range(TRIES):
         found: pb.ScheduleDescription = await stub.DescribeSchedule(
             pb.DescribeScheduleRequest(offset=0), timeout=timeout_s
@@ -264,5 +274,6 @@ async def describe_schedule(stub: Any, *, timeout_s: float) -> pb.ScheduleDescri
                 state=b"".join(pieces), index=found.index, state_bytes=found.state_bytes
             )
     raise Unavailable(
-        "the replica writes checkpoints faster than its schedule's state can be read: ask again later"
+        "the replica writes checkpoints faster than its schedule's state can be read: ask "
+        "again later"
     )

@@ -1,7 +1,9 @@
-"""The wheel: messages due in the near future, 8 bytes each. It returns due messages tick by tick, oldest first. Pure.
+"""The wheel: messages due in the near future, 8 bytes each. It returns due messages tick by tick,
+oldest first. Pure.
 
-The classic wheel is an array of slots, one for each tick: a message is put into the slot of its due time, and each tick empties a slot.
-Here the slots are *computed*: messages are in a few sorted runs (below), and a tick's slot is the front of each run up to that tick.
+The classic wheel is an array of slots, one for each tick: a message is put into the slot of its due
+time, and each tick empties a slot. Here the slots are *computed*: messages are in a few sorted runs
+(below), and a tick's slot is the front of each run up to that tick.
 
     tick 500 ms, two runs:   A  due  100  400  700 1300          B  due  450  900
     advance( 499)   boundary    0: nothing is due                A  100 ...                   B  450 ...
@@ -9,37 +11,44 @@ Here the slots are *computed*: messages are in a few sorted runs (below), and a 
     advance( 999)   boundary  500: nothing more
     advance(1200)   boundary 1000: A gives 700, B gives 900      A  1300                      B  (gone)
 
-Advantages: a loaded slice of two million messages becomes a run by sorting it, in a thread, and adding the run costs nothing; a message
-takes 8 bytes and no object; a slot takes no memory, whether the wheel has an hour or a minute; and the messages of a slot are in order.
-With real slots, each message would need a search for its slot, and each slot a growing array: 7,200 an hour, most of them half empty.
+Advantages: a loaded slice of two million messages becomes a run by sorting it, in a thread, and
+adding the run costs nothing; a message takes 8 bytes and no object; a slot takes no memory, whether
+the wheel has an hour or a minute; and the messages of a slot are in order. With real slots, each
+message would need a search for its slot, and each slot a growing array: 7,200 an hour, most of them
+half empty.
 
-Single messages and small lots go to a *basket*, which is unsorted and searched at every tick; a full basket becomes a run. Four runs of
-similar size are merged into one, up to `RUN_MESSAGES_MAX`. A message is therefore sorted three times in all, and there are few runs: one
-for every 65,536 waiting messages, and a handful.
+Single messages and small lots go to a *basket*, which is unsorted and searched at every tick; a
+full basket becomes a run. Four runs of similar size are merged into one, up to `RUN_MESSAGES_MAX`.
+A message is therefore sorted three times in all, and there are few runs: one for every 65,536
+waiting messages, and a handful.
 
-The wheel never removes single messages. A message that was cancelled or moved leaves it like any other, and the caller skips it.
+The wheel never removes single messages. A message that was cancelled or moved leaves it like any
+other, and the caller skips it.
 
-A run holds sorted places, 8 bytes each, and is made safely in a thread. It holds places of one bucket whose due times agree in their upper
-bits, its *era* (`due_ms >> 32`: seven weeks). The rest of a place then fits into one number, and the order of the numbers is the order of
-(due, ordinal):
+A run holds sorted places, 8 bytes each, and is made safely in a thread. It holds places of one
+bucket whose due times agree in their upper bits, its *era* (`due_ms >> 32`: seven weeks). The rest
+of a place then fits into one number, and the order of the numbers is the order of (due, ordinal):
 
     key = (due_ms & 0xFFFF_FFFF) << 32 | ordinal
 
     due 1_763_730_000_250 of ordinal 7:  era 410, key 2_812_640_506 << 32 | 7
 
-Sorting a run is therefore sorting 64-bit integers in place, which is the fastest sort there is; merging runs is joining and sorting them.
-A run is read from its front only. The part that was read is cut off when it is a quarter of the array, so memory follows the messages.
+Sorting a run is therefore sorting 64-bit integers in place, which is the fastest sort there is;
+merging runs is joining and sorting them. A run is read from its front only. The part that was read
+is cut off when it is a quarter of the array, so memory follows the messages.
 
-A *slice* is the first pending messages of a bucket in a span of time, found in one scan of its index (`sift`). A bucket's index is in the
-order of arrival, and may be larger than memory, so it is read in pieces through a *sieve*, which keeps messages that are pending and due in
-[first_ms, end_ms). When it has kept one and a half times `messages_max`, it lowers `end_ms` so that at most `messages_max` remain, and
-drops the others: the next slice begins there.
+A *slice* is the first pending messages of a bucket in a span of time, found in one scan of its
+index (`sift`). A bucket's index is in the order of arrival, and may be larger than memory, so it is
+read in pieces through a *sieve*, which keeps messages that are pending and due in [first_ms,
+end_ms). When it has kept one and a half times `messages_max`, it lowers `end_ms` so that at most
+`messages_max` remain, and drops the others: the next slice begins there.
 
     messages_max 3, [0, 1000):   pieces 500 20 300 900 | 40 700 | 60
-    kept:   500 20 300 900    with 40 700 too many: [0, 500) 20 300 40    at the end [0, 300): 20 40 60
+    kept:   500 20 300 900    with 40 700 too many: [0, 500) 20 300 40    at the end [0, 300): 20 40
+                                                                          60
 
-The cut is by due time only, so a slice is all that is due in [first_ms, end_ms). If more than `messages_max` are due in its first
-millisecond, the slice is that millisecond, whole.
+The cut is by due time only, so a slice is all that is due in [first_ms, end_ms). If more than
+`messages_max` are due in its first millisecond, the slice is that millisecond, whole.
 """
 
 from __future__ import annotations
@@ -55,7 +64,9 @@ from qmq.delay.buckets import BucketReader
 from qmq.delay.interfaces import Places
 
 RUN_MESSAGES_MAX: Final = 1 << 18
-"""Longer runs are cut: sorting this many places takes a few milliseconds, for which the event loop waits."""
+"""Longer runs are cut: sorting this many places takes a few milliseconds, for which the event loop
+waits.
+"""
 _TRIM_MIN: Final = 1024
 _ERA_BITS: Final = 32
 _LOW: Final = (1 << 32) - 1
@@ -64,7 +75,9 @@ _LOW_BITS: Final = np.uint64(_LOW)
 
 
 class WheelRun:
-    """Sorted keys of one bucket and era. `keys` belongs to the run; the keys before `at` have left."""
+    """Sorted keys of one bucket and era. `keys` belongs to the run; the keys before `at` have
+    left.
+    """
 
     __slots__ = ("at", "bucket", "era", "head_ms", "keys")
 
@@ -96,7 +109,9 @@ class WheelRun:
         return int(self.keys[self.at :].searchsorted(last, "right"))
 
     def samples(self, step: int, most: int) -> npt.NDArray[np.int64]:
-        """The due times of every `step`-th of the first `most` messages: at each, `step` more messages are due."""
+        """The due times of every `step`-th of the first `most` messages: at each, `step` more
+        messages are due.
+        """
         return self._due_times_ms(self.keys[self.at + step - 1 : self.at + most : step])
 
     def first(self, count: int) -> Places:
@@ -135,7 +150,9 @@ class WheelRun:
 
 
 def runs_of(places: Places) -> list[WheelRun]:
-    """Sort places in any order into runs: one for each bucket and era; long ones are cut in order."""
+    """Sort places in any order into runs: one for each bucket and era; long ones are cut in
+    order.
+    """
     if not len(places):
         return []
     eras = places.due_times_ms >> _ERA_BITS
@@ -209,7 +226,7 @@ class Wheel:
         self.left_ms = _NEVER
         """The latest due time of all messages that left."""
 
-    # --- coming in -----------------------------------------------------------------------------------------------------
+    # --- coming in --------------------------------------------------------------------------------
 
     def add(self, places: Places) -> None:
         """Add messages in any order and with any due times, past ones included."""
@@ -257,11 +274,12 @@ class Wheel:
             for one in merged(same_size):
                 self._insert(one)
 
-    # --- going out -----------------------------------------------------------------------------------------------------
+    # --- going out --------------------------------------------------------------------------------
 
     def advance(self, now_ms: int, most: int = MOST) -> Places:
-        """Remove and return the messages that are due at or before the last tick up to `now_ms`, in the order (due, bucket, ordinal); at
-        most `messages_max`, the oldest. The rest comes with the next call. `now_ms` may be smaller than in the call before.
+        """Remove and return the messages that are due at or before the last tick up to `now_ms`, in
+        the order (due, bucket, ordinal); at most `messages_max`, the oldest. The rest comes with
+        the next call. `now_ms` may be smaller than in the call before.
         """
         boundary_ms = now_ms // self.tick_ms * self.tick_ms
         self._sort_due(boundary_ms)
@@ -312,7 +330,9 @@ class Wheel:
         return places
 
     def next_due_ms(self) -> int | None:
-        """When the next message leaves: its due time, rounded up to a tick. None if the wheel is empty."""
+        """When the next message leaves: its due time, rounded up to a tick. None if the wheel is
+        empty.
+        """
         if not self._count:
             return None
         heads = [run.head_ms for run in self._runs]
@@ -320,12 +340,13 @@ class Wheel:
             heads.append(int(self._due_times_ms[: self._gathered].min()))
         return -(-min(heads) // self.tick_ms) * self.tick_ms
 
-    # --- giving back ---------------------------------------------------------------------------------------------------
+    # --- giving back ------------------------------------------------------------------------------
 
     def shrink(self, messages: int, first_ms: int = _NEVER) -> int | None:
-        """Remove the messages with the latest due times, so that at most `messages` stay. Returns the due time from which on messages were
-        removed; None if none were. The cut is by due time: after all messages that ever left, not before `first_ms`, and the messages that
-        are due first stay.
+        """Remove the messages with the latest due times, so that at most `messages` stay. Returns
+        the due time from which on messages were removed; None if none were. The cut is by due time:
+        after all messages that ever left, not before `first_ms`, and the messages that are due
+        first stay.
         """
         if self._count <= messages:
             return None
@@ -371,7 +392,9 @@ def _size_class(run: WheelRun) -> int:
 
 
 def _cut_ms(runs: list[WheelRun], most: int) -> int:
-    """A due time by which at least `most` of the messages are due, and not many times as many; or the latest due time."""
+    """A due time by which at least `most` of the messages are due, and not many times as many; or
+    the latest due time.
+    """
     step = -(-most // _SAMPLES)
     samples = np.concatenate([run.samples(step, most) for run in runs])
     needed = -(-most // step)
@@ -442,7 +465,9 @@ def sift(
     count: int,
     piece: int = PIECE,
 ) -> list[WheelRun]:
-    """Pass a bucket's first `count` rows through the sieve; in a thread. Raises LogDamaged, OSError."""
+    """Pass a bucket's first `count` rows through the sieve; in a thread. Raises LogDamaged,
+    OSError.
+    """
     for first in range(0, count, piece):
         end = min(first + piece, count)
         sieve.take(first, reader.read(first, end), settled[first:end])

@@ -1,16 +1,22 @@
 """The balancer: which broker group takes the next batch of an unordered subject. Pure.
 
 Rules:
-* Groups take turns, in the order in which they became known. The turn is *sticky*: a group gets batches until `stay_bytes` are sent (a
-  small batch counts as `BATCH_COST_BYTES`: about 30 lone messages), then the next group gets them. Switching for each batch would halve the
-  batches of a producer of lone messages; never switching would load one group. With `stay_bytes` 0 each batch goes to the next group.
-* A group without room (back-pressure, a pause, no connection) is skipped immediately, so a slow group gets what it can take.
-* A group that is stalled (it does not answer) is used only if there is no other, and keeps the turn for one batch only.
-* A group that is drained, or that no longer has the subject, gets nothing new; it stays known, since lookups of batches that it may have go
-  there. While no group is writable, batches wait, and the caller asks a metaserver for others.
+* Groups take turns, in the order in which they became known. The turn is *sticky*: a group gets
+  batches until `stay_bytes` are sent (a small batch counts as `BATCH_COST_BYTES`: about 30 lone
+  messages), then the next group gets them. Switching for each batch would halve the batches of a
+  producer of lone messages; never switching would load one group. With `stay_bytes` 0 each batch
+  goes to the next group.
+* A group without room (back-pressure, a pause, no connection) is skipped immediately, so a slow
+  group gets what it can take.
+* A group that is stalled (it does not answer) is used only if there is no other, and keeps the turn
+  for one batch only.
+* A group that is drained, or that no longer has the subject, gets nothing new; it stays known,
+  since lookups of batches that it may have go there. While no group is writable, batches wait, and
+  the caller asks a metaserver for others.
 
-The producer and the delay server use it. Spark's sink does not (`BalancedRows`): several attempts of one task may run at once and must
-agree without asking, so not turns but the number of the batch's first row decides.
+The producer and the delay server use it. Spark's sink does not (`BalancedRows`): several attempts
+of one task may run at once and must agree without asking, so not turns but the number of the
+batch's first row decides.
 """
 
 from __future__ import annotations
@@ -37,9 +43,10 @@ G = TypeVar("G", bound=GroupWindow)
 
 
 class Balancer(Generic[G]):
-    """`make` makes the destination of a broker group at its first use. `has_room` says whether a batch of so many bytes can be sent there
-    now. `first` returns the index, below a number, after which turns begin. `turned` is called at each search for the next group, with
-    the group that gets the turn, if any, and those that were skipped.
+    """`make` makes the destination of a broker group at its first use. `has_room` says whether a
+    batch of so many bytes can be sent there now. `first` returns the index, below a number, after
+    which turns begin. `turned` is called at each search for the next group, with the group that
+    gets the turn, if any, and those that were skipped.
     """
 
     def __init__(
@@ -91,7 +98,9 @@ class Balancer(Generic[G]):
             self._at = self._first(len(self._turns))
 
     def pick(self, size: int) -> G | None:
-        """The group for the next batch, of `size` bytes; None if no group has room. Call `charge` afterwards if the batch is sent."""
+        """The group for the next batch, of `size` bytes; None if no group has room. Call `charge`
+        afterwards if the batch is sent.
+        """
         group = self._current
         if (
             group is not None

@@ -1,7 +1,7 @@
 """The state of one batch in flight, for all senders. Pure.
 
-A batch is *certainly not stored* when every try was answered by a refusal. A try without an answer, or with an unknown outcome, makes the
-batch uncertain: then only its destination can decide.
+A batch is *certainly not stored* when every try was answered by a refusal. A try without an answer,
+or with an unknown outcome, makes the batch uncertain: then only its destination can decide.
 """
 
 from __future__ import annotations
@@ -24,13 +24,19 @@ class InFlightBatch:
     is_uncertain: bool = False
     """Whether the outcome of any try is unknown."""
     is_out: bool = False
-    """Whether a sealed partition answered that the batch is not stored there: then earlier tries do not matter."""
+    """Whether a sealed partition answered that the batch is not stored there: then earlier tries do
+    not matter.
+    """
     first_question: int = 0
-    """The first attempt after the window learned that the partition is no longer in the route; 0: none."""
+    """The first attempt after the window learned that the partition is no longer in the route; 0:
+    none.
+    """
     run: int = 0
     """The run of sending in which the batch was sent last."""
     is_gone: bool = False
-    """Whether the batch is decided, or its messages are in another batch: late answers are ignored."""
+    """Whether the batch is decided, or its messages are in another batch: late answers are
+    ignored.
+    """
     failure: QmqError | None = None
     """The error of the last try."""
     encoded: tuple[bytes, ...] | None = None

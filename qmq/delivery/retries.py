@@ -1,4 +1,5 @@
-"""The rules of a retry for all senders of batches: which refusals are retried, after which pause, and the final error. Pure but for jitter.
+"""The rules of a retry for all senders of batches: which refusals are retried, after which pause,
+and the final error. Pure but for jitter.
 
 | sender | sent again under its number | rest after refusals in a row |
 |---|---|---|
@@ -7,8 +8,9 @@
 | `SINK`: rows to a broker group | as a producer | `rest_s` |
 | `ORDERED_SINK`: to a partition | also what lost its number to another attempt of the task | `rest_s` |
 
-What is not sent again goes to the window's `_reject`. Tries are not counted: a producer's batch has a deadline (`InFlightBatch.until`), the
-delay server tries forever, and Spark's task fails after `qmq.retryMs` without progress.
+What is not sent again goes to the window's `_reject`. Tries are not counted: a producer's batch has
+a deadline (`InFlightBatch.until`), the delay server tries forever, and Spark's task fails after
+`qmq.retryMs` without progress.
 """
 
 from __future__ import annotations
@@ -36,14 +38,16 @@ PAUSE_S_MAX: Final = 30.0
 
 
 def is_worth_another_try(failure: QmqError) -> bool:
-    """Whether to retry after this refusal. A batch that was damaged on its way is sent again, and a broker may learn of a new subject later
-    than the sender.
+    """Whether to retry after this refusal. A batch that was damaged on its way is sent again, and a
+    broker may learn of a new subject later than the sender.
     """
     return isinstance(failure, Unavailable | CorruptBatch | UnknownSubject)
 
 
 def final(failure: QmqError | None, batch: InFlightBatch) -> QmqError:
-    """The error of a batch that failed. If a try is unanswered, the outcome is unknown, for any last refusal, and the text says so."""
+    """The error of a batch that failed. If a try is unanswered, the outcome is unknown, for any
+    last refusal, and the text says so.
+    """
     outcome = Outcome.UNKNOWN if batch.is_uncertain else Outcome.NOT_STORED
     if failure is None or isinstance(failure, Unavailable):
         last = failure or "no broker group took or refused them"
@@ -58,7 +62,10 @@ def final(failure: QmqError | None, batch: InFlightBatch) -> QmqError:
         error.__cause__ = failure
         return error
     if batch.is_uncertain and failure.outcome is Outcome.NOT_STORED:
-        said = f"it is not known whether an earlier try stored the messages; the last was refused: {failure.message}"
+        said = (
+            "it is not known whether an earlier try stored the messages; the last was refused: "
+            f"{failure.message}"
+        )
         code, failure = failure.code, type(failure)(said, outcome=outcome)
         failure.code = code
     return failure
@@ -72,7 +79,9 @@ def rest_s(refusals: int, failure: QmqError) -> float:
 
 
 def pause_s(refusals: int, failure: QmqError) -> float:
-    """As `rest_s` while a broker is busy or unreachable; rising to 30 s if an operator has to act."""
+    """As `rest_s` while a broker is busy or unreachable; rising to 30 s if an operator has to
+    act.
+    """
     if isinstance(failure, Unavailable | CorruptBatch | NeverReached):
         return rest_s(refusals, failure)
     return min(_PAUSE_S * 2.0 ** min(refusals, 10), PAUSE_S_MAX) * random.uniform(0.7, 1.0)  # noqa: S311 - jitter, not a secret
@@ -82,7 +91,9 @@ class RetryRules(NamedTuple):
     """How one kind of sender retries."""
 
     is_retried: Callable[[QmqError, bool], bool]
-    """(refusal, whether the batch is certainly not stored) -> whether the batch is sent again under its number."""
+    """(refusal, whether the batch is certainly not stored) -> whether the batch is sent again under
+    its number.
+    """
     rest_s: Callable[[int, QmqError], float]
     """(refusals in a row, the last one) -> seconds to rest."""
 
@@ -92,7 +103,9 @@ def _is_retried(failure: QmqError, is_certain: bool) -> bool:
 
 
 def _is_retried_by_delay_server(failure: QmqError, is_certain: bool) -> bool:
-    """A batch that may be stored keeps its number and destination, so only a permanent refusal ends its tries."""
+    """A batch that may be stored keeps its number and destination, so only a permanent refusal ends
+    its tries.
+    """
     return is_worth_another_try(failure) or not (is_certain or isinstance(failure, InvalidArgument))
 
 

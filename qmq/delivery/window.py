@@ -1,5 +1,5 @@
-"""The in-flight window: numbered batches on their way to one destination (a broker group or a partition), sent again until the outcome of
-each is known. Pure: the caller passes the time.
+"""The in-flight window: numbered batches on their way to one destination (a broker group or a
+partition), sent again until the outcome of each is known. Pure: the caller passes the time.
 
     flight   [ on their way over the connection in use | to be sent, or to be sent again ]
                        │                       ▲
@@ -7,17 +7,19 @@ each is known. Pure: the caller passes the time.
                        └─ refused, or outcome unknown: this batch and all after it, in order, after a rest
 
 Rules that every window keeps:
-* Batches leave in order, and at most `window` are on their way. One may always be, however large it is.
-* A refusal begins a new *run* of sending: the window rests, then sends one batch as a probe. Only an answer to a batch of the current run
-  ends the resting.
-* A lost connection begins a new run too. All undecided batches are sent again over the next connection, in order; answers to earlier tries
-  still count when they arrive.
-* A partition that a newer route does not have is *left*: no new batch is sent there. Batches of unknown outcome are sent again, to learn
-  their outcome. The window is settled when its first undecided batch is certainly not stored, or there is none.
+* Batches leave in order, and at most `window` are on their way. One may always be, however large it
+  is.
+* A refusal begins a new *run* of sending: the window rests, then sends one batch as a probe. Only
+  an answer to a batch of the current run ends the resting.
+* A lost connection begins a new run too. All undecided batches are sent again over the next
+  connection, in order; answers to earlier tries still count when they arrive.
+* A partition that a newer route does not have is *left*: no new batch is sent there. Batches of
+  unknown outcome are sent again, to learn their outcome. The window is settled when its first
+  undecided batch is certainly not stored, or there is none.
 * A left partition that is *fenced*, and gave no deciding answer for `ask_s`, is given up.
 
-Subclasses differ in what they add to a flight, and in the meaning of a final refusal: each overrides the hooks in the section "what a kind
-of window says".
+Subclasses differ in what they add to a flight, and in the meaning of a final refusal: each
+overrides the hooks in the section "what a kind of window says".
 """
 
 from __future__ import annotations
@@ -30,14 +32,18 @@ from qmq.delivery.retries import RetryRules
 from qmq.errors import Outcome, OutOfSequence, QmqError, RouteChanged
 
 ASK_S: Final = 0.5
-"""How long a fenced partition is asked before the sender gives up the batches that may be stored there."""
+"""How long a fenced partition is asked before the sender gives up the batches that may be stored
+there.
+"""
 UNLIMITED: Final = 1 << 40
 
 B = TypeVar("B", bound=InFlightBatch)
 
 
 class InFlightWindow(Generic[B]):
-    """Batches on their way to one destination; at most `window` of them are unanswered at a time."""
+    """Batches on their way to one destination; at most `window` of them are unanswered at a
+    time.
+    """
 
     def __init__(self, window: int, rules: RetryRules, ask_s: float = ASK_S) -> None:
         self.flight: list[B] = []
@@ -58,7 +64,7 @@ class InFlightWindow(Generic[B]):
         self._quiet_since = 0.0
         self._is_given_up = False
 
-    # --- what a kind of window says --------------------------------------------------------------------------------------
+    # --- what a kind of window says ---------------------------------------------------------------
 
     def _may_send(self, batch: B) -> bool:
         """Whether the first unsent batch may be sent now."""
@@ -73,16 +79,20 @@ class InFlightWindow(Generic[B]):
         raise NotImplementedError
 
     def _forgotten(self, batch: B) -> None:
-        """The first batch of the flight was refused as out of sequence: the broker has forgotten the producer."""
+        """The first batch of the flight was refused as out of sequence: the broker has forgotten
+        the producer.
+        """
 
     def _give_up(self) -> None:
         """The partition is fenced and was asked for long enough: give up its batches."""
         self._is_given_up = True
 
-    # --- out -------------------------------------------------------------------------------------------------------------
+    # --- out --------------------------------------------------------------------------------------
 
     def has_room(self, size: int, now: float, room: int = UNLIMITED) -> bool:
-        """Whether another batch of `size` bytes may be sent now. `room` is the allowed number of bytes; one batch is always allowed."""
+        """Whether another batch of `size` bytes may be sent now. `room` is the allowed number of
+        bytes; one batch is always allowed.
+        """
         sent = self._sent
         return (
             self.is_connected
@@ -92,7 +102,9 @@ class InFlightWindow(Generic[B]):
         )
 
     def next(self, now: float, room: int = UNLIMITED) -> B | None:
-        """The next batch to send over the current connection, which counts as sent from now on; None if there is none."""
+        """The next batch to send over the current connection, which counts as sent from now on;
+        None if there is none.
+        """
         if self._sent == len(self.flight) or self.is_settled:
             return None
         batch = self.flight[self._sent]
@@ -112,19 +124,23 @@ class InFlightWindow(Generic[B]):
 
     @property
     def is_settled(self) -> bool:
-        """Whether the partition is left, and the outcome of every batch that was sent there is known or given up."""
+        """Whether the partition is left, and the outcome of every batch that was sent there is
+        known or given up.
+        """
         return self.is_left and (not self.flight or self.flight[0].is_certain or self._is_given_up)
 
     def wake_at(self, now: float) -> float:
-        """When `tick` and `next` must be called at the latest; infinity if only an event can change anything."""
+        """When `tick` and `next` must be called at the latest; infinity if only an event can change
+        anything.
+        """
         at = self._quiet_since + self._ask_s if self._is_asking_fenced else math.inf
         return min(at, self._rests_until) if self._rests_until > now else at
 
-    # --- in: answers -----------------------------------------------------------------------------------------------------
+    # --- in: answers ------------------------------------------------------------------------------
 
     def acknowledged(self, batch: B, now: float) -> bool:
-        """A try was answered: the batch is stored. False if the batch was decided before. Each try is answered once, in any order, perhaps
-        long after the connection was replaced.
+        """A try was answered: the batch is stored. False if the batch was decided before. Each try
+        is answered once, in any order, perhaps long after the connection was replaced.
         """
         batch.unanswered -= 1
         if batch.is_gone:
@@ -178,10 +194,12 @@ class InFlightWindow(Generic[B]):
         self.is_stalled = self.is_stalled and bool(self.flight)
         batch.is_gone = True
 
-    # --- in: connections and routes --------------------------------------------------------------------------------------
+    # --- in: connections and routes ---------------------------------------------------------------
 
     def connected(self) -> None:
-        """A connection to the group's master is open: undecided batches are sent again over it, in order."""
+        """A connection to the group's master is open: undecided batches are sent again over it, in
+        order.
+        """
         self.is_connected, self.is_stalled = True, False
         self._rests_until = 0.0
         if not self._refusals:
@@ -189,7 +207,9 @@ class InFlightWindow(Generic[B]):
         self._begin_again()
 
     def disconnected(self, cause: QmqError) -> None:
-        """The connection is closed or lost, or none could be opened. Its unanswered tries stay unanswered until a later answer decides."""
+        """The connection is closed or lost, or none could be opened. Its unanswered tries stay
+        unanswered until a later answer decides.
+        """
         self.is_connected = False
         self.trouble = cause
         self._begin_again()
@@ -212,10 +232,12 @@ class InFlightWindow(Generic[B]):
         self.is_fenced = is_fenced
 
     def keep(self) -> None:
-        """A newer route still has the partition: a broker that refused a batch as rerouted did not know the route yet."""
+        """A newer route still has the partition: a broker that refused a batch as rerouted did not
+        know the route yet.
+        """
         self.wants_route = False
 
-    # --- in: time --------------------------------------------------------------------------------------------------------
+    # --- in: time ---------------------------------------------------------------------------------
 
     def tick(self, now: float) -> None:
         """Give up batches that were asked for long enough."""

@@ -1,4 +1,5 @@
-"""The RocketMQ gateway: clients of Apache RocketMQ 5 (gRPC, `apache.rocketmq.v2`) send to and receive from QMQ. See docs/ROCKETMQ.md.
+"""The RocketMQ gateway: clients of Apache RocketMQ 5 (gRPC, `apache.rocketmq.v2`) send to and
+receive from QMQ. See docs/ROCKETMQ.md.
 
 messages          converts RocketMQ's messages, names, digests and compression, and QMQ's   pure
 status            QMQ's errors as RocketMQ's codes, and the count of answers                pure

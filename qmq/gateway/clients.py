@@ -1,23 +1,26 @@
 """The live clients: those with a Telemetry stream, and those that sent a heartbeat.
 
-An identity has at most SESSIONS_MAX clients. One more takes the place of the client that was silent for longest and has no stream; a client
-that is named by more than CLIENT_ID_CHARS_MAX characters is refused.
+An identity has at most SESSIONS_MAX clients. One more takes the place of the client that was silent
+for longest and has no stream; a client that is named by more than CLIENT_ID_CHARS_MAX characters is
+refused.
 
-A client is alive while its stream is open, and for two minutes after its last heartbeat: messages that it received with automatic renewal
-stay invisible to other clients during that time.
+A client is alive while its stream is open, and for two minutes after its last heartbeat: messages
+that it received with automatic renewal stay invisible to other clients during that time.
 
-*Who a client is.* An access key, a signature with its secret key, and the QMQ principal of the access key.
+*Who a client is.* An access key, a signature with its secret key, and the QMQ principal of the
+access key.
 
     authorization: MQv2-HMAC-SHA1 Credential=ACCESSKEY, SignedHeaders=x-mq-date-time, Signature=HEX
     x-mq-date-time: 20261124T120000Z          the signed text; the signature is HMAC-SHA1 with the secret key
 
-QMQ keeps only the digests of tokens, but checking a signature requires the secret key. The gateway therefore has a file with the secret
-keys, and a token of QMQ for each key, with which it sends and receives for that client: rules, quotas and the audit log see the token's
-principal.
+QMQ keeps only the digests of tokens, but checking a signature requires the secret key. The gateway
+therefore has a file with the secret keys, and a token of QMQ for each key, with which it sends and
+receives for that client: rules, quotas and the audit log see the token's principal.
 
     [{"access_key": "shop", "secret_key": "...", "token": "qmq_..."}, ...]
 
-The signature covers only a time that the client states, as RocketMQ defines it: anyone who can read a request can forge others. Use TLS.
+The signature covers only a time that the client states, as RocketMQ defines it: anyone who can read
+a request can forge others. Use TLS.
 """
 
 from __future__ import annotations
@@ -46,7 +49,9 @@ Write = Callable[[calls.TelemetryCommand], Awaitable[None]]
 
 @dataclass(slots=True, eq=False)
 class ClientSession:
-    """One client. `streams` are its open Telemetry streams, `published` the subjects to which it sends."""
+    """One client. `streams` are its open Telemetry streams, `published` the subjects to which it
+    sends.
+    """
 
     client_id: str
     heard_ms: int
@@ -55,8 +60,8 @@ class ClientSession:
 
 
 class TelemetryStream:
-    """The gateway's end of a Telemetry stream. It writes one command after another, and calls `note` with each command. `end` cancels the
-    task that serves the stream.
+    """The gateway's end of a Telemetry stream. It writes one command after another, and calls
+    `note` with each command. `end` cancels the task that serves the stream.
     """
 
     def __init__(
@@ -77,7 +82,9 @@ class TelemetryStream:
 
     @property
     def is_writing(self) -> bool:
-        """True while a command waits for gRPC, which takes no more for a client that does not read."""
+        """True while a command waits for gRPC, which takes no more for a client that does not
+        read.
+        """
         return self._lock.locked()
 
     async def send(self, command: calls.TelemetryCommand) -> None:
@@ -99,7 +106,9 @@ class ClientSessions:
         return len(self._sessions)
 
     def hear(self, client_id: str) -> ClientSession:
-        """Record a sign of life of the client, and return its session. Raises Refused for a long name, or if all places have streams."""
+        """Record a sign of life of the client, and return its session. Raises Refused for a long
+        name, or if all places have streams.
+        """
         if len(client_id) > CLIENT_ID_CHARS_MAX:
             raise Refused(
                 api.CLIENT_ID_REQUIRED,
@@ -115,7 +124,9 @@ class ClientSessions:
         return session
 
     def is_alive(self, client_id: str) -> bool:
-        """True if the client has an open stream, or sent a heartbeat within the last two minutes."""
+        """True if the client has an open stream, or sent a heartbeat within the last two
+        minutes.
+        """
         session = self._sessions.get(client_id)
         return session is not None and (
             bool(session.streams) or self._monotonic_ms() - session.heard_ms < IDLE_MS
@@ -132,8 +143,8 @@ class ClientSessions:
         return set().union(*(each.published for each in self._sessions.values() if each.streams))
 
     def producers_of(self, subject: str) -> list[TelemetryStream]:
-        """The newest stream of each client that publishes to the subject, where nothing is being written: the gateway can ask there about a
-        transaction.
+        """The newest stream of each client that publishes to the subject, where nothing is being
+        written: the gateway can ask there about a transaction.
         """
         newest = (
             each.streams[-1]
@@ -155,7 +166,10 @@ class ClientSessions:
         if silent is None:
             raise Refused(
                 api.TOO_MANY_REQUESTS,
-                f"this gateway serves {SESSIONS_MAX} clients of this access key: use another gateway",
+                (
+                    f"this gateway serves {SESSIONS_MAX} clients of this access key: use another "
+                    "gateway"
+                ),
             )
         del self._sessions[silent]
 
@@ -163,14 +177,17 @@ class ClientSessions:
 AUTHORIZATION: Final = "authorization"
 DATE_TIME: Final = "x-mq-date-time"
 _SIGNED: Final = re.compile(
-    r"MQv2-HMAC-SHA1 +Credential=(?P<access_key>[^,/\s]+)[^,]*, *SignedHeaders=x-mq-date-time, *Signature=(?P<hex>[0-9a-fA-F]{40})"
+    r"MQv2-HMAC-SHA1 +Credential=(?P<access_key>[^,/\s]+)[^,]*, "
+    r"*SignedHeaders=x-mq-date-time, *Signature=(?P<hex>[0-9a-fA-F]{40})"
 )
 _NOBODYS: Final = b""
 
 
 @dataclass(frozen=True, slots=True)
 class ClientKeys:
-    """One client's access key and secret key, and the QMQ token that the gateway uses for this client."""
+    """One client's access key and secret key, and the QMQ token that the gateway uses for this
+    client.
+    """
 
     access_key: str
     secret_key: str
@@ -188,7 +205,9 @@ class GatewayCredentials:
 
     @classmethod
     def load(cls, path: Path) -> GatewayCredentials:
-        """Read the file. Raises InvalidArgument if the file cannot be used; the error text never contains a secret."""
+        """Read the file. Raises InvalidArgument if the file cannot be used; the error text never
+        contains a secret.
+        """
         try:
             found = parse_json(path.read_bytes())
         except (OSError, ValueError) as cause:
@@ -197,7 +216,8 @@ class GatewayCredentials:
             ) from None
         if not isinstance(found, list) or not found or not all(map(_is_complete, found)):
             raise InvalidArgument(
-                f"{path} is not a list of objects with access_key, secret_key and token, all strings"
+                f"{path} is not a list of objects with access_key, secret_key and token, all "
+                "strings"
             )
         keys = {
             each["access_key"]: ClientKeys(each["access_key"], each["secret_key"], each["token"])
@@ -208,7 +228,9 @@ class GatewayCredentials:
         return cls(keys)
 
     def authenticate(self, headers: Mapping[str, str]) -> ClientKeys:
-        """Find the keys that signed the call. Raises Refused, with the same words for an unknown access key and for a wrong signature."""
+        """Find the keys that signed the call. Raises Refused, with the same words for an unknown
+        access key and for a wrong signature.
+        """
         found = _SIGNED.fullmatch(headers.get(AUTHORIZATION, "").strip())
         date_time = headers.get(DATE_TIME, "")
         if found is None or not date_time:

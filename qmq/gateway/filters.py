@@ -1,18 +1,21 @@
-"""The filter of a subscription: by tags, or by an SQL92 condition over a message's properties. Pure.
+"""The filter of a subscription: by tags, or by an SQL92 condition over a message's properties.
+Pure.
 
     price > 10 AND (region = 'Hangzhou' OR region IS NULL)
     TAGS IN ('a', 'b') AND NOT (code BETWEEN 5 AND 7)
 
-A name is a property (a header); TAGS is the message's tag. Properties are texts: a text that is compared with a number is converted to a
-number.
+A name is a property (a header); TAGS is the message's tag. Properties are texts: a text that is
+compared with a number is converted to a number.
 
-As in SQL there are three values. A comparison with a property that the message lacks, or of a number with a text that is not a number, is
-neither true nor false: None. A message matches if the whole condition is true.
+As in SQL there are three values. A comparison with a property that the message lacks, or of a
+number with a text that is not a number, is neither true nor false: None. A message matches if the
+whole condition is true.
 
 RocketMQ's tag expressions name the tags that a subscription wants:
 
     *  or nothing     every message
-    a || b            messages with tag a or tag b; empty parts, as in `a || || b`, are ignored, as RocketMQ does
+    a || b            messages with tag a or tag b; empty parts, as in `a || || b`, are ignored, as
+                      RocketMQ does
 """
 
 from __future__ import annotations
@@ -258,7 +261,9 @@ TAGS: Final = "TAGS"
 
 @dataclass(frozen=True, slots=True)
 class MessageFilter:
-    """A filter by tags or by condition. Empty `tags` accept every tag; an empty `sql` is no condition."""
+    """A filter by tags or by condition. Empty `tags` accept every tag; an empty `sql` is no
+    condition.
+    """
 
     tags: tuple[str, ...] = ()
     sql: str = ""

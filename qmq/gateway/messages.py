@@ -13,20 +13,22 @@
     born host             header `rocketmq-born-host`
     recovery duration     header `rocketmq-check-after-ms`, of a transaction
 
-A message without a group, on an ordered subject, has its message id as the key: such messages spread over all partitions, and none waits
-for another. A message of QMQ's own clients has none of the `rocketmq-` headers: its id is QMQ's, its key is its message group (ordered) or
-its one key, and its born timestamp is its create time.
+A message without a group, on an ordered subject, has its message id as the key: such messages
+spread over all partitions, and none waits for another. A message of QMQ's own clients has none of
+the `rocketmq-` headers: its id is QMQ's, its key is its message group (ordered) or its one key, and
+its born timestamp is its create time.
 
 Names of topics and consumer groups:
 
     topic `orders`                        subject `orders`
     topic `orders` of namespace `shop`    subject `shop.orders`
 
-The name of a RocketMQ topic has no dot, so the dot separates the namespace. The same applies to names of groups.
+The name of a RocketMQ topic has no dot, so the dot separates the namespace. The same applies to
+names of groups.
 
-The gateway decompresses a body before it stores it, so that every kind of consumer can read it, and QMQ compresses the whole batch.
-Delivered bodies are not compressed and have an MD5 digest, because all clients write this digest in the same way
-(some write leading zeros of a CRC-32, others do not).
+The gateway decompresses a body before it stores it, so that every kind of consumer can read it, and
+QMQ compresses the whole batch. Delivered bodies are not compressed and have an MD5 digest, because
+all clients write this digest in the same way (some write leading zeros of a CRC-32, others do not).
 """
 
 from __future__ import annotations
@@ -71,7 +73,9 @@ def group_of_resource(group: api.Resource) -> str:
 
 
 def name_of(kind: Any, number: int) -> str:
-    """The name of a value of an enum of RocketMQ's protocol; the number itself if this release does not know it."""
+    """The name of a value of an enum of RocketMQ's protocol; the number itself if this release does
+    not know it.
+    """
     return str(kind.Name(number)) if number in kind.values() else str(number)
 
 
@@ -87,7 +91,9 @@ def topic_of_subject(subject: str) -> api.Resource:
 
 
 _ANY_HEADER: Final = 32 + zlib.MAX_WBITS
-"""zlib detects the header, gzip's or zlib's: older clients send the one, newer clients the other."""
+"""zlib detects the header, gzip's or zlib's: older clients send the one, newer clients the
+other.
+"""
 
 
 def check_digest(body: bytes, digest: api.Digest) -> None:
@@ -104,7 +110,10 @@ def check_digest(body: bytes, digest: api.Digest) -> None:
     if not is_right:
         raise Refused(
             api.MESSAGE_CORRUPTED,
-            f"the body does not have the {name_of(api.DigestType, digest.type)} digest {told}: send it again",
+            (
+                f"the body does not have the {name_of(api.DigestType, digest.type)} digest "
+                f"{told}: send it again"
+            ),
         )
 
 
@@ -118,7 +127,9 @@ def _md5(body: bytes) -> str:
 
 
 def plain_body(body: bytes, encoding: api.Encoding.ValueType, body_bytes_max: int) -> bytes:
-    """Decompresses the body that a client sent. Raises Refused for an unknown encoding, a broken body, or more than `body_bytes_max`."""
+    """Decompresses the body that a client sent. Raises Refused for an unknown encoding, a broken
+    body, or more than `body_bytes_max`.
+    """
     if encoding != api.GZIP:
         return body
     unpacker = zlib.decompressobj(_ANY_HEADER)
@@ -132,7 +143,10 @@ def plain_body(body: bytes, encoding: api.Encoding.ValueType, body_bytes_max: in
     if len(found) > body_bytes_max:
         raise Refused(
             api.MESSAGE_BODY_TOO_LARGE,
-            f"the body has more than {body_bytes_max} bytes when it is decompressed: send a smaller one",
+            (
+                f"the body has more than {body_bytes_max} bytes when it is decompressed: send a "
+                "smaller one"
+            ),
         )
     if not unpacker.eof:
         raise Refused(api.MESSAGE_CORRUPTED, "the compressed body ends too early: send it again")
@@ -206,7 +220,9 @@ _TYPES: Final = dict(api.MessageType.items())
 
 @dataclass(frozen=True, slots=True)
 class TopicMessage:
-    """A message on its way from a client to QMQ. `due_ms` is in milliseconds since 1970; it is None for a message without delay."""
+    """A message on its way from a client to QMQ. `due_ms` is in milliseconds since 1970; it is None
+    for a message without delay.
+    """
 
     subject: str
     body: bytes
@@ -248,7 +264,10 @@ def message_from_client(message: api.Message, body_bytes_max: int) -> TopicMessa
         ):
             raise Refused(
                 api.ILLEGAL_MESSAGE_KEY,
-                f"a message key has 1 to {limits.KEY_BYTES_MAX} bytes, without spaces and control characters",
+                (
+                    f"a message key has 1 to {limits.KEY_BYTES_MAX} bytes, without spaces and "
+                    "control characters"
+                ),
             )
     return TopicMessage(
         subject_of_topic(message.topic),
@@ -275,23 +294,34 @@ def _check_tag(system: api.SystemProperties) -> None:
     ):
         raise Refused(
             api.ILLEGAL_MESSAGE_TAG,
-            f"a tag has 1 to {limits.TAG_BYTES_MAX} bytes, without `|` and control characters, and is not blank",
+            (
+                f"a tag has 1 to {limits.TAG_BYTES_MAX} bytes, without `|` and control "
+                "characters, and is not blank"
+            ),
         )
 
 
 def _kind_of(system: api.SystemProperties, *, is_delayed: bool) -> api.MessageType.ValueType:
-    """The message's type. If the client leaves the type out, it follows from the message's other fields."""
+    """The message's type. If the client leaves the type out, it follows from the message's other
+    fields.
+    """
     found = system.message_type
     if found == api.MESSAGE_TYPE_UNSPECIFIED:
         found = api.FIFO if system.message_group else api.DELAY if is_delayed else api.NORMAL
     if found not in ORDERED_TYPES:
         raise Refused(
             api.UNSUPPORTED,
-            f"messages of type {name_of(api.MessageType, found)} are not supported: docs/ROCKETMQ.md lists the types",
+            (
+                f"messages of type {name_of(api.MessageType, found)} are not supported: "
+                "docs/ROCKETMQ.md lists the types"
+            ),
         )
     is_timed = found == api.DELAY or (found == api.FIFO and is_delayed)
     if (found == api.FIFO) != bool(system.message_group) or is_timed != is_delayed:
-        what = f"type {api.MessageType.Name(found)}, message group {system.message_group!r}, {'a' if is_delayed else 'no'} delivery timestamp"
+        what = (
+            f"type {api.MessageType.Name(found)}, message group {system.message_group!r}, "
+            f"{'a' if is_delayed else 'no'} delivery timestamp"
+        )
         raise Refused(api.MESSAGE_PROPERTY_CONFLICT_WITH_TYPE, f"these cannot be combined: {what}")
     return found
 
@@ -309,14 +339,18 @@ def _headers_of(
         ):
             raise Refused(
                 api.ILLEGAL_MESSAGE_PROPERTY_KEY,
-                f"the property {name[:64]!r}: RocketMQ's own names, those that begin with {OURS!r} or {PREFIX!r}, empty ones and those with"
+                f"the property {name[:64]!r}: RocketMQ's own names, those that begin with "
+                f"{OURS!r} or {PREFIX!r}, empty ones and those with"
                 " control characters are not for applications",
             )
     size = sum(len(name.encode()) + len(value.encode()) for name, value in properties.items())
     if len(properties) > PROPERTIES_MAX or size > PROPERTY_BYTES_MAX:
         raise Refused(
             api.MESSAGE_PROPERTIES_TOO_LARGE,
-            f"{len(properties)} properties of {size} bytes: a message has at most {PROPERTIES_MAX}, of {PROPERTY_BYTES_MAX} bytes together",
+            (
+                f"{len(properties)} properties of {size} bytes: a message has at most "
+                f"{PROPERTIES_MAX}, of {PROPERTY_BYTES_MAX} bytes together"
+            ),
         )
     found = {**message.user_properties, ID: system.message_id, TYPE: api.MessageType.Name(kind)}
     if system.keys:
@@ -380,7 +414,9 @@ def message_for_client(
 
 
 def half_message_for_client(half: DelayedMessage) -> api.Message:
-    """Convert a half message for the producer that is asked about it. The caller must have read its body."""
+    """Convert a half message for the producer that is asked about it. The caller must have read its
+    body.
+    """
     headers = {name: value.decode(errors="replace") for name, value in half.headers.items()}
     body = half.body or b""
     system = api.SystemProperties(

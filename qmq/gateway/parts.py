@@ -1,7 +1,9 @@
-"""The parts that serve the calls of one identity: a client of the cluster, and everything that works with it.
+"""The parts that serve the calls of one identity: a client of the cluster, and everything that
+works with it.
 
-A gateway without credentials has one set of parts, for all clients. With credentials each access key has a separate set, so that no client
-settles another's messages, and the cluster sees the principal of each call.
+A gateway without credentials has one set of parts, for all clients. With credentials each access
+key has a separate set, so that no client settles another's messages, and the cluster sees the
+principal of each call.
 """
 
 from __future__ import annotations
@@ -56,7 +58,9 @@ class GatewayParts:
 
 
 class GatewayIdentities:
-    """The parts of each access key, made at its first call. `connect` makes a client with a token."""
+    """The parts of each access key, made at its first call. `connect` makes a client with a
+    token.
+    """
 
     def __init__(
         self, connect: Callable[[str], Client], config: GatewayConfig, clock: Clock

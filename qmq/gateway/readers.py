@@ -1,5 +1,5 @@
-"""The readers of this gateway, one for each group, subject and filter. A request makes its reader; an unused reader is closed after some
-time.
+"""The readers of this gateway, one for each group, subject and filter. A request makes its reader;
+an unused reader is closed after some time.
 """
 
 from __future__ import annotations
@@ -22,7 +22,9 @@ from qmq.gateway.filters import MessageFilter
 log = logging.getLogger("qmq.gateway")
 
 REST_MS: Final = 1_000
-"""A reader pauses when no client has asked for this long; a client that receives in a loop asks sooner."""
+"""A reader pauses when no client has asked for this long; a client that receives in a loop asks
+sooner.
+"""
 CLOSE_MS: Final = 30_000
 
 
@@ -71,7 +73,9 @@ class GroupReaders:
     async def receive(
         self, key: ReaderKey, messages_max: int, wait_s: float
     ) -> tuple[GroupReading, Sequence[AnyMessage]]:
-        """Wait up to `wait_s` for at most `messages_max` messages, with their reading; returns none if none came. Raises QmqError."""
+        """Wait up to `wait_s` for at most `messages_max` messages, with their reading; returns none
+        if none came. Raises QmqError.
+        """
         until_ms = self._monotonic_ms() + int(wait_s * 1000)
         with self._asking(key) as reading:
             while True:
@@ -95,8 +99,9 @@ class GroupReaders:
             kept.asked_ms = self._monotonic_ms()
 
     def _require_same_filter(self, key: ReaderKey) -> None:
-        """Refuse a filter that differs from the one by which the group reads: what a filter leaves out counts as done for the whole group.
-        The broker compares tags and conditions of an unordered subject for all gateways and clients. Raises InvalidArgument.
+        """Refuse a filter that differs from the one by which the group reads: what a filter leaves
+        out counts as done for the whole group. The broker compares tags and conditions of an
+        unordered subject for all gateways and clients. Raises InvalidArgument.
         """
         for other in self._readers:
             if (other.subject, other.group) == (
@@ -104,14 +109,17 @@ class GroupReaders:
                 key.group,
             ) and other.wanted != key.wanted:
                 raise InvalidArgument(
-                    f"group {key.group!r} reads {other.wanted} of {key.subject!r}, and this client asks for {key.wanted}: all clients of a "
-                    f"group need the same filter expression. Use another group, or stop the others: {CLOSE_MS // 1000} s after their last "
+                    f"group {key.group!r} reads {other.wanted} of {key.subject!r}, and this "
+                    f"client asks for {key.wanted}: all clients of a "
+                    "group need the same filter expression. Use another group, or stop the "
+                    f"others: {CLOSE_MS // 1000} s after their last "
                     "request the new expression is taken"
                 )
 
     def _made(self, key: ReaderKey) -> GroupReading:
-        """The reading of a key. For an unordered subject the broker matches tags and the gateway matches conditions; for an ordered one the
-        gateway matches both. It keeps its lanes until `tidy` closes it.
+        """The reading of a key. For an unordered subject the broker matches tags and the gateway
+        matches conditions; for an ordered one the gateway matches both. It keeps its lanes until
+        `tidy` closes it.
         """
         if key.is_ordered:
             condition = str(key.wanted) if key.wanted != MessageFilter() else ""
@@ -134,7 +142,9 @@ class GroupReaders:
         )
 
     def tidy(self) -> None:
-        """Pause or close the readers that no client waits for. The sweep of the gateway calls this regularly."""
+        """Pause or close the readers that no client waits for. The sweep of the gateway calls this
+        regularly.
+        """
         now_ms = self._monotonic_ms()
         for key, kept in list(self._readers.items()):
             if kept.waiting:

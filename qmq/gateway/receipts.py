@@ -1,15 +1,17 @@
-"""Messages that were handed out and are not settled: their invisible times and receipt handles. Pure: the caller passes the time.
+"""Messages that were handed out and are not settled: their invisible times and receipt handles.
+Pure: the caller passes the time.
 
     hand out ──▶ invisible ──▶ acknowledged, or to the dead letters
                   │   ▲  └──▶ time over: visible again, one attempt older
                   └───┘ change the time: a new handle, and the old one is void
 
 Rules:
-* A handle is valid for one message and one consumer group, until its time ends or is changed. A later call with the handle gets an error
-  and changes nothing.
-* With `renews_until_ms` a message whose time ends stays invisible for as long again, while its client is alive, up to that moment.
-* A handle contains the gateway that has the message, the message's number there, and a random secret, so that no client can guess another
-  handle. Clients must not interpret it.
+* A handle is valid for one message and one consumer group, until its time ends or is changed. A
+  later call with the handle gets an error and changes nothing.
+* With `renews_until_ms` a message whose time ends stays invisible for as long again, while its
+  client is alive, up to that moment.
+* A handle contains the gateway that has the message, the message's number there, and a random
+  secret, so that no client can guess another handle. Clients must not interpret it.
 """
 
 from __future__ import annotations
@@ -35,7 +37,9 @@ _M = TypeVar("_M")
 
 @dataclass(slots=True, eq=False)
 class InvisibleMessage(Generic[_M]):
-    """One message that a client received and has not settled. Times are milliseconds of a monotonic clock."""
+    """One message that a client received and has not settled. Times are milliseconds of a monotonic
+    clock.
+    """
 
     message: _M
     subject: str
@@ -83,7 +87,9 @@ class InvisibleMessages(Generic[_M]):
         self._random_bytes = random_bytes
         self._messages: dict[int, InvisibleMessage[_M]] = {}
         self._ends: list[tuple[int, int]] = []
-        """A heap of (end of the invisible time, message number). It also has entries of messages that were settled or changed."""
+        """A heap of (end of the invisible time, message number). It also has entries of messages
+        that were settled or changed.
+        """
         self._next = 0
 
     def __len__(self) -> int:
@@ -119,7 +125,9 @@ class InvisibleMessages(Generic[_M]):
         return found
 
     def handle(self, held: InvisibleMessage[_M]) -> ReceiptHandle:
-        """The handle with which the client settles the message. A change of the time makes it void."""
+        """The handle with which the client settles the message. A change of the time makes it
+        void.
+        """
         return ReceiptHandle(self.gateway_id, held.number, held.change, held.secret)
 
     def find(self, text: str, subject: str, group: str, now_ms: int) -> InvisibleMessage[_M]:
@@ -139,7 +147,10 @@ class InvisibleMessages(Generic[_M]):
         ):
             raise Refused(
                 api.INVALID_RECEIPT_HANDLE,
-                "the message's invisible time has ended, or was changed: the message is received again",
+                (
+                    "the message's invisible time has ended, or was changed: the message is "
+                    "received again"
+                ),
             )
         return held
 
@@ -157,7 +168,9 @@ class InvisibleMessages(Generic[_M]):
     def remove_over(
         self, now_ms: int, is_alive: Callable[[str], bool]
     ) -> list[InvisibleMessage[_M]]:
-        """Remove and return the messages whose time has ended. If the client is alive, a message with renewal gets a new time instead."""
+        """Remove and return the messages whose time has ended. If the client is alive, a message
+        with renewal gets a new time instead.
+        """
         over = []
         while self._ends and self._ends[0][0] <= now_ms:
             end_ms, number = heappop(self._ends)

@@ -1,16 +1,18 @@
-"""The calls that receive and settle: ReceiveMessage, AckMessage, ChangeInvisibleDuration, ForwardMessageToDeadLetterQueue.
+"""The calls that receive and settle: ReceiveMessage, AckMessage, ChangeInvisibleDuration,
+ForwardMessageToDeadLetterQueue.
 
     receive ──▶ handed out, invisible ──ack──▶ done
                         │   ├── forward ──▶ dead letters
                         │   └── change the time ──▶ handed out for that time
                         └── time over ──▶ received again, one attempt older
 
-The gateway counts the time in memory. If the gateway is killed, the lease of its consumers ends (30 s), and the messages are delivered
-again, like those of any lost consumer.
+The gateway counts the time in memory. If the gateway is killed, the lease of its consumers ends (30
+s), and the messages are delivered again, like those of any lost consumer.
 
 *Pull consumers:* PullMessage, UpdateOffset, GetOffset, QueryOffset read a queue from an offset on.
 
-    queue       a broker group of an unordered topic; an ordered topic has no queues to pull, because its partitions split and merge
+    queue       a broker group of an unordered topic; an ordered topic has no queues to pull,
+                because its partitions split and merge
     offset      the message's sequence in its broker group
     offset of a group on a queue     everything before it is done for the group: QMQ's progress, which `qmq group list` shows
 
@@ -59,7 +61,9 @@ INVISIBLE_MS_MAX: Final = 12 * 3600 * 1000
 RENEWAL_MS_MAX: Final = 3 * 3600 * 1000
 """How long the messages of a push consumer are renewed."""
 LOOK_S: Final = 0.5
-"""A receive call for a topic that does not exist yet checks at this interval if the topic exists now."""
+"""A receive call for a topic that does not exist yet checks at this interval if the topic exists
+now.
+"""
 MARGIN_S: Final = 0.3
 """An answer leaves at least this long before the client's deadline."""
 TIME_OVER: Final = "the invisible time ended before the message was acknowledged"
@@ -88,13 +92,13 @@ class GroupReceiving:
         )
         self._config, self._clock, self._sleep = config, clock, sleep
 
-    # --- receiving -----------------------------------------------------------------------------------------------------
+    # --- receiving --------------------------------------------------------------------------------
 
     async def receive(
         self, request: calls.ReceiveMessageRequest, client_id: str, remaining_s: float | None
     ) -> AsyncGenerator[calls.ReceiveMessageResponse, None]:
-        """Yields the status, the messages and the time; without messages, a status that says why. The client waits for `remaining_s`
-        seconds.
+        """Yields the status, the messages and the time; without messages, a status that says why.
+        The client waits for `remaining_s` seconds.
         """
         try:
             held, topic = await self._receive(request, client_id, remaining_s)
@@ -158,7 +162,9 @@ class GroupReceiving:
         return held, topic
 
     async def _topic(self, subject: str, until_ms: int) -> Topic:
-        """Wait until the topic exists, and return it: consumers may come before the first message. Raises Refused."""
+        """Wait until the topic exists, and return it: consumers may come before the first message.
+        Raises Refused.
+        """
         while (found := await self._catalog.find(subject)) is None:
             if not self._catalog.creates:
                 raise Refused(
@@ -174,7 +180,9 @@ class GroupReceiving:
         return found
 
     def _invisible_ms(self, request: calls.ReceiveMessageRequest) -> tuple[int, int]:
-        """How long messages stay invisible, and for how long this time is renewed. Raises Refused."""
+        """How long messages stay invisible, and for how long this time is renewed. Raises
+        Refused.
+        """
         if request.auto_renew:
             return self._config.renewed_invisible_ms, RENEWAL_MS_MAX
         return self._checked_ms(request.invisible_duration), 0
@@ -191,7 +199,9 @@ class GroupReceiving:
     def _message(
         self, held: Held, request: calls.ReceiveMessageRequest, topic: Topic
     ) -> api.Message | None:
-        """The message for the client; None for one that cannot be converted. That one has failed this attempt, and the others go on."""
+        """The message for the client; None for one that cannot be converted. That one has failed
+        this attempt, and the others go on.
+        """
         handed = held.message
         try:
             message = message_for_client(
@@ -209,7 +219,7 @@ class GroupReceiving:
         message.system_properties.queue_id = request.message_queue.id
         return message
 
-    # --- settling ------------------------------------------------------------------------------------------------------
+    # --- settling ---------------------------------------------------------------------------------
 
     async def ack(self, request: calls.AckMessageRequest) -> calls.AckMessageResponse:
         """Acknowledge the messages of all entries. Each entry has its own status."""
@@ -235,7 +245,9 @@ class GroupReceiving:
     def change_time(
         self, request: calls.ChangeInvisibleDurationRequest
     ) -> calls.ChangeInvisibleDurationResponse:
-        """Make a message invisible for the given time from now on; after that time it is delivered again."""
+        """Make a message invisible for the given time from now on; after that time it is delivered
+        again.
+        """
         try:
             held = self._find(request.receipt_handle, request)
             invisible_ms = min(length_ms(request.invisible_duration), INVISIBLE_MS_MAX)
@@ -258,7 +270,10 @@ class GroupReceiving:
         try:
             held = self._find(request.receipt_handle, request)
             self._settled(held)
-            error = f"given up by its client after attempt {request.delivery_attempt} of {request.max_delivery_attempts}"
+            error = (
+                f"given up by its client after attempt {request.delivery_attempt} of "
+                f"{request.max_delivery_attempts}"
+            )
             held.message.message.reject(error)
         except Exception as failure:
             return calls.ForwardMessageToDeadLetterQueueResponse(status=status_of_failure(failure))
@@ -278,7 +293,7 @@ class GroupReceiving:
         self._invisible.remove(held)
         held.message.reading.settled()
 
-    # --- time ----------------------------------------------------------------------------------------------------------
+    # --- time -------------------------------------------------------------------------------------
 
     def sweep(self) -> None:
         """Release the messages whose invisible time has ended."""
@@ -314,8 +329,8 @@ class GroupReceiving:
         held.message.message.release()
 
     def give_back_all(self) -> None:
-        """Release all messages at the gateway's end. Each is delivered again when its invisible time ends, as if the gateway were still
-        running.
+        """Release all messages at the gateway's end. Each is delivered again when its invisible
+        time ends, as if the gateway were still running.
         """
         now_ms = self._clock.monotonic_ms()
         for held in self._invisible.take_all():
@@ -324,10 +339,11 @@ class GroupReceiving:
 
 
 def wait_s(asked: Duration | None, remaining_s: float | None) -> float:
-    """How long a long poll waits: the time that the request gives, but never longer than the client waits.
+    """How long a long poll waits: the time that the request gives, but never longer than the client
+    waits.
 
-    A client that gives a time waits longer than that by itself. Of one that gives none, only the end of the call is known, and a quarter of
-    the time is left for the answer's way.
+    A client that gives a time waits longer than that by itself. Of one that gives none, only the
+    end of the call is known, and a quarter of the time is left for the answer's way.
     """
     asked_s = max(LONG_POLL_MS if asked is None else length_ms(asked), 0) / 1000
     if remaining_s is None:
@@ -339,7 +355,9 @@ def wait_s(asked: Duration | None, remaining_s: float | None) -> float:
 PULL_LOOK_S: Final = 0.25
 """A long poll looks for new messages at this interval."""
 ANSWER_BYTES: Final = 8 * MIB
-"""An answer ends with the message whose body reaches this size: bodies may be small on disk and large when they are decompressed."""
+"""An answer ends with the message whose body reaches this size: bodies may be small on disk and
+large when they are decompressed.
+"""
 FOUNDING_TRIES: Final = 100
 FOUNDING_S: Final = 0.05
 _END_MS: Final = (1 << 62) - 1
@@ -353,7 +371,9 @@ class PulledQueue(NamedTuple):
 
 
 class PulledPage(NamedTuple):
-    """The messages of one look at a queue that the filter wants, and the offset from which to continue."""
+    """The messages of one look at a queue that the filter wants, and the offset from which to
+    continue.
+    """
 
     messages: list[BrowsedMessage]
     next_offset: int
@@ -371,12 +391,14 @@ class GroupPulling:
     ) -> None:
         self._client, self._catalog, self._clock, self._sleep = client, catalog, clock, sleep
 
-    # --- reading -------------------------------------------------------------------------------------------------------
+    # --- reading ----------------------------------------------------------------------------------
 
     async def pull(
         self, request: calls.PullMessageRequest, remaining_s: float | None
     ) -> AsyncGenerator[calls.PullMessageResponse, None]:
-        """Yields the status, the messages and the next offset; without messages, a status that says so and the next offset."""
+        """Yields the status, the messages and the next offset; without messages, a status that says
+        so and the next offset.
+        """
         try:
             page = await self._pull(request, remaining_s)
         except Exception as failure:
@@ -430,10 +452,12 @@ class GroupPulling:
                 return PulledPage(found, next_offset)
             await self._sleep(PULL_LOOK_S)
 
-    # --- offsets -------------------------------------------------------------------------------------------------------
+    # --- offsets ----------------------------------------------------------------------------------
 
     async def update(self, request: calls.UpdateOffsetRequest) -> calls.UpdateOffsetResponse:
-        """Mark everything before the offset as done for the group, and everything from the offset on as not done."""
+        """Mark everything before the offset as done for the group, and everything from the offset
+        on as not done.
+        """
         try:
             queue, group = (
                 await self._queue(request.message_queue),
@@ -462,7 +486,9 @@ class GroupPulling:
         )
 
     async def _found(self, queue: PulledQueue, group: str, offset: int) -> None:
-        """Create the group if it does not exist: a group begins when its first consumer attaches, so a paused consumer attaches here."""
+        """Create the group if it does not exist: a group begins when its first consumer attaches,
+        so a paused consumer attaches here.
+        """
         consumer = self._client.consumer(queue.subject, group, ack="explicit")
         consumer.rest()
         try:
@@ -474,7 +500,10 @@ class GroupPulling:
                     await self._sleep(FOUNDING_S)
             raise Refused(
                 api.PROXY_TIMEOUT,
-                f"group {group!r} could not start on broker group {queue.broker_group!r} in time: try again",
+                (
+                    f"group {group!r} could not start on broker group {queue.broker_group!r} in "
+                    "time: try again"
+                ),
             )
         finally:
             await consumer.close()
@@ -503,7 +532,9 @@ class GroupPulling:
         return calls.GetOffsetResponse(status=OK, offset=found.settled_before)
 
     async def query(self, request: calls.QueryOffsetRequest) -> calls.QueryOffsetResponse:
-        """The first offset of a queue, the offset after its last message, or the offset of the first message stored at or after a time."""
+        """The first offset of a queue, the offset after its last message, or the offset of the
+        first message stored at or after a time.
+        """
         try:
             queue = await self._queue(request.message_queue)
             found = await self._client.metadata.find_time(queue.subject, _time_ms(request))
@@ -527,12 +558,18 @@ class GroupPulling:
         if topic.is_ordered:
             raise Refused(
                 api.UNSUPPORTED,
-                f"topic {subject!r} is ordered: its partitions change, so receive from it, and do not pull",
+                (
+                    f"topic {subject!r} is ordered: its partitions change, so receive from it, "
+                    "and do not pull"
+                ),
             )
         if asked.broker.name not in topic.broker_groups:
             raise Refused(
                 api.BAD_REQUEST,
-                f"topic {subject!r} has no queue at {asked.broker.name!r}: ask QueryRoute for its queues",
+                (
+                    f"topic {subject!r} has no queue at {asked.broker.name!r}: ask QueryRoute "
+                    "for its queues"
+                ),
             )
         return PulledQueue(subject, asked.broker.name)
 

@@ -1,20 +1,25 @@
-"""Sends messages for clients: SendMessage and RecallMessage; and decides transactions: EndTransaction.
+"""Sends messages for clients: SendMessage and RecallMessage; and decides transactions:
+EndTransaction.
 
-Messages of one request are sent concurrently, and messages of many requests share a batch, as with any producer. FIFO messages of a group
-are ordered by their arrival at the gateway: a client sends the next one when it has the answer to the one before.
+Messages of one request are sent concurrently, and messages of many requests share a batch, as with
+any producer. FIFO messages of a group are ordered by their arrival at the gateway: a client sends
+the next one when it has the answer to the one before.
 
 The message of a transaction is sent as a half message.
 
-A recall handle is the message's id at its client and its delayed id in QMQ, base64: enough for any gateway.
+A recall handle is the message's id at its client and its delayed id in QMQ, base64: enough for any
+gateway.
 
-Every gateway with connected producers regularly looks for half messages that are old enough, and asks one producer of
-the message's topic over its Telemetry stream; the producer answers with EndTransaction. If two gateways ask about the same transaction, its
-producers decide it twice, and the second decision changes nothing.
+Every gateway with connected producers regularly looks for half messages that are old enough, and
+asks one producer of the message's topic over its Telemetry stream; the producer answers with
+EndTransaction. If two gateways ask about the same transaction, its producers decide it twice, and
+the second decision changes nothing.
 
-A *half message* is how a transaction's message waits for its commit: a delayed message of its topic that waits for a decision
-(docs/DELAY.md), due when its transaction is too old. Its transaction id is its delayed id. A commit moves it to now, a rollback cancels it.
-The delay group's log decides once which of the two happens, and a committed message is delivered exactly once, even if processes die.
-Without a decision it is cancelled when it is due.
+A *half message* is how a transaction's message waits for its commit: a delayed message of its topic
+that waits for a decision (docs/DELAY.md), due when its transaction is too old. Its transaction id
+is its delayed id. A commit moves it to now, a rollback cancels it. The delay group's log decides
+once which of the two happens, and a committed message is delivered exactly once, even if processes
+die. Without a decision it is cancelled when it is due.
 
     half ──COMMIT: move to now────────────▶ delivered
       ├────ROLLBACK: cancel───────────────▶ gone
@@ -63,7 +68,9 @@ from qmq.proto.rocketmq import service_pb2 as calls
 from qmq.text import whole_number
 
 FIRST_CHECK_MS: Final = 6_000
-"""The gateway asks about a transaction for the first time at this age, unless its message says another; RocketMQ's default."""
+"""The gateway asks about a transaction for the first time at this age, unless its message says
+another; RocketMQ's default.
+"""
 CHECK_PAUSES_MS: Final = (10_000, 20_000, 30_000, 60_000)
 """The pauses between the checks of a transaction; the last pause holds for all further checks."""
 CHECKS_MAX: Final = 15
@@ -74,7 +81,9 @@ LIMIT_MS: Final = 12 * 3600 * 1000
 
 @dataclass(frozen=True, slots=True)
 class TransactionTiming:
-    """When the gateway asks about transactions, in milliseconds of their age, and how often it looks for them."""
+    """When the gateway asks about transactions, in milliseconds of their age, and how often it
+    looks for them.
+    """
 
     first_check_ms: int = FIRST_CHECK_MS
     pauses_ms: tuple[int, ...] = CHECK_PAUSES_MS
@@ -86,8 +95,8 @@ TIMING: Final = TransactionTiming()
 
 
 def outcome_before(found: DelayedMessage) -> api.TransactionResolution.ValueType:
-    """The decision that was already made on a transaction; unspecified if none was. Raises Refused if the message belongs to no
-    transaction.
+    """The decision that was already made on a transaction; unspecified if none was. Raises Refused
+    if the message belongs to no transaction.
     """
     if found.headers.get(TYPE) != b"TRANSACTION":
         raise Refused(
@@ -103,7 +112,9 @@ def check_decision(
     before: api.TransactionResolution.ValueType,
     transaction_id: str,
 ) -> bool:
-    """True if the decision still has to be carried out. Raises Refused if the opposite was decided, or if no decision is given."""
+    """True if the decision still has to be carried out. Raises Refused if the opposite was decided,
+    or if no decision is given.
+    """
     if wanted not in (api.COMMIT, api.ROLLBACK):
         raise Refused(api.BAD_REQUEST, "a transaction ends with COMMIT or ROLLBACK")
     if before in (api.COMMIT, api.ROLLBACK) and before != wanted:
@@ -113,23 +124,28 @@ def check_decision(
 
 
 def check_recovery(check_after_ms: int) -> None:
-    """Raises Refused if a message wants its first check at an age that its transaction never has."""
+    """Raises Refused if a message wants its first check at an age that its transaction never
+    has.
+    """
     if not 0 <= check_after_ms < LIMIT_MS:
         raise Refused(
             api.BAD_REQUEST,
-            f"an orphaned_transaction_recovery_duration is less than {LIMIT_MS / 1000:g} s, after which a transaction is rolled back; "
+            f"an orphaned_transaction_recovery_duration is less than {LIMIT_MS / 1000:g} s, "
+            "after which a transaction is rolled back; "
             f"not {check_after_ms / 1000:g} s",
         )
 
 
 def first_check_ms(half: DelayedMessage, default_ms: int) -> int:
-    """The age at which to ask about the transaction for the first time: what its message says, if that is more than 0."""
+    """The age at which to ask about the transaction for the first time: what its message says, if
+    that is more than 0.
+    """
     return whole_number(half.headers.get(CHECK_AFTER_MS, b"")) or default_ms
 
 
 class CheckPlan:
-    """Chooses the half messages to ask about now. The pauses between checks are monotonic time, so no step of the machine's clock ends the
-    checks, or makes them follow each other at once.
+    """Chooses the half messages to ask about now. The pauses between checks are monotonic time, so
+    no step of the machine's clock ends the checks, or makes them follow each other at once.
     """
 
     def __init__(self, timing: TransactionTiming = TIMING) -> None:
@@ -140,7 +156,9 @@ class CheckPlan:
         """When this gateway saw each transaction first."""
 
     def is_time(self, half: DelayedMessage, wall_ms: int, now_ms: int) -> bool:
-        """True if the transaction is old enough, by the wall clock or since this gateway saw it, and its next check is due."""
+        """True if the transaction is old enough, by the wall clock or since this gateway saw it,
+        and its next check is due.
+        """
         age_ms = max(
             wall_ms - time_ms(half.create_time), now_ms - self._seen_ms.setdefault(half.id, now_ms)
         )
@@ -158,7 +176,9 @@ class CheckPlan:
         self._pause(half, now_ms, 1)
 
     def failed(self, half: DelayedMessage, now_ms: int) -> None:
-        """Record that the transaction could not be checked: that is no check, and the next try comes after the same pause."""
+        """Record that the transaction could not be checked: that is no check, and the next try
+        comes after the same pause.
+        """
         self._pause(half, now_ms, 0)
 
     def _pause(self, half: DelayedMessage, now_ms: int, checks: int) -> None:
@@ -176,7 +196,9 @@ class CheckPlan:
 log = logging.getLogger("qmq.gateway")
 
 ASK_S: Final = 2.0
-"""The stream of a producer that has not read a question by then is cut: others wait for their questions."""
+"""The stream of a producer that has not read a question by then is cut: others wait for their
+questions.
+"""
 ASKED_AT_ONCE: Final = 16
 """The whole messages that an identity's questions hold in memory at one time."""
 CHECKS_AT_ONCE: Final = 10_000
@@ -192,7 +214,7 @@ class TopicTransactions:
         self._client, self._sessions, self._clock, self._plan = client, sessions, clock, plan
         self._places = asyncio.Semaphore(ASKED_AT_ONCE)
 
-    # --- deciding ------------------------------------------------------------------------------------------------------
+    # --- deciding ---------------------------------------------------------------------------------
 
     async def end(self, request: calls.EndTransactionRequest) -> calls.EndTransactionResponse:
         """Commit or roll back a transaction. A repeated call changes nothing."""
@@ -224,7 +246,9 @@ class TopicTransactions:
                 ) from failure
 
     async def _commit(self, transaction_id: str) -> None:
-        """The half message's own time is in the past by the delay group's clock; this machine's clock may be wrong."""
+        """The half message's own time is in the past by the delay group's clock; this machine's
+        clock may be wrong.
+        """
         await self._client.delayed.move(
             transaction_id, time_of(DelayedId.parse(transaction_id).append_ms)
         )
@@ -232,7 +256,9 @@ class TopicTransactions:
     async def _is_open(
         self, subject: str, transaction_id: str, wanted: api.TransactionResolution.ValueType
     ) -> bool:
-        """True if the transaction has no decision yet. Raises Refused if the opposite was decided, or if there is no such transaction."""
+        """True if the transaction has no decision yet. Raises Refused if the opposite was decided,
+        or if there is no such transaction.
+        """
         try:
             found = await self._client.delayed.show(transaction_id)
         except (InvalidArgument, MessageNotFound) as failure:
@@ -244,11 +270,11 @@ class TopicTransactions:
             )
         return check_decision(wanted, outcome_before(found), transaction_id)
 
-    # --- asking --------------------------------------------------------------------------------------------------------
+    # --- asking -----------------------------------------------------------------------------------
 
     async def look(self) -> None:
-        """Ask about transactions that are due, and roll back those with too many checks. Failures are logged, and the next look tries
-        again.
+        """Ask about transactions that are due, and roll back those with too many checks. Failures
+        are logged, and the next look tries again.
         """
         halves: set[str] = set()
         is_complete = True
@@ -295,7 +321,9 @@ class TopicTransactions:
             self._plan.asked(half, now_ms)
 
     async def _ask(self, half: DelayedMessage) -> bool:
-        """Ask a producer about the transaction. Returns False if no producer could be asked: that is no check."""
+        """Ask a producer about the transaction. Returns False if no producer could be asked: that
+        is no check.
+        """
         if not self._sessions.producers_of(half.subject):
             return False
         try:
@@ -317,7 +345,9 @@ class TopicTransactions:
         command: calls.RecoverOrphanedTransactionCommand,
         half: DelayedMessage,
     ) -> bool:
-        """False if gRPC did not take the command. What it took in part keeps the stream busy, so the stream is cut."""
+        """False if gRPC did not take the command. What it took in part keeps the stream busy, so
+        the stream is cut.
+        """
         try:
             async with asyncio.timeout(ASK_S):
                 await stream.send(
@@ -354,7 +384,9 @@ class TopicSending:
         """By subject: the producer of half messages."""
 
     async def send(self, request: calls.SendMessageRequest) -> calls.SendMessageResponse:
-        """Send the messages of a request. Each entry has its own status, in the order of the request."""
+        """Send the messages of a request. Each entry has its own status, in the order of the
+        request.
+        """
         entries = await serve_entries(self._entry, request.messages)
         return calls.SendMessageResponse(
             status=joined_status([each.status for each in entries]), entries=entries
@@ -383,7 +415,8 @@ class TopicSending:
         if is_fifo and not topic.is_ordered:
             raise Refused(
                 api.MESSAGE_PROPERTY_CONFLICT_WITH_TYPE,
-                f"subject {message.subject!r} is unordered, and does not take FIFO messages: `qmq subject create NAME --order strict` "
+                f"subject {message.subject!r} is unordered, and does not take FIFO messages: "
+                "`qmq subject create NAME --order strict` "
                 "makes an ordered one, which takes all types",
             )
         try:

@@ -1,5 +1,6 @@
-"""The gateway's server with its background tasks, TLS at its port, and its metrics (docs/reference/metrics.md has the table). A gateway
-stores nothing on disk, so you can run as many as needed.
+"""The gateway's server with its background tasks, TLS at its port, and its metrics
+(docs/reference/metrics.md has the table). A gateway stores nothing on disk, so you can run as many
+as needed.
 """
 
 from __future__ import annotations
@@ -44,16 +45,19 @@ log = logging.getLogger("qmq.gateway")
 
 STOP_GRACE_S: Final = 1.0
 LEAVE_S: Final = 4.0
-"""How long a gateway that stops tries to tell the cluster. Twice that and the grace are less than the 10 s that Docker gives a process."""
+"""How long a gateway that stops tries to tell the cluster. Twice that and the grace are less than
+the 10 s that Docker gives a process.
+"""
 BOUNDS: Final = RpcBounds(connections_max=SESSIONS_MAX, calls_max=SESSIONS_MAX)
 
 
 class GatewayServer:
     """`start`, then `stop`.
 
-    Without `credentials` all clients are served with `client`; the caller closes it after `stop`. With `credentials` each access key is
-    served with its own client, which `connect` makes from its token. `network` is for the gateway's port.
-    `audit` records failed TLS handshakes, and calls whose signature is missing or wrong.
+    Without `credentials` all clients are served with `client`; the caller closes it after `stop`.
+    With `credentials` each access key is served with its own client, which `connect` makes from its
+    token. `network` is for the gateway's port. `audit` records failed TLS handshakes, and calls
+    whose signature is missing or wrong.
     """
 
     def __init__(
@@ -164,7 +168,8 @@ class GatewayServer:
         loop = asyncio.get_running_loop()
         while True:
             await asyncio.sleep(self._config.transactions.look_ms / 1000)
-            # Each identity by itself: one with many transactions, or with producers that do not read, delays no other.
+            # Each identity by itself: one with many transactions, or with producers that do not
+            # read, delays no other.
             for each in self.all_parts:
                 if each not in self._looks:
                     self._looks[each] = loop.create_task(each.transactions.look())
@@ -178,8 +183,8 @@ class GatewayServer:
             )
 
     async def stop(self) -> None:
-        """Answer running calls for a moment, then return the messages that clients hold, and leave the groups. A cluster that cannot be
-        reached is not waited for.
+        """Answer running calls for a moment, then return the messages that clients hold, and leave
+        the groups. A cluster that cannot be reached is not waited for.
         """
         if self._served is not None:
             await self._served.stop(STOP_GRACE_S)
@@ -191,8 +196,8 @@ class GatewayServer:
 
 
 class _SignatureFirst(grpc.aio.ServerInterceptor):
-    """Reads the request of a call after its signature was checked. Of a call without the signature nothing is read: its method, which
-    refuses it by its headers, gets None.
+    """Reads the request of a call after its signature was checked. Of a call without the signature
+    nothing is read: its method, which refuses it by its headers, gets None.
     """
 
     def __init__(
@@ -237,27 +242,34 @@ class _SignatureFirst(grpc.aio.ServerInterceptor):
 async def leave(*closing: Awaitable[None]) -> None:
     """Close the connections to the cluster, within `LEAVE_S` seconds.
 
-    Messages that are then still held are delivered again when their lease ends, and clients repeat sends without an answer.
+    Messages that are then still held are delivered again when their lease ends, and clients repeat
+    sends without an answer.
     """
     try:
         async with asyncio.timeout(LEAVE_S):
             await asyncio.gather(*closing)
     except TimeoutError:
         log.warning(
-            "the cluster did not answer within %g s: what clients hold is received again when its lease ends",
+            (
+                "the cluster did not answer within %g s: what clients hold is received again "
+                "when its lease ends"
+            ),
             LEAVE_S,
         )
 
 
 def tls_of(cert: Path, key: Path) -> Network:
     """A network whose ports use the certificate. Raises InvalidArgument for unusable files."""
-    # Clients show no certificates, so any certificate can serve as their authority: here it is the gateway's own.
+    # Clients show no certificates, so any certificate can serve as their authority: here it is the
+    # gateway's own.
     files = Credentials(Tls(cert, cert, key, requires_clients=False))
     return TlsNetwork(files, ExpiryWarning(files).look)
 
 
 def tls_with_own_authority(folder: Path, host: str) -> Network | None:
-    """The same with a new certificate, signed by an authority in the folder (`ca.pem`). None without `cryptography`."""
+    """The same with a new certificate, signed by an authority in the folder (`ca.pem`). None
+    without `cryptography`.
+    """
     try:
         from qmq.security.certificates import create_authority, has_authority, issue
     except ImportError:

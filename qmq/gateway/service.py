@@ -1,6 +1,8 @@
-"""The gRPC service `apache.rocketmq.v2.MessagingService`: headers, routes and Telemetry. Other modules serve the other calls.
+"""The gRPC service `apache.rocketmq.v2.MessagingService`: headers, routes and Telemetry. Other
+modules serve the other calls.
 
-Every answer has a status, and is counted by it. gRPC's own errors are only for calls that this gateway does not serve.
+Every answer has a status, and is counted by it. gRPC's own errors are only for calls that this
+gateway does not serve.
 """
 
 from __future__ import annotations
@@ -41,13 +43,17 @@ log = logging.getLogger("qmq.gateway")
 CLIENT_ID: Final = "x-mq-client-id"
 LANGUAGE: Final = "x-mq-language"
 ORDERED_BROKER: Final = "qmq"
-"""The broker name of an ordered topic's only queue. The topic's broker groups may change at any time, and clients need not know them."""
+"""The broker name of an ordered topic's only queue. The topic's broker groups may change at any
+time, and clients need not know them.
+"""
 
 Context = grpc.aio.ServicerContext[Any, Any]
 
 
 class MessagingCaller(NamedTuple):
-    """The client that calls, and the parts that serve it. The client waits for `remaining_s` seconds."""
+    """The client that calls, and the parts that serve it. The client waits for `remaining_s`
+    seconds.
+    """
 
     client_id: str
     language: str
@@ -74,7 +80,9 @@ def answered(
     [Callable[[MessagingService, _Request, MessagingCaller], Awaitable[_Answer]]],
     Callable[[MessagingService, _Request, Context], Awaitable[_Answer]],
 ]:
-    """Makes a gRPC call with one answer of a method. An exception of the method becomes the status of the answer."""
+    """Makes a gRPC call with one answer of a method. An exception of the method becomes the status
+    of the answer.
+    """
 
     def decorate(
         serve: Callable[[MessagingService, _Request, MessagingCaller], Awaitable[_Answer]],
@@ -141,7 +149,9 @@ def headers_of(context: Context) -> dict[str, str]:
 
 
 class MessagingService(service_pb2_grpc.MessagingServiceServicer):
-    """Serves the gRPC calls. `parts_for` finds the parts that serve a call by its name, headers and peer; it raises Refused."""
+    """Serves the gRPC calls. `parts_for` finds the parts that serve a call by its name, headers and
+    peer; it raises Refused.
+    """
 
     def __init__(
         self,
@@ -165,7 +175,7 @@ class MessagingService(service_pb2_grpc.MessagingServiceServicer):
             headers[CLIENT_ID], headers.get(LANGUAGE, ""), parts, context.time_remaining()
         )
 
-    # --- where things are ----------------------------------------------------------------------------------------------
+    # --- where things are -------------------------------------------------------------------------
 
     @answered(calls.QueryRouteResponse)
     async def QueryRoute(
@@ -179,7 +189,9 @@ class MessagingService(service_pb2_grpc.MessagingServiceServicer):
     async def QueryAssignment(
         self, request: calls.QueryAssignmentRequest, caller: MessagingCaller
     ) -> calls.QueryAssignmentResponse:
-        """Assign all queues to every consumer: the gateway divides messages among consumers when they ask."""
+        """Assign all queues to every consumer: the gateway divides messages among consumers when
+        they ask.
+        """
         group_of_resource(request.group)
         queues = await self._queues(caller, request.topic, request.endpoints)
         return calls.QueryAssignmentResponse(
@@ -204,7 +216,7 @@ class MessagingService(service_pb2_grpc.MessagingServiceServicer):
             )
         return queues_of(topic, found, way)
 
-    # --- clients -------------------------------------------------------------------------------------------------------
+    # --- clients ----------------------------------------------------------------------------------
 
     @answered(calls.HeartbeatResponse)
     async def Heartbeat(
@@ -226,7 +238,9 @@ class MessagingService(service_pb2_grpc.MessagingServiceServicer):
     async def Telemetry(  # type: ignore[override]  # it writes by the context, since commands go out at any time
         self, requests: AsyncIterator[calls.TelemetryCommand], context: Context
     ) -> None:
-        """Answer the settings that a client sends; a client sends other commands as answers to the gateway's commands."""
+        """Answer the settings that a client sends; a client sends other commands as answers to the
+        gateway's commands.
+        """
         headers = headers_of(context)
         stream = TelemetryStream(
             context.write, lambda command: self._note(headers, command), _own_task().cancel
@@ -304,7 +318,10 @@ class MessagingService(service_pb2_grpc.MessagingServiceServicer):
             found = await parts.client.metadata.group_settings(subject, group)
         except QmqError as failure:
             log.info(
-                "the settings of group %s on %s could not be asked for, clients get the defaults: %s",
+                (
+                    "the settings of group %s on %s could not be asked for, clients get the "
+                    "defaults: %s"
+                ),
                 group,
                 subject,
                 failure,
@@ -312,7 +329,7 @@ class MessagingService(service_pb2_grpc.MessagingServiceServicer):
             return GroupSettings()
         return GroupSettings(found.attempts_max, tuple(found.retry_delays_ms))
 
-    # --- messages ------------------------------------------------------------------------------------------------------
+    # --- messages ---------------------------------------------------------------------------------
 
     @answered(calls.SendMessageResponse)
     async def SendMessage(
@@ -361,7 +378,7 @@ class MessagingService(service_pb2_grpc.MessagingServiceServicer):
     ) -> calls.ForwardMessageToDeadLetterQueueResponse:
         return caller.parts.receiving.forward(request)
 
-    # --- pull consumers ------------------------------------------------------------------------------------------------
+    # --- pull consumers ---------------------------------------------------------------------------
 
     @streamed(calls.PullMessageResponse)
     def PullMessage(
@@ -388,7 +405,7 @@ class MessagingService(service_pb2_grpc.MessagingServiceServicer):
     ) -> calls.QueryOffsetResponse:
         return await caller.parts.pulling.query(request)
 
-    # --- what this gateway does not have -------------------------------------------------------------------------------
+    # --- what this gateway does not have ----------------------------------------------------------
 
     @answered(calls.SyncLiteSubscriptionResponse)
     async def SyncLiteSubscription(
@@ -402,7 +419,9 @@ class MessagingService(service_pb2_grpc.MessagingServiceServicer):
 def queues_of(
     topic: api.Resource, found: Topic | None, endpoints: api.Endpoints
 ) -> list[api.MessageQueue]:
-    """The queues of a topic as clients see them: one for each broker group; one in all if the topic is ordered or does not exist yet."""
+    """The queues of a topic as clients see them: one for each broker group; one in all if the topic
+    is ordered or does not exist yet.
+    """
     brokers = (ORDERED_BROKER,) if found is None or found.is_ordered else found.broker_groups
     accepted = PLAIN_TYPES if found is not None and not found.is_ordered else ORDERED_TYPES
     return [

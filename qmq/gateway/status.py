@@ -1,7 +1,9 @@
-"""QMQ's errors as RocketMQ's status codes, and the counts of calls by the client's language and by status. Pure.
+"""QMQ's errors as RocketMQ's status codes, and the counts of calls by the client's language and by
+status. Pure.
 
-A code tells a client what to do: 4xxxx to correct the request, 42900 and 5xxxx to try again later. RocketMQ's clients send again by
-themselves after any error except 42900, so a message that may have been stored can be stored twice, with the same message id.
+A code tells a client what to do: 4xxxx to correct the request, 42900 and 5xxxx to try again later.
+RocketMQ's clients send again by themselves after any error except 42900, so a message that may have
+been stored can be stored twice, with the same message id.
 
 What is counted:
 
@@ -66,7 +68,9 @@ def status_of_failure(failure: Exception) -> api.Status:
 
 
 def joined_status(statuses: Sequence[api.Status]) -> api.Status:
-    """The status of a call with several entries: the entries' common status, if they all have the same code."""
+    """The status of a call with several entries: the entries' common status, if they all have the
+    same code.
+    """
     if not statuses:
         return api.Status(
             code=api.BAD_REQUEST, message="the request is empty: give it at least one entry"
@@ -81,12 +85,16 @@ def joined_status(statuses: Sequence[api.Status]) -> api.Status:
 
 LANGUAGES_MAX = 32
 LANGUAGE_CHARS_MAX = 32
-"""Clients name their language themselves. The counters count languages beyond this number, and longer names, as OTHER."""
+"""Clients name their language themselves. The counters count languages beyond this number, and
+longer names, as OTHER.
+"""
 OTHERS = "OTHER"
 
 
 class AnsweredCall(NamedTuple):
-    """A kind of call and of answer. `language` comes from the client's header; it is "" if the header is missing."""
+    """A kind of call and of answer. `language` comes from the client's header; it is "" if the
+    header is missing.
+    """
 
     call: str
     language: str

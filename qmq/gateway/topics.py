@@ -1,7 +1,8 @@
-"""The catalog of subjects and their kinds. The gateway needs a topic's kind before it sends to the topic or reads from it.
+"""The catalog of subjects and their kinds. The gateway needs a topic's kind before it sends to the
+topic or reads from it.
 
-A subject's kind never changes. But answers are cached only for a while, since a subject may be deleted, and another one created under
-its name.
+A subject's kind never changes. But answers are cached only for a while, since a subject may be
+deleted, and another one created under its name.
 """
 
 from __future__ import annotations
@@ -32,7 +33,9 @@ class Topic:
 
 
 class TopicCatalog:
-    """Finds topics. With `creates`, a message to an unknown topic creates it: ordered if it has a message group, or with `all_ordered`."""
+    """Finds topics. With `creates`, a message to an unknown topic creates it: ordered if it has a
+    message group, or with `all_ordered`.
+    """
 
     def __init__(
         self,
@@ -59,7 +62,9 @@ class TopicCatalog:
             return None
 
     async def find_or_create(self, subject: str, *, is_fifo: bool) -> Topic:
-        """Find the topic, or create it. Raises UnknownSubject if it may not be created, NotConnected, AccessDenied."""
+        """Find the topic, or create it. Raises UnknownSubject if it may not be created,
+        NotConnected, AccessDenied.
+        """
         found = await self.find(subject)
         if found is not None:
             return found
@@ -98,7 +103,9 @@ _Answer = TypeVar("_Answer")
 async def serve_entries(
     serve: Callable[[_Entry], Awaitable[_Answer]], entries: Sequence[_Entry]
 ) -> list[_Answer]:
-    """The answers, in the order of the entries. Most calls have one entry, which needs no separate task."""
+    """The answers, in the order of the entries. Most calls have one entry, which needs no separate
+    task.
+    """
     if len(entries) == 1:
         return [await serve(entries[0])]
     return await asyncio.gather(*[serve(each) for each in entries])

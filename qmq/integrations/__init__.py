@@ -1,1 +1,3 @@
-"""Task queues and frameworks on QMQ. Each module is an optional extra over the public client; docs/INTEGRATIONS.md is the overview."""
+"""Task queues and frameworks on QMQ. Each module is an optional extra over the public client;
+docs/INTEGRATIONS.md is the overview.
+"""

@@ -1,11 +1,13 @@
 """CloudEvents 1.0 as messages, and as HTTP in binary, structured and batch mode. Pure.
 
-    message headers   ce-id, ce-source, ce-type, ce-specversion and every other attribute as `ce-NAME`; content-type
+    message headers   ce-id, ce-source, ce-type, ce-specversion and every other attribute as
+                      `ce-NAME`; content-type
     message body      the event's data
     message key       the extension `partitionkey`, if there is one
 
-Binary mode of HTTP has the same headers, so an event passes through QMQ unchanged. Events in structured and batch mode are
-JSON; they are stored in the form of binary mode, so that consumers see only one form.
+Binary mode of HTTP has the same headers, so an event passes through QMQ unchanged. Events in
+structured and batch mode are JSON; they are stored in the form of binary mode, so that consumers
+see only one form.
 """
 
 from __future__ import annotations
@@ -34,7 +36,9 @@ _UNQUOTED: Final = "".join(chr(code) for code in range(0x21, 0x7F) if chr(code) 
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """A CloudEvent: its data, and `attributes` by name, with `datacontenttype` and extensions among them."""
+    """A CloudEvent: its data, and `attributes` by name, with `datacontenttype` and extensions among
+    them.
+    """
 
     attributes: Mapping[str, str]
     data: bytes
@@ -64,7 +68,9 @@ class Event:
         return self.attributes.get("partitionkey")
 
     def headers(self) -> dict[str, str]:
-        """The headers of the message, and of HTTP in binary mode; values are percent-encoded as the specification has it."""
+        """The headers of the message, and of HTTP in binary mode; values are percent-encoded as the
+        specification has it.
+        """
         found = {
             PREFIX + name: quote(value, safe=_UNQUOTED)
             for name, value in self.attributes.items()
@@ -75,7 +81,9 @@ class Event:
         return found
 
     def structured(self) -> dict[str, Any]:
-        """The event in the JSON format: data as JSON if its content type says so and it parses, otherwise as base64."""
+        """The event in the JSON format: data as JSON if its content type says so and it parses,
+        otherwise as base64.
+        """
         found: dict[str, Any] = dict(self.attributes)
         if is_json(self.attributes.get("datacontenttype", "application/json")):
             try:
@@ -97,7 +105,9 @@ def is_event(headers: Mapping[str, str]) -> bool:
 
 
 def of_headers(headers: Mapping[str, str], data: bytes) -> Event:
-    """The event of a message, or of a request in binary mode; header names are in lower case. Raises InvalidArgument."""
+    """The event of a message, or of a request in binary mode; header names are in lower case.
+    Raises InvalidArgument.
+    """
     attributes = {
         name.removeprefix(PREFIX): unquote(value)
         for name, value in headers.items()

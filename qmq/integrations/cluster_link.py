@@ -1,9 +1,10 @@
-"""One client of QMQ for a task queue with threads: an event loop in a separate thread, and a descriptor that becomes readable when messages
-arrive, for kombu's event loop or for `drain_events`.
+"""One client of QMQ for a task queue with threads: an event loop in a separate thread, and a
+descriptor that becomes readable when messages arrive, for kombu's event loop or for `drain_events`.
 
-Celery and others fork. A child has a copy of its parent's links without their threads. The child must neither use nor free them, because
-closing a gRPC channel waits for threads that only the parent has. Therefore `_OPEN` keeps open links, and `is_usable` says whether a
-link belongs to this process.
+Celery and others fork. A child has a copy of its parent's links without their threads. The child
+must neither use nor free them, because closing a gRPC channel waits for threads that only the
+parent has. Therefore `_OPEN` keeps open links, and `is_usable` says whether a link belongs to this
+process.
 """
 
 from __future__ import annotations
@@ -40,7 +41,9 @@ _OPEN: Final[set[ClusterLink]] = set()
 
 
 class ClusterLink:
-    """A client with its own event loop. Any thread may call its methods, which raise the client's errors."""
+    """A client with its own event loop. Any thread may call its methods, which raise the client's
+    errors.
+    """
 
     def __init__(
         self, connect: Callable[[], qmq.Client], timeout_s: float, retention_ms: int | None
@@ -65,7 +68,9 @@ class ClusterLink:
             raise
 
     async def _reach(self, timeout_s: float) -> None:
-        """Send one request to the metaservers, so that a wrong address or token is an error of the connection."""
+        """Send one request to the metaservers, so that a wrong address or token is an error of the
+        connection.
+        """
         try:
             async with asyncio.timeout(timeout_s):
                 found = await self.client.metadata.metaservers()
@@ -79,7 +84,7 @@ class ClusterLink:
         if len(failures) == len(found):
             raise failures[0]
 
-    # --- the loop ------------------------------------------------------------------------------------------------------
+    # --- the loop ---------------------------------------------------------------------------------
 
     @property
     def is_usable(self) -> bool:
@@ -121,7 +126,7 @@ class ClusterLink:
         """The machine's time, in milliseconds since 1970."""
         return time.time_ns() // 1_000_000
 
-    # --- subjects ------------------------------------------------------------------------------------------------------
+    # --- subjects ---------------------------------------------------------------------------------
 
     def ensure(self, subject: str) -> None:
         """Create a subject if it does not exist."""
@@ -145,7 +150,9 @@ class ClusterLink:
         return self._count(subject, group, is_unacked=False)
 
     def unfinished(self, subject: str, group: str) -> int:
-        """The number of messages that wait for the group, or were handed out and have no verdict."""
+        """The number of messages that wait for the group, or were handed out and have no
+        verdict.
+        """
         return self._count(subject, group, is_unacked=True)
 
     def _count(self, subject: str, group: str, *, is_unacked: bool) -> int:
@@ -189,7 +196,7 @@ class ClusterLink:
         except (UnknownSubject, UnknownGroup, qmq.errors.InvalidArgument):
             return
 
-    # --- messages ------------------------------------------------------------------------------------------------------
+    # --- messages ---------------------------------------------------------------------------------
 
     def send(
         self,
@@ -211,8 +218,8 @@ class ClusterLink:
                 self._delayed.popitem(last=False)
 
     def cancel(self, keys: Iterable[str]) -> int:
-        """Cancel delayed messages by their keys. Returns their number. Messages that other connections sent are found in the list of all
-        pending ones.
+        """Cancel delayed messages by their keys. Returns their number. Messages that other
+        connections sent are found in the list of all pending ones.
         """
         left = set(keys)
         ids = {key: found for key in left if (found := self._delayed.pop(key, None)) is not None}
@@ -246,7 +253,7 @@ class ClusterLink:
                 continue
         return cancelled
 
-    # --- the end -------------------------------------------------------------------------------------------------------
+    # --- the end ----------------------------------------------------------------------------------
 
     def close(self) -> None:
         """Send the remaining verdicts, and end the thread."""

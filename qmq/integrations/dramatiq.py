@@ -49,10 +49,12 @@ def _as_dramatiq_says() -> Iterator[None]:
 
 
 class DramatiqBroker(dramatiq.Broker):
-    """A message with a delay becomes a delayed message, which no worker holds. A message that Dramatiq rejects goes to the group's
-    dead-letter queue, as does a task whose workers vanished at each attempt of the group.
+    """A message with a delay becomes a delayed message, which no worker holds. A message that
+    Dramatiq rejects goes to the group's dead-letter queue, as does a task whose workers vanished at
+    each attempt of the group.
 
-    The broker connects when it is first used, separately in each process, so it may be created before a fork.
+    The broker connects when it is first used, separately in each process, so it may be created
+    before a fork.
     """
 
     def __init__(
@@ -64,7 +66,9 @@ class DramatiqBroker(dramatiq.Broker):
         middleware: list[dramatiq.Middleware] | None = None,
         **connect: Any,
     ) -> None:
-        """The subject of a queue is `prefix` and its name; `connect` are options of `qmq.connect`."""
+        """The subject of a queue is `prefix` and its name; `connect` are options of
+        `qmq.connect`.
+        """
         super().__init__(middleware=middleware)
         self.add_middleware(_Stopping())
         self.group, self._prefix = group, prefix
@@ -103,7 +107,8 @@ class DramatiqBroker(dramatiq.Broker):
     def enqueue(
         self, message: dramatiq.Message[Any], *, delay: int | None = None
     ) -> dramatiq.Message[Any]:
-        """Store a message on a majority of the replicas; with a delay (milliseconds, two years at most) it is handed out later.
+        """Store a message on a majority of the replicas; with a delay (milliseconds, two years at
+        most) it is handed out later.
 
         Raises ConnectionClosed, and as `Client.send`.
         """
@@ -123,7 +128,9 @@ class DramatiqBroker(dramatiq.Broker):
         return message
 
     def consume(self, queue_name: str, prefetch: int = 1, timeout: int = 30_000) -> Consumer:
-        """Messages of a queue; `timeout` is in milliseconds. Raises QueueNotFound, ConnectionClosed."""
+        """Messages of a queue; `timeout` is in milliseconds. Raises QueueNotFound,
+        ConnectionClosed.
+        """
         self._check_declared(queue_name)
         with _as_dramatiq_says():
             return QueueConsumer(
@@ -136,7 +143,9 @@ class DramatiqBroker(dramatiq.Broker):
             )
 
     def flush(self, queue_name: str) -> None:
-        """Delete the messages of a queue, including delayed ones. Raises QueueNotFound, ConnectionClosed."""
+        """Delete the messages of a queue, including delayed ones. Raises QueueNotFound,
+        ConnectionClosed.
+        """
         self._check_declared(queue_name)
         link, subject = self.link, self.subject(queue_name)
         with _as_dramatiq_says():
@@ -149,8 +158,8 @@ class DramatiqBroker(dramatiq.Broker):
             self.flush(each)
 
     def join(self, queue_name: str, *, interval: int = 50, timeout: int | None = None) -> None:
-        """Wait until no message of a queue waits, runs or is delayed: for tests. Both times are milliseconds. Raises QueueNotFound,
-        QueueJoinTimeout, ConnectionClosed.
+        """Wait until no message of a queue waits, runs or is delayed: for tests. Both times are
+        milliseconds. Raises QueueNotFound, QueueJoinTimeout, ConnectionClosed.
         """
         self._check_declared(queue_name)
         deadline_s = None if timeout is None else time.monotonic() + timeout / 1000
@@ -179,8 +188,9 @@ class DramatiqBroker(dramatiq.Broker):
 
 
 class _Stopping(dramatiq.Middleware):
-    """A worker that is asked to stop takes no more messages, and returns those that it has not begun. Dramatiq's own would do both only
-    after the last running task, for which other workers would wait.
+    """A worker that is asked to stop takes no more messages, and returns those that it has not
+    begun. Dramatiq's own would do both only after the last running task, for which other workers
+    would wait.
     """
 
     def before_worker_shutdown(self, broker: dramatiq.Broker, worker: dramatiq.Worker) -> None:
@@ -276,7 +286,9 @@ class QueueConsumer(Consumer):
 
 
 def decoded(body: bytes, queue_name: str) -> dramatiq.Message[Any]:
-    """A message of this queue. Raises DecodeError, also for what a worker reads where an error would end its thread."""
+    """A message of this queue. Raises DecodeError, also for what a worker reads where an error
+    would end its thread.
+    """
     message: dramatiq.Message[Any] = dramatiq.Message.decode(body)
     for name, kind in _FIELDS.items():
         if not isinstance(getattr(message, name), kind):

@@ -16,14 +16,15 @@ from qmq.sql.outbox import Outbox
 
 
 def outbox(messaging: QmqLifespan, engine: Any, **options: Any) -> Any:
-    """A dependency: an outbox in its own transaction on a SQLAlchemy engine, committed before the response is sent. If the path
-    function raises, the transaction is rolled back and no message is sent; if the commit fails, the response is an error. `options` are
-    those of `Client.outbox`.
+    """A dependency: an outbox in its own transaction on a SQLAlchemy engine, committed before the
+    response is sent. If the path function raises, the transaction is rolled back and no message is
+    sent; if the commit fails, the response is an error. `options` are those of `Client.outbox`.
     """
 
     async def box() -> AsyncIterator[Outbox]:
         async with messaging.client().outbox(engine, **options) as made:
             yield made
 
-    # By default FastAPI ends a dependency after the response: the caller would see success before the commit.
+    # By default FastAPI ends a dependency after the response: the caller would see success before
+    # the commit.
     return Depends(box, scope="function")

@@ -13,7 +13,9 @@ _Handler = TypeVar("_Handler", bound=Callable[..., Any])
 
 
 class PendingListeners:
-    """Handlers in the order of their registration. `wrapped` converts a handler to the function that runs."""
+    """Handlers in the order of their registration. `wrapped` converts a handler to the function
+    that runs.
+    """
 
     def __init__(
         self, wrapped: Callable[[Callable[..., Any]], Callable[..., Any]] = lambda handler: handler
@@ -27,7 +29,9 @@ class PendingListeners:
     def listener(
         self, subject: str, group: str, **options: Unpack[ListenerOptions]
     ) -> Callable[[_Handler], _Handler]:
-        """Register a function as a handler. As `Client.listener`; errors are raised by `listen_with`."""
+        """Register a function as a handler. As `Client.listener`; errors are raised by
+        `listen_with`.
+        """
 
         def register(handler: _Handler) -> _Handler:
             self._registered.append((subject, self._wrapped(handler), group, options))

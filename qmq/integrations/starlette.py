@@ -7,10 +7,12 @@ docs/integrations/fastapi.md is the tutorial.
 
 The id of a server-sent event says how far each queue was read.
 
-    g1/0/7,g2/0/9~SEAL        the stream continues with message 7 of queue 0 of broker group g1, and message 9 of queue 0 of g2
+    g1/0/7,g2/0/9~SEAL        the stream continues with message 7 of queue 0 of broker group g1, and
+                              message 9 of queue 0 of g2
 
-A browser sends any id that it wants to, so an id has a seal: an HMAC by a key that only the web servers have, over the positions, the
-subject and the selection. So a browser continues where it was, and reads neither older messages nor another selection's part of the log.
+A browser sends any id that it wants to, so an id has a seal: an HMAC by a key that only the web
+servers have, over the positions, the subject and the selection. So a browser continues where it
+was, and reads neither older messages nor another selection's part of the log.
 """
 
 from __future__ import annotations
@@ -42,7 +44,9 @@ Positions = Mapping[tuple[str, int], int]
 """The next sequence of each queue, by broker group and partition."""
 
 RESET: Final = "event: reset\ndata:\n\n"
-"""Tells a page that its stream does not continue where it was, so that the page may ask for the present state."""
+"""Tells a page that its stream does not continue where it was, so that the page may ask for the
+present state.
+"""
 KEY_BYTES_MIN: Final = 16
 _PARTITION_MAX = (1 << 31) - 1
 _LINE_END = re.compile(r"\r\n|\r|\n")
@@ -71,14 +75,17 @@ def positions_of(text: str) -> dict[tuple[str, int], int]:
         sequence = whole_number(match[3]) if match else None
         if match is None or partition is None or sequence is None:
             raise InvalidArgument(
-                f"Last-Event-ID is {text[:200]!r}, which is not an id of these events: leave it out to start now"
+                f"Last-Event-ID is {text[:200]!r}, which is not an id of these events: leave "
+                "it out to start now"
             )
         found[match[1], -partition if match[2].startswith("-") else partition] = sequence
     return found
 
 
 class EventIds:
-    """Seals and opens the ids of one stream: of a subject, and of what `selection` chooses there."""
+    """Seals and opens the ids of one stream: of a subject, and of what `selection` chooses
+    there.
+    """
 
     def __init__(self, key: bytes, subject: str, selection: Mapping[str, Any]) -> None:
         self._key, self._bound = (
@@ -94,7 +101,9 @@ class EventIds:
         return f"{text}~{self._seal(text)}"
 
     def opened(self, text: str) -> dict[tuple[str, int], int]:
-        """The positions of an id that `sealed` made for the same subject and selection by the same key. Raises InvalidArgument."""
+        """The positions of an id that `sealed` made for the same subject and selection by the same
+        key. Raises InvalidArgument.
+        """
         told, _, seal = text.rpartition("~")
         if not hmac.compare_digest(self._seal(told).encode(), seal.encode()):
             raise InvalidArgument("Last-Event-ID is no id of this stream: its seal is wrong")
@@ -125,10 +134,11 @@ def stop_process(error: QmqError) -> None:
 
 
 class QmqLifespan:
-    """The client of a web application, from its start to its end. It is the application's lifespan, or part of a larger one:
-    `async with messaging(app): ...`.
+    """The client of a web application, from its start to its end. It is the application's lifespan,
+    or part of a larger one: `async with messaging(app): ...`.
 
-    Each process of the web server has its own client and listeners; the listeners of one group share its messages.
+    Each process of the web server has its own client and listeners; the listeners of one group
+    share its messages.
     """
 
     def __init__(
@@ -140,15 +150,18 @@ class QmqLifespan:
         event_key: bytes | str | None = None,
         **connect: Any,
     ) -> None:
-        """When the application ends, the listeners have `grace` to finish their messages. `failed` is called when a listener ends with an
-        error; the default ends the process, so that a web server without listeners does not go unnoticed. `event_key` seals the ids of
-        `events`: a secret of 16 bytes or more, the same for all processes of the application; without it, each process has its own, and
-        streams continue only at the process that they come from. `connect` are options of `qmq.connect`. Raises InvalidArgument.
+        """When the application ends, the listeners have `grace` to finish their messages. `failed`
+        is called when a listener ends with an error; the default ends the process, so that a web
+        server without listeners does not go unnoticed. `event_key` seals the ids of `events`: a
+        secret of 16 bytes or more, the same for all processes of the application; without it, each
+        process has its own, and streams continue only at the process that they come from. `connect`
+        are options of `qmq.connect`. Raises InvalidArgument.
         """
         key = event_key.encode() if isinstance(event_key, str) else event_key
         if key is not None and len(key) < KEY_BYTES_MIN:
             raise InvalidArgument(
-                f"event_key has at least {KEY_BYTES_MIN} bytes, such as `openssl rand -hex 16` prints, not {len(key)}"
+                f"event_key has at least {KEY_BYTES_MIN} bytes, such as `openssl rand -hex "
+                f"16` prints, not {len(key)}"
             )
         self._event_key = secrets.token_bytes() if key is None else key
         self._addresses, self._grace, self._connect_options, self._failed = (
@@ -161,7 +174,9 @@ class QmqLifespan:
         self._client: qmq.Client | None = None
 
     def client(self) -> qmq.Client:
-        """The client: a dependency for FastAPI. Raises ClientClosed before the application started and after it ended."""
+        """The client: a dependency for FastAPI. Raises ClientClosed before the application started
+        and after it ended.
+        """
         if self._client is None:
             raise ClientClosed(
                 "the application is not running: pass this object to it as `lifespan`"
@@ -171,13 +186,15 @@ class QmqLifespan:
     def listener(
         self, subject: str, group: str, **options: Unpack[ListenerOptions]
     ) -> Callable[[_Handler], _Handler]:
-        """Register a function as a handler, which runs as long as the application does. As `Client.listener`; errors are raised when the
-        application starts.
+        """Register a function as a handler, which runs as long as the application does. As
+        `Client.listener`; errors are raised when the application starts.
         """
         return self._listeners.listener(subject, group, **options)
 
     def __call__(self, app: object) -> AbstractAsyncContextManager[None]:
-        """The application's lifespan. Raises InvalidName, InvalidArgument; at the end, the error that stopped a listener."""
+        """The application's lifespan. Raises InvalidName, InvalidArgument; at the end, the error
+        that stopped a listener.
+        """
         return self._life()
 
     @asynccontextmanager
@@ -211,11 +228,14 @@ class QmqLifespan:
         heartbeat: timedelta = HEARTBEAT,
         **selection: Any,
     ) -> StreamingResponse:
-        """The subject's messages as server-sent events, from now on; for a browser that reconnects (`Last-Event-ID`), from where it was.
+        """The subject's messages as server-sent events, from now on; for a browser that reconnects
+        (`Last-Event-ID`), from where it was.
 
-        `data` makes the text that the browser gets from a message; by default the body as text. `selection` are `key`, `tags_any` and
-        `tags_all` of `Client.browse`. A comment every `heartbeat` keeps proxies from ending an idle stream. For an id that was not made
-        for this subject and selection by `event_key`, the stream begins now, with the event `reset`. Raises as `Client.queue_ends`.
+        `data` makes the text that the browser gets from a message; by default the body as text.
+        `selection` are `key`, `tags_any` and `tags_all` of `Client.browse`. A comment every
+        `heartbeat` keeps proxies from ending an idle stream. For an id that was not made for this
+        subject and selection by `event_key`, the stream begins now, with the event `reset`. Raises
+        as `Client.queue_ends`.
         """
         mq, ids, last = (
             self.client(),
@@ -246,7 +266,8 @@ async def _stream(
     first: str,
 ) -> AsyncIterator[str]:
     reached = dict(positions)
-    yield f"{first}id: {ids.sealed(reached)}\n\n"  # a browser that reconnects before the first message misses no message
+    # a browser that reconnects before the first message misses no message
+    yield f"{first}id: {ids.sealed(reached)}\n\n"
     coming = asyncio.ensure_future(anext(messages))
     try:
         while True:

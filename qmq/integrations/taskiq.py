@@ -35,14 +35,17 @@ DELAY: Final = "delay"
 RETRIES: Final = "_retries"
 """The label with which Taskiq's middlewares count the retries of a task; its first run has none."""
 OWN_ID: Final = "taskiq-own-id"
-"""The header of a recurring task whose schedule has no task id: each run has the id of its message."""
+"""The header of a recurring task whose schedule has no task id: each run has the id of its
+message.
+"""
 
 
 class QmqBroker(AsyncBroker):
     """Tasks are messages of one subject, and all workers are one group.
 
-    A task with the label `delay` (seconds, two years at most) is a delayed message. It is acknowledged when Taskiq says so (`ack_type`);
-    a task whose worker vanished is handed out again, and after the group's last attempt is in the dead-letter queue `%dlq%GROUP`.
+    A task with the label `delay` (seconds, two years at most) is a delayed message. It is
+    acknowledged when Taskiq says so (`ack_type`); a task whose worker vanished is handed out again,
+    and after the group's last attempt is in the dead-letter queue `%dlq%GROUP`.
     """
 
     def __init__(
@@ -54,7 +57,9 @@ class QmqBroker(AsyncBroker):
         prefetch: int = 100,
         **connect: Any,
     ) -> None:
-        """`prefetch` is the maximum number of tasks that a worker holds; `connect` are options of `qmq.connect`."""
+        """`prefetch` is the maximum number of tasks that a worker holds; `connect` are options of
+        `qmq.connect`.
+        """
         super().__init__()
         self.subject, self.group, self.prefetch = subject, group, prefetch
         self._addresses, self._connect = addresses, connect
@@ -90,7 +95,9 @@ class QmqBroker(AsyncBroker):
         await self.mq.send(self.subject, message.message, key=message.task_id, delay=later)
 
     def _is_pause(self, message: BrokerMessage) -> bool:
-        """Whether the label `delay` is that of the task's declaration, which SmartRetryMiddleware takes for the pause before a retry."""
+        """Whether the label `delay` is that of the task's declaration, which SmartRetryMiddleware
+        takes for the pause before a retry.
+        """
         if RETRIES in message.labels or not any(
             isinstance(each, SmartRetryMiddleware) for each in self.middlewares
         ):
@@ -103,11 +110,12 @@ class QmqBroker(AsyncBroker):
         )
 
     async def listen(self) -> AsyncGenerator[AckableMessage, None]:
-        """Receive tasks. When the caller stops, tasks that it did not get return to the group at once; those that it got stay its own until
-        each has its verdict or the broker shuts down.
+        """Receive tasks. When the caller stops, tasks that it did not get return to the group at
+        once; those that it got stay its own until each has its verdict or the broker shuts down.
 
-        Taskiq acknowledges what it cannot run. Therefore a message that is no task goes to the dead-letter queue here, and a task that this
-        worker does not know is handed out again, as after a failure: another worker may know it.
+        Taskiq acknowledges what it cannot run. Therefore a message that is no task goes to the
+        dead-letter queue here, and a task that this worker does not know is handed out again, as
+        after a failure: another worker may know it.
         """
         consumer = self.mq.consumer(
             self.subject, self.group, ack="explicit", prefetch=self.prefetch, expired="skip"
@@ -136,8 +144,8 @@ class QmqBroker(AsyncBroker):
 
 
 def task_of(formatter: TaskiqFormatter, body: bytes, own_id: str = "") -> tuple[str, bytes]:
-    """The name of the task in a message, and the task as Taskiq reads it, under its own id if one is given. Raises InvalidArgument with the
-    formatter's reason.
+    """The name of the task in a message, and the task as Taskiq reads it, under its own id if one
+    is given. Raises InvalidArgument with the formatter's reason.
     """
     try:
         task = formatter.loads(message=body)
@@ -153,7 +161,9 @@ def task_of(formatter: TaskiqFormatter, body: bytes, own_id: str = "") -> tuple[
 
 
 class QmqScheduleSource(ScheduleSource):
-    """Schedules that QMQ stores and runs. No scheduler process is needed, so `get_schedules` returns no schedules."""
+    """Schedules that QMQ stores and runs. No scheduler process is needed, so `get_schedules`
+    returns no schedules.
+    """
 
     def __init__(self, broker: QmqBroker) -> None:
         self._broker = broker
@@ -163,12 +173,15 @@ class QmqScheduleSource(ScheduleSource):
         return []
 
     async def pending(self) -> AsyncIterator[qmq.DelayedMessage]:
-        """The pending schedules, by the time of their next run; the `key` of each is its schedule id."""
+        """The pending schedules, by the time of their next run; the `key` of each is its schedule
+        id.
+        """
         async for each in self._broker.mq.delayed.list(self._broker.subject):
             yield each
 
     async def add_schedule(self, schedule: ScheduledTask) -> None:
-        """Send the task later, or again and again by `cron`; `cron_offset` is the name of a time zone, "UTC" without it.
+        """Send the task later, or again and again by `cron`; `cron_offset` is the name of a time
+        zone, "UTC" without it.
 
         Raises InvalidArgument for an `interval`, and as `Client.send`.
         """

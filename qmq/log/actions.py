@@ -1,16 +1,23 @@
-"""Actions: the consumers' operations, as recorded in the action log. All consumption state follows from them
-(`qmq.log.queue`). Pure.
+"""Actions: the consumers' operations, as recorded in the action log. All consumption state follows
+from them (`qmq.log.queue`). Pure.
 
 An entry of the action log holds actions as MessagePack arrays, one after another:
 
-    [kind, subject, partition, group, consumer, ...]      the rest by kind, in the order of the class's fields
+    [kind, subject, partition, group, consumer, ...]      the rest by kind, in the order of the
+                                                          class's fields
 
-    JOIN     incarnation, lease_ms,     a consumer came; messages that its earlier incarnation held go back. Its pull sequences begin
-             received                   above `received`, the highest it says it ever got, and above all of the group's
-    RETURN   received                   it reconnected and never got what it was handed behind pull sequence `received`
-    PULL     ranges                     it was handed [first_sequence, count, attempt] ranges; they get its next pull sequences
-    SETTLE   now_ms, settlements,       [first, last, verdict, delay_ms] on pull sequences, as the master decided; [number of the
-             errors, cause              settlement, text] of those that failed; whose decision it is (`Cause`)
+    JOIN     incarnation, lease_ms,     a consumer came; messages that its earlier incarnation held
+                                        go back. Its pull sequences begin
+             received                   above `received`, the highest it says it ever got, and above
+                                        all of the group's
+    RETURN   received                   it reconnected and never got what it was handed behind pull
+                                        sequence `received`
+    PULL     ranges                     it was handed [first_sequence, count, attempt] ranges; they
+                                        get its next pull sequences
+    SETTLE   now_ms, settlements,       [first, last, verdict, delay_ms] on pull sequences, as the
+                                        master decided; [number of the
+             errors, cause              settlement, text] of those that failed; whose decision it is
+                                        (`Cause`)
     LEAVE    expired                    it went (or its lease did); what it held goes back
     BEGIN    sequence, now_ms           the group is new on this queue and begins here
     RESET    sequence                   an operator moved the group; everything handed out is void
@@ -20,8 +27,10 @@ An entry of the action log holds actions as MessagePack arrays, one after anothe
 
 On partitions of ordered subjects (qmq/log/lane_state.py):
 
-    LANE_BEGIN    first, end, sequence, expired    the group is new on this partition (of this range) and begins here
-    LANE_GRANT    first, end, incarnation, lease   the range is the consumer's alone, under the next token
+    LANE_BEGIN    first, end, sequence, expired    the group is new on this partition (of this
+                                                   range) and begins here
+    LANE_GRANT    first, end, incarnation, lease   the range is the consumer's alone, under the next
+                                                   token
     LANE_RELEASE  token                            the lane has no owner
     LANE_DONE     token, [first, last]*            sequences, of the token's range
     LANE_FAIL     token, sequence, attempts        a message failed so many times
@@ -29,7 +38,8 @@ On partitions of ordered subjects (qmq/log/lane_state.py):
     LANE_UNPARK   key, replays                     an operator gives a key's messages back, or drops them
     LANE_RESET    first, end, sequence             an operator moved the group
 
-On delay servers (docs/DELAY.md), [kind, ...] without the five; `bucket` and `ordinal` name a delayed message:
+On delay servers (docs/DELAY.md), [kind, ...] without the five; `bucket` and `ordinal` name a
+delayed message:
 
     PLAN          number, subject, partition, broker_group, producer_id, batch_sequence, [bucket, ordinals]*     it will be sent so
     PLAN_DONE     numbers               these plans are stored where they were to go
@@ -39,7 +49,8 @@ On delay servers (docs/DELAY.md), [kind, ...] without the five; `bucket` and `or
     RECUR         bucket, ordinal, due_ms    a run of a recurring message is planned: the next one is due then
     CLOSE         before                the buckets before this one have nothing left
 
-On a full disk actions that are applied wait in `UnwrittenActions`, each encoded once, until there is room.
+On a full disk actions that are applied wait in `UnwrittenActions`, each encoded once, until there
+is room.
 """
 
 from __future__ import annotations
@@ -93,7 +104,9 @@ class Cause(IntEnum):
     VERDICT = 0
     """The consumer sent a verdict."""
     LOST = 1
-    """The consumer's lease ended, and the master put its messages back, as for the following causes."""
+    """The consumer's lease ended, and the master put its messages back, as for the following
+    causes.
+    """
     LEFT = 2
     """The consumer left without settling them."""
     AGAIN = 3
@@ -101,7 +114,9 @@ class Cause(IntEnum):
 
 
 class Action(msgspec.Struct, array_like=True, frozen=True, tag_field="kind"):
-    """The fields of all actions: the group's share of one queue, and the consumer ("" where there is none)."""
+    """The fields of all actions: the group's share of one queue, and the consumer ("" where there
+    is none).
+    """
 
     subject: str
     partition: int
@@ -221,7 +236,9 @@ class ScheduleStruct(msgspec.Struct, array_like=True, frozen=True, tag_field="ki
 
 
 class PlanAction(ScheduleStruct, frozen=True, tag=int(ActionKind.PLAN)):
-    """A batch that will be sent to a partition of a broker group, under a producer's number, with these messages in this order."""
+    """A batch that will be sent to a partition of a broker group, under a producer's number, with
+    these messages in this order.
+    """
 
     number: int
     """Plans of a delay group are numbered from 1, over all its masters."""
@@ -322,7 +339,9 @@ class ActionEntry(NamedTuple):
 
 
 class UnwrittenActions:
-    """`add` what is applied; then, to write it, take entries with `entries`, and report them with `written`."""
+    """`add` what is applied; then, to write it, take entries with `entries`, and report them with
+    `written`.
+    """
 
     __slots__ = ("_encoded", "_fresh", "_has_scheduled", "encoded_bytes", "waits")
 
@@ -333,7 +352,9 @@ class UnwrittenActions:
         self.encoded_bytes = 0
         """The bytes that wait since an earlier attempt to write them."""
         self.waits = False
-        """True while there are actions to write. An attribute, because each turn of a broker looks at it several times."""
+        """True while there are actions to write. An attribute, because each turn of a broker looks
+        at it several times.
+        """
 
     def add(self, action: AnyAction, *, is_scheduled: bool) -> None:
         self._fresh.append(action)

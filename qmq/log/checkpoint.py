@@ -1,13 +1,17 @@
-"""Checkpoints: all derived state at one point of both logs, so that a restart replays only later entries.
+"""Checkpoints: all derived state at one point of both logs, so that a restart replays only later
+entries.
 
-File: magic "QMC1" | CRC-32C u32 of the rest | MessagePack of `Checkpoint`. Written to a temporary file, flushed, renamed, folder flushed;
-the newest two are kept. If the checksum of one does not match, the older one is used, or everything is replayed: retention may have deleted
-segments that the older one still refers to. A checkpoint is only written after both logs were flushed up to its positions; so a log that
-ends before a checkpoint has lost acknowledged data, and the store refuses to open it.
+File: magic "QMC1" | CRC-32C u32 of the rest | MessagePack of `Checkpoint`. Written to a temporary
+file, flushed, renamed, folder flushed; the newest two are kept. If the checksum of one does not
+match, the older one is used, or everything is replayed: retention may have deleted segments that
+the older one still refers to. A checkpoint is only written after both logs were flushed up to its
+positions; so a log that ends before a checkpoint has lost acknowledged data, and the store refuses
+to open it.
 
-A checkpoint is taken while the broker works: captured in the broker's thread, written in another one, finished in the broker's. The capture
-takes the state at one moment between two turns. The write flushes both logs up to that moment *first*, then the consume-log entries, then
-the checkpoint itself: so a checkpoint never contains more than the logs on disk.
+A checkpoint is taken while the broker works: captured in the broker's thread, written in another
+one, finished in the broker's. The capture takes the state at one moment between two turns. The
+write flushes both logs up to that moment *first*, then the consume-log entries, then the checkpoint
+itself: so a checkpoint never contains more than the logs on disk.
 """
 
 from __future__ import annotations
@@ -36,7 +40,9 @@ VERSION: Final = 1
 
 
 class QueueState(msgspec.Struct, array_like=True):
-    """The state of one queue. `tail` has the consume-log entries after the `persisted` ones, which are too few for a file."""
+    """The state of one queue. `tail` has the consume-log entries after the `persisted` ones, which
+    are too few for a file.
+    """
 
     snapshot: list[Any]
     start_sequence: int
@@ -70,7 +76,9 @@ _QUEUES: Final = Checkpoint.__struct_fields__.index("queues")
 
 
 def encode_queue(state: QueueState) -> msgspec.Raw:
-    """One queue's state, for `encode`. One encoded object for each queue is nothing to walk through for the garbage collector."""
+    """One queue's state, for `encode`. One encoded object for each queue is nothing to walk through
+    for the garbage collector.
+    """
     return msgspec.Raw(msgspec.msgpack.encode(state))
 
 
@@ -109,7 +117,9 @@ def load(folder: Path, disk: Disk | None = None) -> Checkpoint | None:
 
 
 def save(disk: Disk, folder: Path, index: int, data: bytes) -> None:
-    """Write a checkpoint and delete all but the newest two. Safe in a thread. Raises DiskFull, FlushFailed."""
+    """Write a checkpoint and delete all but the newest two. Safe in a thread. Raises DiskFull,
+    FlushFailed.
+    """
     make_private(folder)
     disk.replace(folder / f"checkpoint-{index:020d}.qmc", data)
     for path in _files(folder)[_KEEP:]:
@@ -123,7 +133,9 @@ def discard(folder: Path) -> None:
 
 
 SPILL_BYTES_MIN: Final = 16 * ENTRY_BYTES
-"""A queue with fewer bytes of entries in memory stores them in the checkpoint, since thousands of tiny writes cost more."""
+"""A queue with fewer bytes of entries in memory stores them in the checkpoint, since thousands of
+tiny writes cost more.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,7 +153,9 @@ class CheckpointPlan:
     projection: ProjectionPlan | None = None
 
     def run(self) -> None:
-        """Write the checkpoint. Raises FlushFailed, and DiskFull if there is no room for a new checkpoint."""
+        """Write the checkpoint. Raises FlushFailed, and DiskFull if there is no room for a new
+        checkpoint.
+        """
         self.flush.run()
         written = [path for spill in self.spills for path in spill.log.write_spill(spill)]
         self.disk.sync_files(written)
@@ -152,9 +166,11 @@ class CheckpointPlan:
 
 
 def begin_checkpoint(store: Store) -> CheckpointPlan:
-    """Capture all derived state. Actions that are not in the log yet are written first, because a replay would apply them a second time.
+    """Capture all derived state. Actions that are not in the log yet are written first, because a
+    replay would apply them a second time.
 
-    Raises DiskFull. On a replica, run the plan when everything up to its index is committed: the content of a checkpoint cannot be undone.
+    Raises DiskFull. On a replica, run the plan when everything up to its index is committed: the
+    content of a checkpoint cannot be undone.
     """
     store.write_actions()
     states: list[msgspec.Raw] = []
@@ -216,7 +232,9 @@ def end_checkpoint(store: Store, plan: CheckpointPlan) -> int:
 
 
 def close_store(store: Store) -> None:
-    """Flush, write a checkpoint, close. The next opening replays nothing. Raises FlushFailed, DiskFull, and the store stays open then."""
+    """Flush, write a checkpoint, close. The next opening replays nothing. Raises FlushFailed,
+    DiskFull, and the store stays open then.
+    """
     plan = begin_checkpoint(store)
     plan.run()
     end_checkpoint(store, plan)

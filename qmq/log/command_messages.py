@@ -1,10 +1,12 @@
 """Command messages: a batch of one message, of kind COMMAND, made by the master. Its body is JSON.
 
-A seal is the last entry of a partition of an ordered subject. It names the change that closed the partition, and the change's route
-version. A seal has a sequence like any message, so that "done up to and including the command message" is a comparison of numbers.
+A seal is the last entry of a partition of an ordered subject. It names the change that closed the
+partition, and the change's route version. A seal has a sequence like any message, so that "done up
+to and including the command message" is a comparison of numbers.
 
-A drop (docs/DELETION.md) deletes the content of its queue: nothing up to and including the drop belongs to the queue any more. A purge
-deletes the messages up to it, as retention does: producers, groups and a seal stay.
+A drop (docs/DELETION.md) deletes the content of its queue: nothing up to and including the drop
+belongs to the queue any more. A purge deletes the messages up to it, as retention does: producers,
+groups and a seal stay.
 """
 
 from __future__ import annotations

@@ -1,18 +1,23 @@
-"""The commit mark: a small file in a store's folder with the committed ends of both logs, for programs that read the log's files.
+"""The commit mark: a small file in a store's folder with the committed ends of both logs, for
+programs that read the log's files.
 
-    committed.qmm     magic "QMM1" | CRC-32C of the rest | version | index | epoch | message_position | action_position | time_ms
+    committed.qmm     magic "QMM1" | CRC-32C of the rest | version | index | epoch |
+                      message_position | action_position | time_ms
 
-The mark *may lag, never lead*: the entries that it names are committed, and committed entries never move, on any replica. Rules that ensure
-this:
+The mark *may lag, never lead*: the entries that it names are committed, and committed entries never
+move, on any replica. Rules that ensure this:
 
-* Entries are written before they are committed. So `Marker` first remembers a place with its index, and writes it into the mark only when
-  the commit index has reached this index in the same store, without a cut in between.
-* The mark is overwritten by one write and not synced: after a lost write it only lags. A reader that finds a torn mark reads again
-  (`read`).
-* A power cut may keep the mark and lose the unflushed end of a log; other bytes will then lie where the mark points. So opening a
-  store removes such a mark, durably, before anything is appended (`settle`); a store that starts over has none.
+* Entries are written before they are committed. So `Marker` first remembers a place with its index,
+  and writes it into the mark only when the commit index has reached this index in the same store,
+  without a cut in between.
+* The mark is overwritten by one write and not synced: after a lost write it only lags. A reader
+  that finds a torn mark reads again (`read`).
+* A power cut may keep the mark and lose the unflushed end of a log; other bytes will then lie where
+  the mark points. So opening a store removes such a mark, durably, before anything is appended
+  (`settle`); a store that starts over has none.
 
-A replica that is opened again takes the mark's index for committed, because its checkpoint is older: it must not cut these entries.
+A replica that is opened again takes the mark's index for committed, because its checkpoint is
+older: it must not cut these entries.
 """
 
 from __future__ import annotations
@@ -44,7 +49,9 @@ MARK_BYTES: Final = _HEAD.size + _BODY.size
 
 
 class CommitMark(NamedTuple):
-    """Every entry up to `index` (which was written in `epoch`) is committed; they end at these positions of the two logs."""
+    """Every entry up to `index` (which was written in `epoch`) is committed; they end at these
+    positions of the two logs.
+    """
 
     index: int  # type: ignore[assignment]
     epoch: int
@@ -80,7 +87,9 @@ def decode(data: bytes) -> CommitMark | None:
 
 
 def read(folder: Path, pause: Callable[[], None] = lambda: None) -> CommitMark | None:
-    """Read the folder's mark. None if there is none, or the mark stays torn. `pause` is called before each new try. Raises OSError."""
+    """Read the folder's mark. None if there is none, or the mark stays torn. `pause` is called
+    before each new try. Raises OSError.
+    """
     for _ in range(READ_TRIES):
         try:
             found = decode((folder / FILE).read_bytes())
@@ -102,8 +111,9 @@ def write(disk: Disk, folder: Path, mark: CommitMark) -> None:
 
 
 def settle(store: Store) -> bool:
-    """Take over the commit index of the mark, or remove a mark that names missing entries. Call this after opening, before anything is
-    appended. Returns True if the removed mark was valid: committed entries are lost then.
+    """Take over the commit index of the mark, or remove a mark that names missing entries. Call
+    this after opening, before anything is appended. Returns True if the removed mark was valid:
+    committed entries are lost then.
     """
     path = store.folder / FILE
     if not path.exists():
@@ -144,7 +154,9 @@ def note(store: Store) -> CommitMark:
 
 
 class Marker:
-    """Writes one store's mark while the broker works. A reopened store needs a new Marker. Call it between two turns."""
+    """Writes one store's mark while the broker works. A reopened store needs a new Marker. Call it
+    between two turns.
+    """
 
     def __init__(self, store: Store) -> None:
         self.store = store

@@ -1,19 +1,24 @@
-"""The consume log: one queue's list of the positions of its messages. It is derived from the message log, and rebuilt if it is lost.
+"""The consume log: one queue's list of the positions of its messages. It is derived from the
+message log, and rebuilt if it is lost.
 
-One entry of 64 bytes for each *batch*, not for each message: a batch holds consecutive sequences, so a sequence is found by binary
-search. One entry for each message would add a quarter to the log at 100 bytes a message (docs/adr/0003). An entry has the fields for
-reading, tag filtering, time lookup and lookup by id:
+One entry of 64 bytes for each *batch*, not for each message: a batch holds consecutive sequences,
+so a sequence is found by binary search. One entry for each message would add a quarter to the log
+at 100 bytes a message (docs/adr/0003). An entry has the fields for reading, tag filtering, time
+lookup and lookup by id:
 
-    base_sequence u64 | position u64 | append_time_ms u64 | producer_id u64 | batch_sequence u64 | tag_bloom u64 |
-    cumulative_bytes u64 | total_bytes u32 | count u32
+    base_sequence u64 | position u64 | append_time_ms u64 | producer_id u64 | batch_sequence u64 |
+    tag_bloom u64 | cumulative_bytes u64 | total_bytes u32 | count u32
 
-`cumulative_bytes` counts the queue's stored bytes before this batch, so that a backlog in bytes is one subtraction.
+`cumulative_bytes` counts the queue's stored bytes before this batch, so that a backlog in bytes is
+one subtraction.
 
-The newest entries are in memory; `spill` returns those to be written to the queue's files, `spilled` drops them from memory. Files are
-named by a digest of the queue's name (a name never becomes a path) and the number of their first entry, 65,536 entries each.
+The newest entries are in memory; `spill` returns those to be written to the queue's files,
+`spilled` drops them from memory. Files are named by a digest of the queue's name (a name never
+becomes a path) and the number of their first entry, 65,536 entries each.
 
-A search first narrows the range by single reads of one open file, then reads a block of entries. A file that the disk cannot read (EIO) is
-marked (`.bad`), so that the next start rebuilds the queue's consume log; until then its readers get LogDamaged.
+A search first narrows the range by single reads of one open file, then reads a block of entries. A
+file that the disk cannot read (EIO) is marked (`.bad`), so that the next start rebuilds the queue's
+consume log; until then its readers get LogDamaged.
 """
 
 from __future__ import annotations
@@ -147,7 +152,9 @@ class ConsumeLog:
         return self.entries(number, 1)[0]
 
     def entries(self, number: int, most: int) -> list[IndexEntry]:
-        """Up to `most` entries from `number` on; at least one if there is one. Raises LogDamaged if a file is gone."""
+        """Up to `most` entries from `number` on; at least one if there is one. Raises LogDamaged if
+        a file is gone.
+        """
         return [IndexEntry._make(each) for each in ENTRY.iter_unpack(self._stored(number, most))]
 
     def table(self, number: int, most: int) -> npt.NDArray[Any]:
@@ -193,8 +200,8 @@ class ConsumeLog:
         return data
 
     def distrust(self, sequence: int, how: str) -> LogDamaged:
-        """Mark the files to be rebuilt at the next start, because the entry of `sequence` contradicts the log. Returns the error for
-        readers.
+        """Mark the files to be rebuilt at the next start, because the entry of `sequence`
+        contradicts the log. Returns the error for readers.
         """
         self._mark_bad()
         return self._damaged(self.find_sequence(sequence), how)
@@ -222,7 +229,9 @@ class ConsumeLog:
         return max(self._first_where(_BASE_SEQUENCE, sequence + 1) - 1, self.first)
 
     def find_position(self, position: int) -> int:
-        """Number of the first entry that lies at or behind `position` in the message log; `count` if none does."""
+        """Number of the first entry that lies at or behind `position` in the message log; `count`
+        if none does.
+        """
         return self._first_where(_POSITION, position)
 
     def find_time(self, time_ms: int) -> int:
@@ -230,11 +239,15 @@ class ConsumeLog:
         return self._first_where(_APPEND_TIME, time_ms)
 
     def find_bytes(self, cumulative_bytes: int) -> int:
-        """Number of the first entry with at least that many of the queue's bytes before it; `count` if there is none."""
+        """Number of the first entry with at least that many of the queue's bytes before it; `count`
+        if there is none.
+        """
         return self._first_where(_CUMULATIVE_BYTES, cumulative_bytes)
 
     def _first_where(self, column: int, value: int) -> int:
-        """Number of the first entry with at least `value` in a column that never decreases; `count` if there is none."""
+        """Number of the first entry with at least `value` in a column that never decreases; `count`
+        if there is none.
+        """
         in_memory = max(self.first, self.persisted)
         if self.first < self.persisted and (
             not self._tail or self.entry(in_memory)[column] >= value
@@ -246,7 +259,9 @@ class ConsumeLog:
         )
 
     def _first_in_files(self, column: int, value: int) -> int:
-        """Number of the first entry with at least `value` in the files; `persisted` if there is none."""
+        """Number of the first entry with at least `value` in the files; `persisted` if there is
+        none.
+        """
         low, high = self.first, self.persisted
         later = range(low - low % FILE_ENTRIES + FILE_ENTRIES, high, FILE_ENTRIES)
         file = bisect_left(later, value, key=lambda number: self.entry(number)[column])
@@ -269,10 +284,11 @@ class ConsumeLog:
                 number += 1
 
     def of_producer(self, producer_id: int, before: int) -> tuple[int, list[IndexEntry]]:
-        """The entries of a producer among one file's worth of entries before number `before`: (first number of these, entries, newest
-        first).
+        """The entries of a producer among one file's worth of entries before number `before`:
+        (first number of these, entries, newest first).
 
-        Call it again with the returned number, until that is `first`, to get all. Raises LogDamaged if a file is gone.
+        Call it again with the returned number, until that is `first`, to get all. Raises LogDamaged
+        if a file is gone.
         """
         begin = (before - 1) - (before - 1) % FILE_ENTRIES
         if begin < self.persisted < before:
@@ -285,8 +301,8 @@ class ConsumeLog:
         return begin, [IndexEntry._make(each) for each in table[found].tolist()]
 
     def find_batch(self, producer_id: int, batch_sequence: int, first: int) -> IndexEntry | None:
-        """Find a producer's batch by its number, from entry `first` on. Searches from the newest entry, a file at a time. Raises
-        LogDamaged.
+        """Find a producer's batch by its number, from entry `first` on. Searches from the newest
+        entry, a file at a time. Raises LogDamaged.
         """
         before = self.count
         while before > max(first, self.first):
@@ -297,7 +313,9 @@ class ConsumeLog:
         return None
 
     def newest_of(self, producer_id: int) -> int:
-        """The highest number of a producer's batches here; -1 if there are none. Raises LogDamaged."""
+        """The highest number of a producer's batches here; -1 if there are none. Raises
+        LogDamaged.
+        """
         before, newest = self.count, -1
         while before > self.first:
             before, sent = self.of_producer(producer_id, before)
@@ -334,7 +352,9 @@ class ConsumeLog:
         self.persisted = spill.first + len(spill.data) // ENTRY_BYTES
 
     def drop_before(self, number: int) -> list[Path]:
-        """Drop the entries before `number`. Returns the files that contain only such entries, for the caller to delete."""
+        """Drop the entries before `number`. Returns the files that contain only such entries, for
+        the caller to delete.
+        """
         old = range(self.first // FILE_ENTRIES, min(number, self.persisted) // FILE_ENTRIES)
         self.first = max(self.first, number)
         return [self._file(each * FILE_ENTRIES) for each in old]

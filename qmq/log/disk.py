@@ -1,12 +1,14 @@
-"""What storage asks of the disk: its calls, pages that are to be in memory, and the lock of a data folder.
+"""What storage asks of the disk: its calls, pages that are to be in memory, and the lock of a data
+folder.
 
-Tests pass a `Disk` that fails. Rules: a failed fsync is final and raises FlushFailed (the kernel marks the pages clean, so a second fsync
-would report success wrongly: "fsyncgate"); no space raises DiskFull; every other failure stays an OSError, which stops the broker. Only an
-unreadable sector of a log does not stop it: `read_around` replaces the sector by bytes that fail every checksum, so that the sector counts
-as damage.
+Tests pass a `Disk` that fails. Rules: a failed fsync is final and raises FlushFailed (the kernel
+marks the pages clean, so a second fsync would report success wrongly: "fsyncgate"); no space raises
+DiskFull; every other failure stays an OSError, which stops the broker. Only an unreadable sector of
+a log does not stop it: `read_around` replaces the sector by bytes that fail every checksum, so that
+the sector counts as damage.
 
-`load` brings a part of a file into the kernel's page cache, from a thread, by few system calls: after each one the thread takes the
-interpreter lock again, and the event loop waits for it.
+`load` brings a part of a file into the kernel's page cache, from a thread, by few system calls:
+after each one the thread takes the interpreter lock again, and the event loop waits for it.
 
 `FolderLock` gives a data folder to one process, and ends with the process.
 """
@@ -32,7 +34,9 @@ from qmq.errors import DiskFull, FlushFailed, FolderInUse
 from qmq.process.files import FILE_MODE, NO_SPACE, SHORT_OF
 
 _CACHESTAT: Final = 451
-"""The number of the system call on all architectures of Linux; older kernels than 6.5 do not have it."""
+"""The number of the system call on all architectures of Linux; older kernels than 6.5 do not have
+it.
+"""
 _PAGE_BYTES: Final = os.sysconf("SC_PAGE_SIZE")
 _SCRATCH_BYTES: Final = 256 * limits.KIB
 _VIEWS_MAX: Final = 64
@@ -59,7 +63,9 @@ def _syscall() -> Any:
 
 
 def sync_file_system(fd: int) -> None:
-    """Write back everything of the file system that `fd` is on. Does nothing where there is no such call. Raises OSError."""
+    """Write back everything of the file system that `fd` is on. Does nothing where there is no such
+    call. Raises OSError.
+    """
     call = getattr(ctypes.CDLL(None, use_errno=True), "syncfs", None)
     if call is not None and call(fd) != 0:
         number = ctypes.get_errno()
@@ -67,7 +73,9 @@ def sync_file_system(fd: int) -> None:
 
 
 def is_cached(fd: int, size: int, at: int) -> bool:
-    """True if all pages of a part of a file are in the page cache; some of them may still be read. False where the kernel does not tell."""
+    """True if all pages of a part of a file are in the page cache; some of them may still be read.
+    False where the kernel does not tell.
+    """
     call, pages = _syscall(), _Pages()
     if (
         call is None
@@ -83,7 +91,8 @@ def load(fd: int, size: int, at: int) -> None:
     if is_cached(fd, size, at):
         os.pread(fd, 1, at + size - 1)  # waits if another thread began to read these pages just now
         return
-    # Into the same memory again and again, which stays in the processor's cache. For one large request the kernel reads in large pieces.
+    # Into the same memory again and again, which stays in the processor's cache. For one large
+    # request the kernel reads in large pieces.
     scratch, end = memoryview(bytearray(min(_SCRATCH_BYTES, size))), at + size
     while at < end:
         views = [scratch] * min((end - at) // len(scratch), _VIEWS_MAX)
@@ -97,8 +106,8 @@ log = logging.getLogger("qmq.log")
 
 _IOV_MAX: Final = 1024
 WRITE_BYTES_MAX: Final = 512 * 1024
-"""The bytes of one system call that writes. For larger ones the kernel takes its pages from free blocks of a MiB and more, which a virtual
-machine may have to get from its host first.
+"""The bytes of one system call that writes. For larger ones the kernel takes its pages from free
+blocks of a MiB and more, which a virtual machine may have to get from its host first.
 """
 
 _SYNC_TOGETHER_FILES: Final = 64
@@ -107,7 +116,9 @@ BLOCK_BYTES: Final = 4096
 """The unit of a failed read; a write that covers a whole block does not need its old content."""
 
 _UNREADABLE: Final = b"\xa5"
-"""The value of each byte that could not be read. It is not zero, since a power cut leaves zeros at a log's end."""
+"""The value of each byte that could not be read. It is not zero, since a power cut leaves zeros at
+a log's end.
+"""
 
 
 def chunks_of(buffers: Sequence[bytes]) -> Iterator[Sequence[memoryview]]:
@@ -133,7 +144,9 @@ class Disk:
     """The number of blocks that could not be read."""
 
     def open_append(self, path: Path) -> int:
-        """Open a file for reading and writing at offsets. Create it if absent. Raises DiskFull, OSError."""
+        """Open a file for reading and writing at offsets. Create it if absent. Raises DiskFull,
+        OSError.
+        """
         try:
             return os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, FILE_MODE)
         except OSError as cause:
@@ -146,7 +159,9 @@ class Disk:
         os.close(fd)
 
     def write(self, fd: int, buffers: Sequence[bytes], at: int) -> None:
-        """Write all buffers from byte `at` on. Raises DiskFull, and an unknown part of them is written then."""
+        """Write all buffers from byte `at` on. Raises DiskFull, and an unknown part of them is
+        written then.
+        """
         size = sum(map(len, buffers))
         is_small = size <= WRITE_BYTES_MAX and len(buffers) <= _IOV_MAX
         try:
@@ -178,7 +193,9 @@ class Disk:
         return data
 
     def read_around(self, fd: int, size: int, at: int) -> bytes:
-        """Like `read`, for data with checksums: unreadable blocks (EIO) are replaced by bytes that fail every checksum."""
+        """Like `read`, for data with checksums: unreadable blocks (EIO) are replaced by bytes that
+        fail every checksum.
+        """
         try:
             return self.read(fd, size, at)
         except OSError as cause:
@@ -212,7 +229,9 @@ class Disk:
             return _UNREADABLE * size
 
     def read_ahead(self, path: Path, size: int, at: int) -> None:
-        """Read a part of a file into the page cache, and wait until it is there. Safe in a thread. Raises OSError."""
+        """Read a part of a file into the page cache, and wait until it is there. Safe in a thread.
+        Raises OSError.
+        """
         fd = self.open_read(path)
         try:
             load(fd, size, at)
@@ -220,7 +239,9 @@ class Disk:
             self.close(fd)
 
     def drop_cached(self, fd: int, size: int, at: int) -> None:
-        """Drop a part of a file from the page cache, except for unwritten pages. A block of pages that is only in part inside it stays."""
+        """Drop a part of a file from the page cache, except for unwritten pages. A block of pages
+        that is only in part inside it stays.
+        """
         if size and hasattr(os, "posix_fadvise"):  # a size of 0 would mean the rest of the file
             os.posix_fadvise(fd, at, size, os.POSIX_FADV_DONTNEED)
 
@@ -239,7 +260,9 @@ class Disk:
         os.ftruncate(fd, size)
 
     def sync(self, fd: int) -> None:
-        """Make the file's data survive a power cut. Raises FlushFailed, which must not be retried."""
+        """Make the file's data survive a power cut. Raises FlushFailed, which must not be
+        retried.
+        """
         try:
             os.fdatasync(fd)
         except OSError as cause:
@@ -248,10 +271,12 @@ class Disk:
             ) from cause
 
     def sync_files(self, paths: Collection[Path]) -> None:
-        """As `sync`, for files whose writers closed them, and their folders. A file that was deleted meanwhile is left out.
+        """As `sync`, for files whose writers closed them, and their folders. A file that was
+        deleted meanwhile is left out.
 
-        Each file gets its own fdatasync, since no other call tells of a write-back that failed: sync(2) never does, and syncfs(2) only from
-        Linux 5.8 on. Many files are first written back together, which is one commit of the file system's journal. Raises FlushFailed.
+        Each file gets its own fdatasync, since no other call tells of a write-back that failed:
+        sync(2) never does, and syncfs(2) only from Linux 5.8 on. Many files are first written back
+        together, which is one commit of the file system's journal. Raises FlushFailed.
         """
         folders = {path.parent for path in paths}
         if len(paths) > _SYNC_TOGETHER_FILES:
@@ -279,13 +304,16 @@ class Disk:
             sync_file_system(fd)
         except OSError as cause:
             raise FlushFailed(
-                f"syncing the file system of {folder} failed: {cause}; the broker stops, restart it to recover"
+                f"syncing the file system of {folder} failed: {cause}; the broker stops, "
+                "restart it to recover"
             ) from cause
         finally:
             os.close(fd)
 
     def sync_folder(self, folder: Path) -> None:
-        """Make new, renamed and deleted names survive; without it ext4 may forget a rename. Raises FlushFailed."""
+        """Make new, renamed and deleted names survive; without it ext4 may forget a rename. Raises
+        FlushFailed.
+        """
         fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
             os.fsync(fd)
@@ -295,7 +323,9 @@ class Disk:
             os.close(fd)
 
     def replace(self, path: Path, data: bytes) -> None:
-        """Put `data` at `path` all or nothing: temporary file, fsync, rename, fsync of the folder."""
+        """Put `data` at `path` all or nothing: temporary file, fsync, rename, fsync of the
+        folder.
+        """
         temporary = path.with_name(path.name + ".tmp")
         fd = self.open_append(temporary)
         try:
@@ -311,9 +341,10 @@ class Disk:
         self.sync_folder(path.parent)
 
     def rewrite(self, path: Path, data: bytes) -> None:
-        """As `replace`, for a small text file that must be writable on a full disk. The file and its spare, `path.spare`, have blocks of
-        their own and take turns: space is needed only for the first spare, and when the data needs a block more. The data is padded with
-        spaces to whole blocks. Raises DiskFull, and the file is as it was then.
+        """As `replace`, for a small text file that must be writable on a full disk. The file and
+        its spare, `path.spare`, have blocks of their own and take turns: space is needed only for
+        the first spare, and when the data needs a block more. The data is padded with spaces to
+        whole blocks. Raises DiskFull, and the file is as it was then.
         """
         spare = self._spare_of(path)
         padded = data + b" " * (-len(data) % BLOCK_BYTES)
@@ -331,7 +362,9 @@ class Disk:
                 self._write_synced(spare, padded)
 
     def _spare_of(self, path: Path) -> Path:
-        """The path of the spare. Mends what a crash left: `held` is the old content, or a second name of the current one."""
+        """The path of the spare. Mends what a crash left: `held` is the old content, or a second
+        name of the current one.
+        """
         spare, held = path.with_name(path.name + ".spare"), path.with_name(path.name + ".held")
         for each in (held, spare):
             if each.exists() and path.exists() and each.samefile(path):
@@ -375,13 +408,15 @@ class Disk:
 def _translated(cause: OSError, path: Path | None) -> Exception:
     if cause.errno in NO_SPACE:
         return DiskFull(
-            f"no space left{f' for {path.name}' if path else ''}: free some space, or shorten retention"
+            f"no space left{f' for {path.name}' if path else ''}: free some space, or "
+            "shorten retention"
         )
     if (
         cause.errno in SHORT_OF
     ):  # temporary, like a full disk: the caller's request fails, and is retried
         return DiskFull(
-            f"the system allows no more open files{f' ({path.name})' if path else ''}: raise the limit (ulimit -n)"
+            f"the system allows no more open files{f' ({path.name})' if path else ''}: raise "
+            "the limit (ulimit -n)"
         )
     return cause
 
@@ -397,14 +432,17 @@ class FreeSpace:
         self._asked_at = self._free_bytes = 0
 
     def require(self, size: int, position: int, *, leave: float = 1.0) -> None:
-        """Raise DiskFull unless there is room for `size` bytes after `position`, where the log ends, and for this part of the reserve."""
+        """Raise DiskFull unless there is room for `size` bytes after `position`, where the log
+        ends, and for this part of the reserve.
+        """
         wanted = size + int(self._reserve_bytes * leave)
         if self._free_bytes < wanted or position - self._asked_at > self._step_bytes:
             self._free_bytes = self._disk.free_bytes(self._folder)
             self._asked_at = position
         if self._free_bytes < wanted:
             raise DiskFull(
-                f"the broker's disk has less than {self._reserve_bytes} bytes free, which it reserves for "
+                f"the broker's disk has less than {self._reserve_bytes} bytes free, which it "
+                "reserves for "
                 "acknowledgements: free some space, or shorten retention"
             )
 
@@ -465,7 +503,8 @@ class FolderLock:
         except OSError:
             os.close(self._fd)
             raise FolderInUse(
-                f"{folder} is used by another running broker: stop it first, or choose another folder"
+                f"{folder} is used by another running broker: stop it first, or choose "
+                "another folder"
             ) from None
 
     def release(self) -> None:

@@ -1,22 +1,27 @@
-"""Reads a log of enveloped entries: the walk at a restart, and the decision about entries that fail their checksum.
+"""Reads a log of enveloped entries: the walk at a restart, and the decision about entries that fail
+their checksum.
 
-Both logs consist of envelopes (qmq/wire/batch.py), each followed by its region. A restart walks them from the last checkpoint on and checks
-every checksum. If one fails, there are two cases:
+Both logs consist of envelopes (qmq/wire/batch.py), each followed by its region. A restart walks
+them from the last checkpoint on and checks every checksum. If one fails, there are two cases:
 
-* *A torn tail.* Entries written after the last flush may be missing or incomplete after a power cut, in any order. They were not
-  acknowledged as flushed, so they are cut off.
-* *Damage.* Flushed entries must be there. Every envelope has `flushed_position`, how far the log was flushed when it was written; so if a
-  valid entry after the bad one, or the checkpoint, says that the bad place was flushed, it may have been acknowledged. It is never cut off:
-  opening raises LogDamaged, and an operator (or, in a cluster, another replica) has to repair it.
+* *A torn tail.* Entries written after the last flush may be missing or incomplete after a power
+  cut, in any order. They were not acknowledged as flushed, so they are cut off.
+* *Damage.* Flushed entries must be there. Every envelope has `flushed_position`, how far the log
+  was flushed when it was written; so if a valid entry after the bad one, or the checkpoint, says
+  that the bad place was flushed, it may have been acknowledged. It is never cut off: opening raises
+  LogDamaged, and an operator (or, in a cluster, another replica) has to repair it.
 
-The first entries of a segment are a snapshot of the state before it, cut by bytes into entries that every reader accepts:
+The first entries of a segment are a snapshot of the state before it, cut by bytes into entries that
+every reader accepts:
 
-    state      a MessagePack array: of a queue in the message log, of a group on a queue in the action log (docs/FORMAT.md)
+    state      a MessagePack array: of a queue in the message log, of a group on a queue in the
+               action log (docs/FORMAT.md)
     entry      a MessagePack array of states, `SNAPSHOT_BYTES` of them, or of one longer state
     pieces     a group's state that is too long for an entry, cut: [subject, partition, group, bytes, is_last], one for each entry
 
-Each entry says how many items all entries of the snapshot have together. If a crash has left only some of them, the segment is not *opened
-whole*: it can be read after older segments, but a log must not begin with it, because queues of the missing part would lose their numbers.
+Each entry says how many items all entries of the snapshot have together. If a crash has left only
+some of them, the segment is not *opened whole*: it can be read after older segments, but a log must
+not begin with it, because queues of the missing part would lose their numbers.
 """
 
 from __future__ import annotations
@@ -65,7 +70,8 @@ class Entry:
 def wrap(
     kind: Kind, payload: bytes, *, count: int, epoch: int, index: int, time_ms: int, flushed: int
 ) -> list[bytes]:
-    """Build an entry that is not a batch of messages (actions, snapshots) from its payload. `count` is stored in base_sequence.
+    """Build an entry that is not a batch of messages (actions, snapshots) from its payload. `count`
+    is stored in base_sequence.
 
     The caller cuts: a longer entry than readers take stops the process, before it is written.
     """
@@ -90,7 +96,9 @@ def unwrap(region: bytes) -> bytes:
 
 
 class ReadWindow:
-    """A part of the log in memory while walking. `read(position, size)` reads it, at least `ahead` bytes at a time."""
+    """A part of the log in memory while walking. `read(position, size)` reads it, at least `ahead`
+    bytes at a time.
+    """
 
     def __init__(self, read: Callable[[int, int], bytes], ahead: int) -> None:
         self._read = read
@@ -118,19 +126,25 @@ def head_at(segments: Segments, position: int) -> Envelope | None:
 
 
 def walk(segments: Segments, position: int) -> Iterator[Entry]:
-    """Every entry from `position` on, checked. Raises CorruptBatch at the first bad one (see `entry_at`); ColdRead."""
+    """Every entry from `position` on, checked. Raises CorruptBatch at the first bad one (see
+    `entry_at`); ColdRead.
+    """
     return walk_bytes(segments.read, position, lambda: segments.end)
 
 
 def walk_waiting(segments: Segments, position: int) -> Iterator[Entry]:
-    """As `walk`, but wait for the object store, to open a store. Raises CorruptBatch, Overloaded."""
+    """As `walk`, but wait for the object store, to open a store. Raises CorruptBatch,
+    Overloaded.
+    """
     return walk_bytes(segments.read_waiting, position, lambda: segments.end)
 
 
 def walk_bytes(
     read: Callable[[int, int], bytes], position: int, end: Callable[[], int]
 ) -> Iterator[Entry]:
-    """Every entry from `position` to the end of what `read(position, size)` gives, checked. Raises CorruptBatch at the first bad one."""
+    """Every entry from `position` to the end of what `read(position, size)` gives, checked. Raises
+    CorruptBatch at the first bad one.
+    """
     window = ReadWindow(read, _READ_BYTES)
     while position < end():
         entry = _entry(window, position)
@@ -141,11 +155,14 @@ def walk_bytes(
 def walk_rising(
     read: Callable[[int, int], bytes], position: int, end: int, after: int
 ) -> Iterator[Entry]:
-    """As `walk_bytes`, for entries whose indexes rise and are above `after`. Raises CorruptBatch also if they do not rise."""
+    """As `walk_bytes`, for entries whose indexes rise and are above `after`. Raises CorruptBatch
+    also if they do not rise.
+    """
     for entry in walk_bytes(read, position, lambda: end):
         if entry.envelope.index <= after:
             raise CorruptBatch(
-                f"the entry at {entry.position} has index {entry.envelope.index}, and one before it has {after}"
+                f"the entry at {entry.position} has index {entry.envelope.index}, and one "
+                f"before it has {after}"
             )
         after = entry.envelope.index
         yield entry
@@ -168,7 +185,9 @@ def _entry(window: ReadWindow, position: int) -> Entry:
 
 
 def begins_at(segments: Segments, begin: int, position: int) -> bool | None:
-    """True if an entry begins at `position`, by a walk from the entry at `begin` on; None if the walk does not decide."""
+    """True if an entry begins at `position`, by a walk from the entry at `begin` on; None if the
+    walk does not decide.
+    """
     for _ in range(_WALKED_MAX):
         if begin >= position:
             return begin == position
@@ -193,8 +212,9 @@ def judge(
 ) -> None:
     """Return if the entry at `bad` begins a torn tail. Raises LogDamaged if the entry was flushed.
 
-    `flushed` is the flushed position of the checkpoint; every segment but the last was flushed before the next began. A slave's envelopes
-    have the flushed position of its *master*, so they do not count.
+    `flushed` is the flushed position of the checkpoint; every segment but the last was flushed
+    before the next began. A slave's envelopes have the flushed position of its *master*, so they do
+    not count.
     """
     if bad < max(flushed, segments.bases[-1]):
         raise damaged(segments, bad, cause, log)
@@ -208,10 +228,11 @@ def judge(
 
 
 def is_torn(segments: Segments, position: int) -> bool:
-    """True if the entry at `position` is incomplete, as after a process was killed while writing it.
+    """True if the entry at `position` is incomplete, as after a process was killed while writing
+    it.
 
-    A complete envelope with a wrong checksum is not torn: it was written completely, and perhaps acknowledged. Zeros up to the end are
-    unflushed bytes after a power cut.
+    A complete envelope with a wrong checksum is not torn: it was written completely, and perhaps
+    acknowledged. Zeros up to the end are unflushed bytes after a power cut.
     """
     try:
         head = head_at(segments, position)
@@ -232,8 +253,10 @@ def damaged(segments: Segments, bad: int, cause: CorruptBatch, log: int) -> LogD
     """The error for a damaged place in a flushed part."""
     base = segments.base_of(bad)
     return LogDamaged(
-        f"{segments.folder.name}: {segment_name(base)} is damaged at byte {bad - base} ({cause.message}), in a part that "
-        f"was flushed, so acknowledged entries are damaged. Nothing was cut. Restore the segment from a copy; "
+        f"{segments.folder.name}: {segment_name(base)} is damaged at byte {bad - base} "
+        f"({cause.message}), in a part that "
+        "was flushed, so acknowledged entries are damaged. Nothing was cut. Restore the "
+        "segment from a copy; "
         f"`qmq log dump` shows the intact entries",
         log=log,
         position=bad,
@@ -244,8 +267,10 @@ def _unreadable(segments: Segments, bad: int, log: int) -> LogDamaged:
     """The error for a tail that the disk cannot read. A torn write does not cause that."""
     base = segments.base_of(bad)
     return LogDamaged(
-        f"{segments.folder.name}: {segment_name(base)} cannot be read from byte {bad - base} on (EIO: the disk fails), so it is unknown "
-        f"whether acknowledged entries are damaged. Nothing was cut. Copy the folder to a sound disk, and the segment from a backup; "
+        f"{segments.folder.name}: {segment_name(base)} cannot be read from byte {bad - base} "
+        "on (EIO: the disk fails), so it is unknown "
+        "whether acknowledged entries are damaged. Nothing was cut. Copy the folder to a "
+        "sound disk, and the segment from a backup; "
         f"`qmq log dump` shows the intact entries",
         log=log,
         position=bad,
@@ -280,14 +305,18 @@ def epoch_of(epochs: Sequence[tuple[int, int]], index: int) -> int:
 
 
 def with_epoch(epochs: Sequence[tuple[int, int]], epoch: int, index: int) -> list[tuple[int, int]]:
-    """Add the entry of `epoch` at `index` to the pairs (epoch, first index). The entry may lie before others that are known."""
+    """Add the entry of `epoch` at `index` to the pairs (epoch, first index). The entry may lie
+    before others that are known.
+    """
     firsts = dict(epochs)
     firsts[epoch] = min(firsts.get(epoch, index), index)
     return sorted(firsts.items())
 
 
 def first_index(log: int, segments: Segments, last_index: int) -> int:
-    """Index of the oldest entry of a log; the next index if the log is empty and started over, 1 if nothing was ever deleted."""
+    """Index of the oldest entry of a log; the next index if the log is empty and started over, 1 if
+    nothing was ever deleted.
+    """
     if segments.start == 0:
         return 1
     try:
@@ -300,13 +329,17 @@ def first_index(log: int, segments: Segments, last_index: int) -> int:
 SNAPSHOT_BYTES: Final = MIB
 """The states in one entry: as much as one message between replicas carries."""
 STATE_BYTES_MAX: Final = BATCH_BYTES_MAX - 64 * KIB
-"""A longer state is cut into pieces. A server of release 0.2 cannot read pieces, and stops at them."""
+"""A longer state is cut into pieces. A server of release 0.2 cannot read pieces, and stops at
+them.
+"""
 _ARRAY_16: Final = 0xDC
 _ARRAY_32: Final = 0xDD
 
 
 def to_payloads(states: Iterable[Sequence[object]]) -> tuple[list[bytes], int]:
-    """The payloads of a snapshot's entries, at least one, and the number of items in all of them."""
+    """The payloads of a snapshot's entries, at least one, and the number of items in all of
+    them.
+    """
     payloads: list[bytes] = []
     items: list[msgspec.Raw] = []
     size = count = 0
@@ -351,7 +384,9 @@ class SnapshotReader:
 
 
 def is_opened_whole(segments: Segments, base: int) -> bool:
-    """True if the segment that begins at `base` has all of its opening snapshot. Raises ColdRead."""
+    """True if the segment that begins at `base` has all of its opening snapshot. Raises
+    ColdRead.
+    """
     position, found, wanted = base, 0, -1
     try:
         while position < segments.segment_end(base):

@@ -2,10 +2,12 @@
 
 A slave's files are identical to the master's, so this module only checks and makes no decisions:
 
-* An entry is accepted if its checksums match, its index is the next one, and its position is the end of our log. A stretch with an invalid
-  entry is refused as a whole.
-* Accepted entries are written immediately, and change the derived state when they are committed (`Store.commit`).
-* Cutting applied entries needs an older state: the store is reopened from its last checkpoint, which contains only committed entries.
+* An entry is accepted if its checksums match, its index is the next one, and its position is the
+  end of our log. A stretch with an invalid entry is refused as a whole.
+* Accepted entries are written immediately, and change the derived state when they are committed
+  (`Store.commit`).
+* Cutting applied entries needs an older state: the store is reopened from its last checkpoint,
+  which contains only committed entries.
 """
 
 from __future__ import annotations
@@ -39,10 +41,12 @@ _KINDS: Final = (
 
 
 class Diverged(Exception):
-    """The master's entries do not begin where our log ends, although the core accepted them: an invariant is broken."""
+    """The master's entries do not begin where our log ends, although the core accepted them: an
+    invariant is broken.
+    """
 
 
-# --- runs as bytes -----------------------------------------------------------------------------------------------------
+# --- runs as bytes --------------------------------------------------------------------------------
 
 
 def pack_runs(runs: Iterable[WriteRun]) -> list[bytes]:
@@ -55,7 +59,9 @@ def pack_runs(runs: Iterable[WriteRun]) -> list[bytes]:
 
 
 def unpack_runs(data: memoryview | bytes) -> list[WriteRun]:
-    """Decode what `pack_runs` made. `data` may be reused afterwards: the bytes are copied, once. Raises CorruptBatch."""
+    """Decode what `pack_runs` made. `data` may be reused afterwards: the bytes are copied, once.
+    Raises CorruptBatch.
+    """
     runs: list[WriteRun] = []
     at = 0
     while at < len(data):
@@ -73,7 +79,8 @@ def unpack_runs(data: memoryview | bytes) -> list[WriteRun]:
 
 
 def split_entries(data: memoryview | bytes) -> tuple[bytes, ...]:
-    """Cut a run's bytes into each entry's envelope and region. The slave checks, writes and remembers these same objects.
+    """Cut a run's bytes into each entry's envelope and region. The slave checks, writes and
+    remembers these same objects.
 
     Only the sizes are checked here. Raises CorruptBatch.
     """
@@ -89,7 +96,9 @@ def split_entries(data: memoryview | bytes) -> tuple[bytes, ...]:
 
 
 def entries_of(run: WriteRun) -> list[PendingEntry]:
-    """The entries of a run whose buffers `split_entries` made, every checksum checked. Raises CorruptBatch."""
+    """The entries of a run whose buffers `split_entries` made, every checksum checked. Raises
+    CorruptBatch.
+    """
     found: list[PendingEntry] = []
     position = run.position
     for head, region in zip(run.buffers[::2], run.buffers[1::2], strict=True):
@@ -102,13 +111,15 @@ def entries_of(run: WriteRun) -> list[PendingEntry]:
     return found
 
 
-# --- taking ------------------------------------------------------------------------------------------------------------
+# --- taking ---------------------------------------------------------------------------------------
 
 
 def check_stretch(runs: list[WriteRun], after: int, last: int) -> list[list[PendingEntry]]:
-    """Return the entries of each run. Together they must be the entries behind `after` up to `last`. Raises CorruptBatch.
+    """Return the entries of each run. Together they must be the entries behind `after` up to
+    `last`. Raises CorruptBatch.
 
-    At the beginning of a log that started over, indexes may be missing, because retention deleted them from the other log.
+    At the beginning of a log that started over, indexes may be missing, because retention deleted
+    them from the other log.
     """
     found = [entries_of(run) for run in runs]
     index, epoch = after, 0
@@ -124,7 +135,9 @@ def check_stretch(runs: list[WriteRun], after: int, last: int) -> list[list[Pend
 
 
 def take(store: Store, runs: list[WriteRun], found: list[list[PendingEntry]]) -> None:
-    """Write the checked runs. Raises Diverged if nothing was written, DiskFull if a part was written: a second call writes the rest."""
+    """Write the checked runs. Raises Diverged if nothing was written, DiskFull if a part was
+    written: a second call writes the rest.
+    """
     for segments in store.logs:
         segments.drop_empty()
     rest = [
@@ -142,7 +155,9 @@ def take(store: Store, runs: list[WriteRun], found: list[list[PendingEntry]]) ->
 
 
 def _require_places(logs: tuple[Segments, Segments], runs: list[WriteRun]) -> None:
-    """Raise Diverged unless each run begins where its log ends, in the open segment or in a new one."""
+    """Raise Diverged unless each run begins where its log ends, in the open segment or in a new
+    one.
+    """
     ends = [segments.end for segments in logs]
     bases = [segments.bases[-1] for segments in logs]
     for run in runs:
@@ -169,15 +184,19 @@ def _note(store: Store, run: WriteRun, entries: list[PendingEntry]) -> None:
     store.last_time_ms = max(store.last_time_ms, entries[-1].envelope.append_time_ms)
     if store.index - first + 1 == len(entries):
         store.tail.add(Write(first, store.index, run))
-    else:  # entries between them are in the other log already: slaves that have neither read both from the files
+    else:
+        # entries between them are in the other log already: slaves that have neither read both from
+        # the files
         store.tail.clear()
 
 
-# --- cutting and starting over ----------------------------------------------------------------------------------------
+# --- cutting and starting over --------------------------------------------------------------------
 
 
 def truncate(store: Store, index: int) -> bool:
-    """Cut everything after `index`. Returns False and does nothing if the cut would remove applied entries."""
+    """Cut everything after `index`. Returns False and does nothing if the cut would remove applied
+    entries.
+    """
     if index < store.applied_index:
         return False
     place = [store.messages.end, store.actions.end]
@@ -204,7 +223,9 @@ def _forget_behind(store: Store, index: int) -> None:
 
 
 def start_over(folder: Path, place: Place) -> None:
-    """Replace a closed store's folder by empty logs that begin at `place`; the commit mark is removed first."""
+    """Replace a closed store's folder by empty logs that begin at `place`; the commit mark is
+    removed first.
+    """
     commit_mark.forget(folder)
     for name in ("checkpoint", "consume", "message", "action"):
         shutil.rmtree(folder / name, ignore_errors=True)

@@ -1,5 +1,5 @@
-"""The *share* of a group: its progress in one queue. Pure: actions in, state out. The state is the same on every replica and after every
-restart.
+"""The *share* of a group: its progress in one queue. Pure: actions in, state out. The state is the
+same on every replica and after every restart.
 
 A share has four parts; every message of the queue is in exactly one of them, or done:
 
@@ -8,17 +8,20 @@ A share has four parts; every message of the queue is in exactly one of them, or
     requeued         ranges that came back (failed, released, consumer lost), each with the time from which it may go out again
     dying            ranges that failed for good, on their way to the dead-letter queue; numbered in the order in which they died
 
-    new --PULL--> held --ACK--> done          held --NACK, RELEASE, LEAVE, JOIN again--> requeued --PULL--> held
-                                              held --DEAD--> dying --DEAD_LETTERED--> done
+    new --PULL--> held --ACK--> done          held --NACK, RELEASE, LEAVE, JOIN again--> requeued
+                                              --PULL--> held held --DEAD--> dying --DEAD_LETTERED-->
+                                              done
 
-A consumer names messages by *pull sequence*: its own count of the messages it was handed. Pull sequences never repeat within a share (a new
-consumer starts above all earlier ones), so a late verdict from before a lost lease cannot settle other messages.
+A consumer names messages by *pull sequence*: its own count of the messages it was handed. Pull
+sequences never repeat within a share (a new consumer starts above all earlier ones), so a late
+verdict from before a lost lease cannot settle other messages.
 
-`attempt` counts from 1 how often a message was handed out and processed: a NACK, a lost lease and a new incarnation add one. A RELEASE (of
-an unprocessed message) adds none.
+`attempt` counts from 1 how often a message was handed out and processed: a NACK, a lost lease and a
+new incarnation add one. A RELEASE (of an unprocessed message) adds none.
 
-Only the functions in the table of `qmq.log.queue` change state; `due` only reads. They can report the effects of an action on messages as
-events; a message's trail and Spark's deliveries are made from them. The kinds:
+Only the functions in the table of `qmq.log.queue` change state; `due` only reads. They can report
+the effects of an action on messages as events; a message's trail and Spark's deliveries are made
+from them. The kinds:
 
     pull                          handed out                 return, left, lost, again      taken back from its consumer
     ack, nack, release, dead      its consumer's verdict     expired, passed, reset, skip   done without processing
@@ -103,7 +106,9 @@ _CAUSES: Final = {
 
 
 def settlement_kind(verdict: int, cause: int) -> ShareEventKind:
-    """The kind of a settlement, by its verdict or by the reason why the master put the messages back."""
+    """The kind of a settlement, by its verdict or by the reason why the master put the messages
+    back.
+    """
     kind = _VERDICTS[Verdict(verdict)]
     return _CAUSES.get(Cause(cause), kind) if verdict in (Verdict.NACK, Verdict.RELEASE) else kind
 
@@ -112,16 +117,22 @@ Events = list[ShareEvent] | None
 """The list to which an action adds its events; None means no events."""
 
 EXPIRED: Final = 0
-"""The `attempt` of a range that a PULL removes from the requeued ones because retention deleted its messages."""
+"""The `attempt` of a range that a PULL removes from the requeued ones because retention deleted its
+messages.
+"""
 
 
 RANGES_MAX: Final = 100_000
-"""The ranges, requeued or dying, from which on a group gets no new messages of the queue. The requeued ones go out when they are due."""
+"""The ranges, requeued or dying, from which on a group gets no new messages of the queue. The
+requeued ones go out when they are due.
+"""
 _FEW: Final = 16
 
 
 class HeldMessages(NamedTuple):
-    """A range in a consumer's pull log: the messages with `count` pull sequences from `pull` on are the sequences from `first` on."""
+    """A range in a consumer's pull log: the messages with `count` pull sequences from `pull` on are
+    the sequences from `first` on.
+    """
 
     pull: int
     first: int
@@ -163,7 +174,9 @@ class ShareHolder:
 
 
 class Settled(NamedTuple):
-    """The number of messages that a SETTLE settled, and the number that did not belong to the consumer any more."""
+    """The number of messages that a SETTLE settled, and the number that did not belong to the
+    consumer any more.
+    """
 
     settled: int
     stale: int
@@ -186,7 +199,9 @@ class GroupState:
     def __init__(self, next_sequence: int = 0) -> None:
         self.next_sequence = next_sequence
         self.born_ms = 0
-        """When the group began on this queue. The time distinguishes it from a deleted group of the same name."""
+        """When the group began on this queue. The time distinguishes it from a deleted group of the
+        same name.
+        """
         self.deaths = 0
         """The number of messages that died so far, which is the number of the next one."""
         self.dying: list[Dying] = []
@@ -195,10 +210,12 @@ class GroupState:
         self.holders: dict[str, ShareHolder] = {}
         self.requeued: list[Requeued] = []
 
-    # --- reading -------------------------------------------------------------------------------------------------------
+    # --- reading ----------------------------------------------------------------------------------
 
     def due(self, now_ms: int, messages_max: int) -> list[Requeued]:
-        """The ranges that are due for redelivery, the longest due first, with at most `messages_max` messages."""
+        """The ranges that are due for redelivery, the longest due first, with at most
+        `messages_max` messages.
+        """
         found: list[Requeued] = []
         for item in self.requeued:
             if item.due_ms > now_ms or messages_max <= 0:
@@ -209,7 +226,9 @@ class GroupState:
 
     @property
     def is_full(self) -> bool:
-        """True if so many ranges wait for their next attempt, or for the dead-letter queue, that no new messages are handed out."""
+        """True if so many ranges wait for their next attempt, or for the dead-letter queue, that no
+        new messages are handed out.
+        """
         return len(self.requeued) + len(self.dying) >= RANGES_MAX
 
     def next_due_ms(self) -> int | None:
@@ -235,7 +254,9 @@ class GroupState:
         return sum(item.count for item in self.dying)
 
     def check(self) -> None:
-        """Check the whole invariant: no message is in two places, none is past `next_sequence`. For tests and for loading."""
+        """Check the whole invariant: no message is in two places, none is past `next_sequence`. For
+        tests and for loading.
+        """
         spans = [(item.first, item.count) for item in self.requeued] + [
             (item.first, item.count) for item in self.dying
         ]
@@ -268,7 +289,7 @@ class GroupState:
         )
         check(self.requeued == sorted(self.requeued), "what came back is out of order")
 
-    # --- changing ------------------------------------------------------------------------------------------------------
+    # --- changing ---------------------------------------------------------------------------------
 
     def begin(self, action: Begin, events: Events = None) -> None:
         self.next_sequence, self.born_ms = action.sequence, action.now_ms
@@ -286,7 +307,9 @@ class GroupState:
             holder.unacked = 0
 
     def _reset_events(self, sequence: int) -> Iterator[ShareEvent]:
-        """The events of a reset. Ranges that no consumer holds come last, and may contain ranges that were reported before."""
+        """The events of a reset. Ranges that no consumer holds come last, and may contain ranges
+        that were reported before.
+        """
         for name, holder in self.holders.items():
             for item in holder.held:
                 yield ShareEvent(
@@ -452,7 +475,7 @@ class GroupState:
                 for part in _without(item, number, number + count)
             ]
 
-    # --- keeping -------------------------------------------------------------------------------------------------------
+    # --- keeping ----------------------------------------------------------------------------------
 
     def to_state(self) -> list[Any]:
         """For checkpoint and snapshot."""
@@ -508,7 +531,9 @@ def _without(item: Dying, begin: int, end: int) -> list[Dying]:
 
 
 def _cut_out(holder: ShareHolder, begin: int, end: int) -> list[HeldMessages]:
-    """Remove the pull sequences from `begin` to before `end` from those held. Returns the removed parts."""
+    """Remove the pull sequences from `begin` to before `end` from those held. Returns the removed
+    parts.
+    """
     held = holder.held
     at = max(bisect_right(held, begin, key=lambda item: item.pull) - 1, 0)
     removed: list[HeldMessages] = []

@@ -1,14 +1,16 @@
-"""The trail of one message: what the groups of its queue, or of its lanes, did with it, by the action log. Pure: actions in, events out.
+"""The trail of one message: what the groups of its queue, or of its lanes, did with it, by the
+action log. Pure: actions in, events out.
 
-A trail uses a share (qmq/log/group_state.py) that keeps this one message only, and takes the message's events from it. So the work for an
-action does not grow with the group's state, and the trail's state fits into a cursor. A trail begins with the snapshot at the beginning
-of a segment, or with a new group.
+A trail uses a share (qmq/log/group_state.py) that keeps this one message only, and takes the
+message's events from it. So the work for an action does not grow with the group's state, and the
+trail's state fits into a cursor. A trail begins with the snapshot at the beginning of a segment, or
+with a new group.
 
 The events' kinds are those of `group_state.py`, and `forget`.
 
-On an ordered subject lanes record finished messages, not deliveries. So the events are: `grant` (a consumer got the lane, and reads on from
-its position), `done`, `nack` (the message failed for the `attempt`-th time), `park` (parked with its key), `replay`, `drop`, `reset`,
-`skip`.
+On an ordered subject lanes record finished messages, not deliveries. So the events are: `grant` (a
+consumer got the lane, and reads on from its position), `done`, `nack` (the message failed for the
+`attempt`-th time), `park` (parked with its key), `replay`, `drop`, `reset`, `skip`.
 """
 
 from __future__ import annotations
@@ -44,7 +46,9 @@ class MessagePlace(StrEnum):
     WAITING = "waiting"
     """The message waits for its next delivery."""
     DYING = "dying"
-    """The message is on its way to the dead-letter queue, or there already. Only that queue knows."""
+    """The message is on its way to the dead-letter queue, or there already. Only that queue
+    knows.
+    """
     DONE = "done"
 
 
@@ -142,7 +146,9 @@ class MessageEvents:
 
     @property
     def now(self) -> MessageStanding:
-        """The message's state. A dead message stays DYING here, because DEAD_LETTERED has only numbers."""
+        """The message's state. A dead message stays DYING here, because DEAD_LETTERED has only
+        numbers.
+        """
         return standing(self._share, self.sequence)
 
     def apply(self, action: ShareAction, time_ms: int) -> list[TrailEvent]:

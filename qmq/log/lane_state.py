@@ -1,25 +1,32 @@
-"""The progress of one group on one partition of an ordered subject, and the holders of its lanes. Pure: takes actions, keeps state.
-The state is the same on every replica and after every restart. The counterpart of `qmq.log.group_state`, which is for unordered subjects.
+"""The progress of one group on one partition of an ordered subject, and the holders of its lanes.
+Pure: takes actions, keeps state. The state is the same on every replica and after every restart.
+The counterpart of `qmq.log.group_state`, which is for unordered subjects.
 
 Two independent lists, both by ranges of logical partitions:
 
-    progress   tiles the partition's range. Of each range: everything before `done_before` is done, and so are the ranges `done` after it
+    progress   tiles the partition's range. Of each range: everything before `done_before` is done,
+               and so are the ranges `done` after it
     holders    the consumer that reads each range now, and its token; ranges do not overlap
 
-A lane may have any range: progress is cut where a lane's range begins or ends, and joined again where neighbours have reached the same
-point. Lanes can therefore become wider or narrower at any time, and no lane needs another one's progress.
+A lane may have any range: progress is cut where a lane's range begins or ends, and joined again
+where neighbours have reached the same point. Lanes can therefore become wider or narrower at any
+time, and no lane needs another one's progress.
 
-A verdict names sequences, and applies to the messages of the holder's range among them. Tokens are unique and grow; after its holder's
-lease has ended, or an operator moved the group, a token is invalid.
+A verdict names sequences, and applies to the messages of the holder's range among them. Tokens are
+unique and grow; after its holder's lease has ended, or an operator moved the group, a token is
+invalid.
 
-A *parked* key's messages count as done for the lane; they are remembered until they are replayed or dropped. A replay puts only that key's
-logical partition back, and takes the lane from its holder, so that its next reader begins with the oldest of them.
+A *parked* key's messages count as done for the lane; they are remembered until they are replayed or
+dropped. A replay puts only that key's logical partition back, and takes the lane from its holder,
+so that its next reader begins with the oldest of them.
 
-A key that is parked in a partition which a route change closed is parked in the next partition, too: an *inherited* key, whose list of
-messages is empty at first. It is written before the group may read the partition (docs/ORDERING.md, "Failure").
+A key that is parked in a partition which a route change closed is parked in the next partition,
+too: an *inherited* key, whose list of messages is empty at first. It is written before the group
+may read the partition (docs/ORDERING.md, "Failure").
 
-Worked example: range [0, 8), lane [0, 4) settles 0 to 9, lane [4, 8) settles 0 to 3 and 6 to 7: progress is [0, 4) before 10, and [4, 8)
-before 4 with 6 to 7 done after it. When [4, 8) settles 4 to 5 and 8 to 9, both have reached 10, and are one range again.
+Worked example: range [0, 8), lane [0, 4) settles 0 to 9, lane [4, 8) settles 0 to 3 and 6 to 7:
+progress is [0, 4) before 10, and [4, 8) before 4 with 6 to 7 done after it. When [4, 8) settles 4
+to 5 and 8 to 9, both have reached 10, and are one range again.
 """
 
 from __future__ import annotations
@@ -47,12 +54,15 @@ from qmq.log.actions import (
 )
 
 FAILURES_MAX: Final = 10_000
-"""The number of messages whose failures are remembered. The oldest are forgotten first, and count as never tried."""
+"""The number of messages whose failures are remembered. The oldest are forgotten first, and count
+as never tried.
+"""
 
 
 PARKED_BYTES_MAX: Final = 8 * MIB
-"""The size of a group's parked keys on a partition from which on the group gets no more messages of the partition: eight bytes for a
-message, and for a key its length and 64 bytes. That is a million messages, or 80,000 keys of 36 bytes.
+"""The size of a group's parked keys on a partition from which on the group gets no more messages of
+the partition: eight bytes for a message, and for a key its length and 64 bytes. That is a million
+messages, or 80,000 keys of 36 bytes.
 """
 _KEY_BYTES: Final = 64
 _MESSAGE_BYTES: Final = 8
@@ -72,7 +82,9 @@ class LaneHolder(NamedTuple):
 
 @dataclass(slots=True)
 class LaneProgress:
-    """The progress of a range. `done` are [first, end) ranges of sequences after `done_before`, ascending, not adjacent."""
+    """The progress of a range. `done` are [first, end) ranges of sequences after `done_before`,
+    ascending, not adjacent.
+    """
 
     lps: LpRange
     done_before: int
@@ -159,7 +171,9 @@ def _joined(spans: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
 
 @dataclass(slots=True)
 class ParkedKey:
-    """The messages of a parked key, in order. The list begins empty if the key was parked in the previous partition."""
+    """The messages of a parked key, in order. The list begins empty if the key was parked in the
+    previous partition.
+    """
 
     lp: int
     sequences: list[int]
@@ -193,7 +207,7 @@ class GroupLaneState:
         self.expired = 0
         """Messages that retention had deleted when the group began here."""
 
-    # --- reading -------------------------------------------------------------------------------------------------------
+    # --- reading ----------------------------------------------------------------------------------
 
     def holder(self, token: int) -> LaneHolder | None:
         """The holder of a token; None if the token is invalid."""
@@ -217,11 +231,15 @@ class GroupLaneState:
 
     @property
     def is_full(self) -> bool:
-        """True if so much is parked that nothing more is handed out until keys are replayed or dropped."""
+        """True if so much is parked that nothing more is handed out until keys are replayed or
+        dropped.
+        """
         return self.parked_bytes >= PARKED_BYTES_MAX
 
     def more_bytes(self, messages: Iterable[tuple[int, bytes]]) -> int:
-        """By how much messages with these keys, each with its logical partition, add to `parked_bytes` at most."""
+        """By how much messages with these keys, each with its logical partition, add to
+        `parked_bytes` at most.
+        """
         found = [key for _, key in messages]
         return _MESSAGE_BYTES * len(found) + sum(
             len(key) + _KEY_BYTES for key in set(found) - self.parked.keys()
@@ -256,7 +274,7 @@ class GroupLaneState:
             "a token that was never given",
         )
 
-    # --- changing ------------------------------------------------------------------------------------------------------
+    # --- changing ---------------------------------------------------------------------------------
 
     def begin(self, action: LaneBegin) -> None:
         if not self.progress:
@@ -350,7 +368,9 @@ class GroupLaneState:
         return len(parked.sequences)
 
     def inherit(self, action: LaneInherit) -> int:
-        """Park exactly these keys in a range, besides those that have parked messages here. Returns the number of new ones."""
+        """Park exactly these keys in a range, besides those that have parked messages here. Returns
+        the number of new ones.
+        """
         lps = LpRange(action.first, action.end)
         named = {key for _, key in action.keys}
         for key in [
@@ -408,7 +428,7 @@ class GroupLaneState:
                 joined.append(each)
         self.progress = joined
 
-    # --- keeping -------------------------------------------------------------------------------------------------------
+    # --- keeping ----------------------------------------------------------------------------------
 
     def to_state(self) -> list[Any]:
         """For checkpoint and snapshot."""

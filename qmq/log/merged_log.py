@@ -1,7 +1,8 @@
 """Reads both logs in the order of their common index, to serve slaves that fell behind.
 
-Every checksum is checked, since a slave would refuse a damaged entry again and again. Damage raises LogDamaged, so that it can be repaired;
-valid entries before it are served first. The same holds for bytes that are fetched from the object store first (ColdRead).
+Every checksum is checked, since a slave would refuse a damaged entry again and again. Damage raises
+LogDamaged, so that it can be repaired; valid entries before it are served first. The same holds for
+bytes that are fetched from the object store first (ColdRead).
 """
 
 from __future__ import annotations
@@ -56,7 +57,10 @@ class _LogCursor:
 
     def _damaged(self, cause: CorruptBatch) -> LogDamaged:
         return LogDamaged(
-            f"{self._segments.folder.name}: the entry at {self.position} is damaged ({cause.message})",
+            (
+                f"{self._segments.folder.name}: the entry at {self.position} is damaged "
+                f"({cause.message})"
+            ),
             log=self.number,
             position=self.position,
         )
@@ -74,7 +78,8 @@ class _Piece(NamedTuple):
 def read_merged(
     logs: tuple[Segments, Segments], place: Place, after: int, bytes_max: int
 ) -> WriteStretch | None:
-    """Entries after index `after`, whose place is `place`; at least one if there is one; None if some are deleted.
+    """Entries after index `after`, whose place is `place`; at least one if there is one; None if
+    some are deleted.
 
     Raises LogDamaged, ColdRead.
     """

@@ -1,10 +1,12 @@
-"""Idempotent producing: the batches of each producer that a queue already has. Pure; derived from the message log.
+"""Idempotent producing: the batches of each producer that a queue already has. Pure; derived from
+the message log.
 
-A producer numbers its batches over all its subjects, and sends a batch again under the same number if its outcome is unknown. A queue
-remembers the newest `WINDOW` numbers of each producer with the batches' positions. If a batch's number is in the window, the broker
-answers with the stored position.
-Numbers may have gaps (other subjects) and may arrive out of order (a refused batch, tried again after later ones), so the window is a set,
-not a high-water mark. For a number older than the window the caller searches the consume log, which is exact but slower.
+A producer numbers its batches over all its subjects, and sends a batch again under the same number
+if its outcome is unknown. A queue remembers the newest `WINDOW` numbers of each producer with the
+batches' positions. If a batch's number is in the window, the broker answers with the stored
+position. Numbers may have gaps (other subjects) and may arrive out of order (a refused batch, tried
+again after later ones), so the window is a set, not a high-water mark. For a number older than the
+window the caller searches the consume log, which is exact but slower.
 """
 
 from __future__ import annotations
@@ -15,22 +17,28 @@ from typing import Final
 from qmq.wire.frame_payloads import Produced
 
 WINDOW: Final = 64
-"""The numbers that a window keeps: at least as many as the batches that a client keeps in flight."""
+"""The numbers that a window keeps: at least as many as the batches that a client keeps in
+flight.
+"""
 
 PRODUCERS_MAX: Final = 9_000
-"""The producers that a queue remembers. Beyond this number the producer that was silent for the longest time is forgotten. Their windows
-have at most 1,760 bytes each in a snapshot, so that a queue's state fits into one entry.
+"""The producers that a queue remembers. Beyond this number the producer that was silent for the
+longest time is forgotten. Their windows have at most 1,760 bytes each in a snapshot, so that a
+queue's state fits into one entry.
 """
 
 
 CLOCKS_MS: Final = 24 * 3600 * 1000
-"""The largest difference between the clocks of a producer and a broker. With a producer's clock that is further ahead, a queue does not
-recognise a batch that is sent again after more than an hour, once the queue has messages from after the producer's time.
+"""The largest difference between the clocks of a producer and a broker. With a producer's clock
+that is further ahead, a queue does not recognise a batch that is sent again after more than an
+hour, once the queue has messages from after the producer's time.
 """
 
 
 def birth_ms(producer_id: int) -> int:
-    """The time when the producer was created, by its own clock: its id contains the time. None of its batches is older."""
+    """The time when the producer was created, by its own clock: its id contains the time. None of
+    its batches is older.
+    """
     return max((producer_id >> 20) - CLOCKS_MS, 0)
 
 
@@ -43,7 +51,9 @@ class ProducerWindow:
         self.stored: dict[int, Produced] = {}
         """The newest numbers, with their places."""
         self.newest = -1
-        """The highest number that was ever stored. On a partition of an ordered subject the next one must be its successor."""
+        """The highest number that was ever stored. On a partition of an ordered subject the next
+        one must be its successor.
+        """
         self.last_ms = 0
         self.oldest_ever = 0
         """Below this number the window does not know whether a batch was stored."""
@@ -58,11 +68,15 @@ class ProducerWindow:
 
     @property
     def tells_from(self) -> int:
-        """The number from which on the window is complete, even if the producer was forgotten before."""
+        """The number from which on the window is complete, even if the producer was forgotten
+        before.
+        """
         return self.oldest_ever or min(self.stored)
 
     def stored_below(self, before: int) -> list[tuple[int, Produced]]:
-        """The stored numbers below `before` with their places, the highest first; complete from `tells_from` on."""
+        """The stored numbers below `before` with their places, the highest first; complete from
+        `tells_from` on.
+        """
         begin = self.tells_from
         return sorted(
             [(number, where) for number, where in self.stored.items() if begin <= number < before],
@@ -121,7 +135,9 @@ class Producers:
                 window.oldest_ever = oldest + 1
 
     def expire(self, before_ms: int) -> None:
-        """Forget producers that were silent since `before_ms` (append time, so that all replicas forget the same producers)."""
+        """Forget producers that were silent since `before_ms` (append time, so that all replicas
+        forget the same producers).
+        """
         windows = self.windows
         while windows and windows[next(iter(windows))].last_ms < before_ms:
             windows.popitem(last=False)

@@ -1,7 +1,9 @@
-"""A queue in the store: its numbers, its consume log, its producers, and the groups' shares; and in one table what each action changes,
-for a master that acts, for a slave that follows, and for every replay.
+"""A queue in the store: its numbers, its consume log, its producers, and the groups' shares; and in
+one table what each action changes, for a master that acts, for a slave that follows, and for every
+replay.
 
-The actions of a schedule are not in the table: they change no queue, and go to the store's projection (`qmq.log.store`).
+The actions of a schedule are not in the table: they change no queue, and go to the store's
+projection (`qmq.log.store`).
 """
 
 from __future__ import annotations
@@ -48,7 +50,9 @@ from qmq.wire.batch_columns import BatchFlag, RegionHeader, tag_bloom
 from qmq.wire.frame_payloads import Produced
 
 _AGAIN: Final = int(BatchFlag.AGAIN)
-"""A plain number, because every batch is tested for this flag, and an enum's `&` creates a new member."""
+"""A plain number, because every batch is tested for this flag, and an enum's `&` creates a new
+member.
+"""
 _LANES: Final = 1
 """Marks the state of a `GroupLaneState`."""
 
@@ -63,10 +67,12 @@ class Sealed:
 
 
 class Queue:
-    """All derived state of one queue: a subject's messages on this broker group, or one partition of an ordered subject.
+    """All derived state of one queue: a subject's messages on this broker group, or one partition
+    of an ordered subject.
 
-    `start_sequence <= visible_sequence <= next_sequence`: retention deleted messages before the first; consumers see messages before the
-    second (they are committed); the next message gets the third.
+    `start_sequence <= visible_sequence <= next_sequence`: retention deleted messages before the
+    first; consumers see messages before the second (they are committed); the next message gets the
+    third.
     """
 
     __slots__ = (
@@ -87,7 +93,9 @@ class Queue:
     def __init__(self, disk: Disk, folder: Path, queue_id: QueueId) -> None:
         self.id = queue_id
         self.is_ordered = queue_id.partition > 0
-        """True if the queue is a partition of an ordered subject. Partitions are numbered from 1."""
+        """True if the queue is a partition of an ordered subject. Partitions are numbered from
+        1.
+        """
         self.index = ConsumeLog(disk, folder, queue_id)
         self.producers = Producers()
         self.shares: dict[str, GroupState] = {}
@@ -116,7 +124,9 @@ class Queue:
         )
 
     def add(self, entry: IndexEntry) -> None:
-        """Index a stored batch and remember its producer. Called when appending and when replaying."""
+        """Index a stored batch and remember its producer. Called when appending and when
+        replaying.
+        """
         self.index.append(entry)
         self.note(entry)
 
@@ -129,14 +139,18 @@ class Queue:
         self.producers.add(entry.producer_id, entry.batch_sequence, produced)
 
     def drop(self) -> list[Path]:
-        """Drop the content of the queue, because its subject was deleted. Sequences continue. Returns files to delete."""
+        """Drop the content of the queue, because its subject was deleted. Sequences continue.
+        Returns files to delete.
+        """
         self.start_sequence = self.visible_sequence = self.next_sequence
         self.producers = Producers()
         self.sealed = None
         return self.index.drop_before(self.index.count)
 
     def purge(self) -> None:
-        """Drop all stored messages, as retention does. The disk space becomes free with whole segments."""
+        """Drop all stored messages, as retention does. The disk space becomes free with whole
+        segments.
+        """
         self.start_sequence = self.visible_sequence = self.next_sequence
 
     @property
@@ -153,8 +167,8 @@ class Queue:
         )
 
     def find_duplicate(self, header: RegionHeader) -> Produced | None:
-        """The position of the batch, if the queue has it. For a producer that was silent for a long time, the log is searched only if the
-        batch has the flag AGAIN.
+        """The position of the batch, if the queue has it. For a producer that was silent for a long
+        time, the log is searched only if the batch has the flag AGAIN.
         """
         producer_id, number, is_again = (
             header.producer_id,
@@ -175,7 +189,8 @@ class Queue:
             ):
                 return found
         elif is_again:
-            # An id from behind the newest message may be from a clock that is years ahead: then everything is searched.
+            # An id from behind the newest message may be from a clock that is years ahead: then
+            # everything is searched.
             born_ms = birth_ms(producer_id)
             first = (
                 self.index.find_time(born_ms)
@@ -188,7 +203,9 @@ class Queue:
         return Produced(entry.base_sequence, entry.append_time_ms) if entry is not None else None
 
     def to_snapshot(self) -> list[Any]:
-        """The state in a segment's opening snapshot: enough to continue the numbers and to recognise duplicates."""
+        """The state in a segment's opening snapshot: enough to continue the numbers and to
+        recognise duplicates.
+        """
         return [
             self.id.subject,
             self.id.partition,
@@ -254,8 +271,8 @@ class Queue:
         return share
 
     def is_finished(self, share: GroupLaneState | None, lps: LpRange) -> bool:
-        """True if the partition is closed, and all of the range, including the command message, is done by the group or deleted by
-        retention.
+        """True if the partition is closed, and all of the range, including the command message, is
+        done by the group or deleted by retention.
 
         False for a group that never began here.
         """
@@ -292,11 +309,15 @@ CHANGES: Final[dict[type[Any], tuple[Callable[[Queue, str], Any], Callable[..., 
     Forget: (_whole, Queue.forget),
     DropQueue: (_whole, Queue.forget_all),
 }
-"""For each kind of action: the part of the queue that it changes, found by the action's group, and the function that changes it."""
+"""For each kind of action: the part of the queue that it changes, found by the action's group, and
+the function that changes it.
+"""
 
 
 def apply(queue: Queue, action: ShareAction | LaneAction) -> Any:
-    """Apply an action to its queue; the group's share, or its lanes, are created if absent. Returns what the table's function returns."""
+    """Apply an action to its queue; the group's share, or its lanes, are created if absent. Returns
+    what the table's function returns.
+    """
     part, change = CHANGES[type(action)]
     return change(part(queue, action.group), action)
 
@@ -304,5 +325,7 @@ def apply(queue: Queue, action: ShareAction | LaneAction) -> Any:
 def apply_to(
     state: GroupState | GroupLaneState, action: ShareAction | LaneAction, *events: list[ShareEvent]
 ) -> Any:
-    """As `apply`, on a share or a group's lanes that are kept without their queue. A share adds its events to the list."""
+    """As `apply`, on a share or a group's lanes that are kept without their queue. A share adds its
+    events to the list.
+    """
     return CHANGES[type(action)][1](state, action, *events)

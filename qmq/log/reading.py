@@ -1,12 +1,15 @@
-"""Which stored batches have wanted messages, and how batches are read whose bytes are in an object store. Pure.
+"""Which stored batches have wanted messages, and how batches are read whose bytes are in an object
+store. Pure.
 
-A sealed segment may have no local file (docs/TIERING.md). The event loop never waits for the store. A read of bytes that are not in the
-local cache raises `ColdRead`, and the bytes are fetched. The caller repeats its whole operation when they have arrived; so the read must
-come before any change of state.
+A sealed segment may have no local file (docs/TIERING.md). The event loop never waits for the store.
+A read of bytes that are not in the local cache raises `ColdRead`, and the bytes are fetched. The
+caller repeats its whole operation when they have arrived; so the read must come before any change
+of state.
 
-Wanted batches are found without decoding messages: by brokers, for consumers and for readers of the log, and by programs that read the
-log's files. By a bloom filter, a batch *may* contain a tag. By its columns of hashes and of logical partitions, a batch *does* contain the
-tags or logical partitions, in one message or spread over several.
+Wanted batches are found without decoding messages: by brokers, for consumers and for readers of the
+log, and by programs that read the log's files. By a bloom filter, a batch *may* contain a tag. By
+its columns of hashes and of logical partitions, a batch *does* contain the tags or logical
+partitions, in one message or spread over several.
 """
 
 from __future__ import annotations
@@ -26,7 +29,9 @@ Ended = Callable[[QmqError | None], None]
 
 
 class ColdRead(Overloaded):
-    """The bytes are being fetched from the object store. A caller that cannot wait passes this error on, and the request is repeated."""
+    """The bytes are being fetched from the object store. A caller that cannot wait passes this
+    error on, and the request is repeated.
+    """
 
     retry_after_ms = 100
 
@@ -35,12 +40,15 @@ class ColdRead(Overloaded):
         self._wait = wait
 
     def then(self, owner: object, ended: Ended) -> None:
-        """Call `ended` in the event loop when the fetch has ended; once for each owner, with its last `ended`."""
+        """Call `ended` in the event loop when the fetch has ended; once for each owner, with its
+        last `ended`.
+        """
         self._wait(owner, ended)
 
 
 class ObjectDamaged(LogDamaged):
-    """The object store has lost bytes of the log, or has other ones. The log's next bytes may be readable from position `end` on.
+    """The object store has lost bytes of the log, or has other ones. The log's next bytes may be
+    readable from position `end` on.
 
     `position` stays -1: another replica cannot repair an object.
     """
@@ -54,7 +62,9 @@ class StoredBytes(Protocol):
     """Reads segments that are in the object store."""
 
     def read(self, index: SegmentIndex, at: int, size: int) -> bytes:
-        """Cached bytes of a segment. Raises ColdRead while they are being fetched, ObjectDamaged. Only in the event loop."""
+        """Cached bytes of a segment. Raises ColdRead while they are being fetched, ObjectDamaged.
+        Only in the event loop.
+        """
         ...
 
     def read_waiting(self, index: SegmentIndex, at: int, size: int) -> bytes:
@@ -71,7 +81,8 @@ class NoStoredBytes:
 
     def read(self, index: SegmentIndex, at: int, size: int) -> bytes:
         raise LogDamaged(
-            f"the segment at {index.base} is only in the object store, byte {at} and {size} bytes from there: start with --object-store, "
+            f"the segment at {index.base} is only in the object store, byte {at} and {size} "
+            "bytes from there: start with --object-store, "
             "and the URL that the group used"
         )
 
@@ -85,8 +96,8 @@ class NoStoredBytes:
 def may_have_tags(
     blooms: npt.NDArray[np.uint64], any_of: Sequence[int], all_of: Sequence[int]
 ) -> npt.NDArray[np.bool_]:
-    """For each bloom filter: True if its batch may have a message with any of some tags and all of others, by their hashes. Without tags,
-    all are True.
+    """For each bloom filter: True if its batch may have a message with any of some tags and all of
+    others, by their hashes. Without tags, all are True.
     """
     needed = np.uint64(tag_bloom(all_of))
     found: npt.NDArray[np.bool_] = (blooms & needed) == needed
@@ -103,7 +114,9 @@ def has_tags(
     any_of: Sequence[int],
     all_of: Sequence[int],
 ) -> bool:
-    """True if the batch's column of hashes has any of some tags, and all of others. Without tags it is True."""
+    """True if the batch's column of hashes has any of some tags, and all of others. Without tags it
+    is True.
+    """
     if not any_of and not all_of:
         return True
     if layout.tag_list < 0:
@@ -123,7 +136,9 @@ def matching(
     any_of: Sequence[int],
     all_of: Sequence[int],
 ) -> npt.NDArray[np.bool_]:
-    """For each message of the batch: True if it has any of some tags, and all of others. Raises IndexError for a damaged column."""
+    """For each message of the batch: True if it has any of some tags, and all of others. Raises
+    IndexError for a damaged column.
+    """
     if not any_of and not all_of:
         return np.ones(header.count, np.bool_)
     if layout.tag_list < 0:
@@ -145,7 +160,9 @@ def has_lps(
     layout: Layout,
     ranges: Sequence[tuple[int, int]],
 ) -> bool:
-    """True if a message is in one of these ranges of logical partitions (first, end). Without ranges or without the column it is True."""
+    """True if a message is in one of these ranges of logical partitions (first, end). Without
+    ranges or without the column it is True.
+    """
     if not ranges or layout.logical_partition < 0:
         return True
     lps = logical_partitions(region, layout, header.count)

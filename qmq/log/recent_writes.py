@@ -3,8 +3,8 @@
     Tail         the writes of both logs in the order of their index, for slaves
     TailCache    the batches of the message log by position, for consumers
 
-A *run* is a stretch of one log: its bytes, their position, and where their segment begins. Replicas have the same entries at the same
-positions in the same segments, so a run is copied unchanged.
+A *run* is a stretch of one log: its bytes, their position, and where their segment begins. Replicas
+have the same entries at the same positions in the same segments, so a run is copied unchanged.
 """
 
 from __future__ import annotations
@@ -16,7 +16,9 @@ from typing import Final, NamedTuple
 from qmq.limits import MIB
 
 _PART_BYTES: Final = 16 * MIB
-"""The bytes of a write beyond which a slave gets it in several messages, which have at most `limits.REPLICA_FRAME_BYTES_MAX`."""
+"""The bytes of a write beyond which a slave gets it in several messages, which have at most
+`limits.REPLICA_FRAME_BYTES_MAX`.
+"""
 
 MESSAGES: Final = 0
 ACTIONS: Final = 1
@@ -59,7 +61,9 @@ def behind(place: Place, run: WriteRun) -> Place:
 
 
 def in_parts(write: Write) -> Iterator[Write]:
-    """The write, in parts that messages between replicas take. Its buffers are each entry's envelope and region."""
+    """The write, in parts that messages between replicas take. Its buffers are each entry's
+    envelope and region.
+    """
     run = write.run
     begin, position, first, size = 0, run.position, write.first, 0
     for at in range(0, len(run.buffers), 2):
@@ -113,8 +117,8 @@ class Tail:
         self._bytes = 0
 
     def read(self, place: Place, after: int, bytes_max: int) -> WriteStretch | None:
-        """The writes after index `after`, whose place is `place`. None if they are not all in memory, or begin at another place because
-        the reader has a part of the message log already.
+        """The writes after index `after`, whose place is `place`. None if they are not all in
+        memory, or begin at another place because the reader has a part of the message log already.
         """
         number = self._numbers.get(after + 1)
         if number is None:
@@ -135,7 +139,9 @@ class Tail:
 
 
 class TailCache:
-    """The newest batches, as they were written: (envelope, region) by position, the oldest dropped first beyond `bytes_max`."""
+    """The newest batches, as they were written: (envelope, region) by position, the oldest dropped
+    first beyond `bytes_max`.
+    """
 
     __slots__ = ("_batches", "_bytes", "_order", "bytes_max")
 

@@ -1,8 +1,9 @@
 """Opens a store after a stop, a crash or damage.
 
-Opening: take the newest whole checkpoint, walk both logs from it on in the order of their index, cut a torn tail, refuse damage
-(qmq/log/envelopes.py says which is which), rebuild missing consume logs from the message log. Without a checkpoint everything is replayed;
-each segment opens with a snapshot, so retention never takes what a replay needs.
+Opening: take the newest whole checkpoint, walk both logs from it on in the order of their index,
+cut a torn tail, refuse damage (qmq/log/envelopes.py says which is which), rebuild missing consume
+logs from the message log. Without a checkpoint everything is replayed; each segment opens with a
+snapshot, so retention never takes what a replay needs.
 
     found on disk                                 outcome
     torn tail                                     cut off; it was never acknowledged
@@ -16,12 +17,14 @@ each segment opens with a snapshot, so retention never takes what a replay needs
     a commit mark that names what is not here     taken back, before anything is appended; committed entries are lost
     a commit mark that names what is here         its index is the committed index, if the checkpoint's is lower
 
-A replica's logs are one sequence: if an index is missing, everything after it is cut from both logs, since this replica cannot have
-confirmed it. `Store.lost_tail` says whether cut entries may have been acknowledged.
+A replica's logs are one sequence: if an index is missing, everything after it is cut from both
+logs, since this replica cannot have confirmed it. `Store.lost_tail` says whether cut entries may
+have been acknowledged.
 
-The log of an empty store may begin with sealed segments whose bytes are in the object store only (docs/TIERING.md; `take_segments`). Their
-entries are applied to the derived state, as if they had been replicated one by one. The segments are checked against the log of
-another replica: the state that follows from them must be the one with which that log continues.
+The log of an empty store may begin with sealed segments whose bytes are in the object store only
+(docs/TIERING.md; `take_segments`). Their entries are applied to the derived state, as if they had
+been replicated one by one. The segments are checked against the log of another replica: the state
+that follows from them must be the one with which that log continues.
 """
 
 from __future__ import annotations
@@ -66,7 +69,9 @@ def rebuild(
     until: int,
     progress: Callable[[str, int, int], None],
 ) -> None:
-    """Index the lost queues again, from the oldest message to `until`: the replay has indexed all later entries. Raises LogDamaged."""
+    """Index the lost queues again, from the oldest message to `until`: the replay has indexed all
+    later entries. Raises LogDamaged.
+    """
     stored = _stored_bytes(store, until)
     tails: dict[int, list[IndexEntry]] = {}
     cumulative: dict[int, int] = {}
@@ -110,7 +115,9 @@ def _stored_bytes(store: Store, until: int) -> dict[int, int]:
 
 
 NOTHING_YET: Final = 1 << 62
-"""An index greater than all others, for a log that started over in its middle and has no entry yet."""
+"""An index greater than all others, for a log that started over in its middle and has no entry
+yet.
+"""
 
 Progress = Callable[[str, int, int], None]
 """Called with the name of the replayed log, the bytes done and the total of bytes."""
@@ -132,12 +139,15 @@ def open_store(
     projection: Projection | None = None,
     stored: StoredBytes | None = None,
 ) -> Store:
-    """Open the folder's store, or make an empty one. A replica may cut everything after index `until`.
+    """Open the folder's store, or make an empty one. A replica may cut everything after index
+    `until`.
 
-    `projection` gets every entry after its checkpoint. `stored` reads segments that are only in the object store.
+    `projection` gets every entry after its checkpoint. `stored` reads segments that are only in the
+    object store.
 
-    Raises: FolderInUse: another process has it. LogDamaged: acknowledged data is damaged; nothing was changed. Overloaded: the object
-    store does not answer, and without a checkpoint or a consume log everything must be read.
+    Raises: FolderInUse: another process has it. LogDamaged: acknowledged data is damaged; nothing
+    was changed. Overloaded: the object store does not answer, and without a checkpoint or a consume
+    log everything must be read.
     """
     store = Store(folder, config, clock, disk or Disk(), is_replicated=is_replicated, stored=stored)
     store.projection = projection
@@ -192,11 +202,15 @@ def _find_checkpoint(store: Store) -> Checkpoint | None:
 
 
 def _require_replay(store: Store) -> None:
-    """A projection follows from the whole log only: the files that it keeps would be deleted. Raises LogDamaged."""
+    """A projection follows from the whole log only: the files that it keeps would be deleted.
+    Raises LogDamaged.
+    """
     if store.projection is not None and whole_from(store) != 1:
         raise LogDamaged(
-            f"the newest checkpoint of {store.folder} is damaged, and retention has deleted entries without which the schedule cannot be "
-            "read: restore the checkpoint folder from a copy. Or, in a group with other replicas, move the whole data folder away and "
+            f"the newest checkpoint of {store.folder} is damaged, and retention has deleted "
+            "entries without which the schedule cannot be "
+            "read: restore the checkpoint folder from a copy. Or, in a group with other "
+            "replicas, move the whole data folder away and "
             "start this replica again: it copies its data from them"
         )
 
@@ -210,28 +224,34 @@ def _require_consistent(store: Store, found: Checkpoint) -> None:
         segments.drop_files_before(start)
         if segments.start > start:
             raise LogDamaged(
-                f"{segments.folder.name}: the segment that begins at {start} is missing (the oldest is {segments.start}): "
+                f"{segments.folder.name}: the segment that begins at {start} is missing (the "
+                f"oldest is {segments.start}): "
                 "restore it from a copy"
             )
         if segments.end < position:
-            # without a checkpoint, a schedule whose entries retention has deleted would be deleted, too
+            # without a checkpoint, a schedule whose entries retention has deleted would be deleted,
+            # too
             last = (
                 "delete the checkpoint folder"
                 if store.projection is None
                 else "in a group with other replicas, move the data folder away"
             )
             raise LogDamaged(
-                f"{segments.folder.name}: the log ends at {segments.end}, but was flushed up to {position} when the last "
-                "checkpoint was written: its end is missing. Restore the segment from a copy; or, to continue without "
+                f"{segments.folder.name}: the log ends at {segments.end}, but was flushed up "
+                f"to {position} when the last "
+                "checkpoint was written: its end is missing. Restore the segment from a "
+                "copy; or, to continue without "
                 f"the lost entries, {last}"
             )
 
 
-# --- the checkpoint ----------------------------------------------------------------------------------------------------
+# --- the checkpoint -------------------------------------------------------------------------------
 
 
 def _restore(store: Store, found: Checkpoint) -> list[tuple[Queue, int]]:
-    """Load all state. Returns the queues whose consume-log files are incomplete, each with its stored bytes."""
+    """Load all state. Returns the queues whose consume-log files are incomplete, each with its
+    stored bytes.
+    """
     store.index, store.epoch, store.last_time_ms = found.index, found.epoch, found.time_ms
     store.epochs = [(epoch, first) for epoch, first in found.epochs]
     store.committed_index = found.index
@@ -257,11 +277,13 @@ def _restore_queue(store: Store, queue: Queue, state: QueueState) -> None:
     queue.lanes = {group: GroupLaneState.from_state(share) for group, share in state.lanes.items()}
 
 
-# --- replay ------------------------------------------------------------------------------------------------------------
+# --- replay ---------------------------------------------------------------------------------------
 
 
 class _Replay:
-    """Applies every entry of both logs from a place on, in the order of the index, and cuts entries that do not belong."""
+    """Applies every entry of both logs from a place on, in the order of the index, and cuts entries
+    that do not belong.
+    """
 
     def __init__(
         self,
@@ -336,7 +358,9 @@ class _Replay:
 
 
 def whole_from(store: Store) -> int | None:
-    """The lowest index from which on both logs have every entry; None for a log that started over and is empty. Raises LogDamaged."""
+    """The lowest index from which on both logs have every entry; None for a log that started over
+    and is empty. Raises LogDamaged.
+    """
     firsts = [1 if segments.start == 0 else _first_index(segments) for segments in store.logs]
     return max(firsts) if all(firsts) else None
 
@@ -351,7 +375,9 @@ def _first_index(segments: Segments) -> int:
 
 
 def _settle_ends(store: Store) -> None:
-    """Flush the logs as they are now. From here on they count, so a sequence that a consumer saw never goes to another message."""
+    """Flush the logs as they are now. From here on they count, so a sequence that a consumer saw
+    never goes to another message.
+    """
     plan = store.begin_flush()
     plan.run()
     store.end_flush(plan)
@@ -375,9 +401,11 @@ def take_segments(
     entries_of: Callable[[SegmentIndex], Iterable[Entry]],
     opening: PendingEntry,
 ) -> None:
-    """Put the segments before the beginning of an empty store's message log. Blocks: runs in a thread.
+    """Put the segments before the beginning of an empty store's message log. Blocks: runs in a
+    thread.
 
-    `indexes` have no first envelopes yet. `opening` is the entry after the segments, in another replica's log.
+    `indexes` have no first envelopes yet. `opening` is the entry after the segments, in another
+    replica's log.
 
     Raises CannotTake, DiskFull, and the errors of `entries_of`.
     """
@@ -423,12 +451,14 @@ def _require_continues(store: Store, last: Envelope, opening: PendingEntry) -> N
         or envelope.epoch < last.epoch
     ):
         raise CannotTake(
-            f"the group's log does not continue behind {(last.epoch, last.index)} at {opening.position}"
+            f"the group's log does not continue behind {(last.epoch, last.index)} at "
+            f"{opening.position}"
         )
     for state in SnapshotReader().states(unwrap(opening.region)):
         if _counts(store, state) != tuple(state[3:5]):
             raise CannotTake(
-                f"the object store has other messages of {state[0]}/{state[1]} than the group: another log uses the prefix"
+                f"the object store has other messages of {state[0]}/{state[1]} than the "
+                "group: another log uses the prefix"
             )
 
 

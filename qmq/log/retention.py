@@ -1,33 +1,38 @@
-"""Retention: deletes the oldest messages by age and by size, whether they were consumed or not, and logs which. Also drops the messages of
-one queue at once.
+"""Retention: deletes the oldest messages by age and by size, whether they were consumed or not, and
+logs which. Also drops the messages of one queue at once.
 
-A queue's messages are dropped batch by batch, by its subject's limits; disk space is freed when a whole segment has no valid entry any
-more. With local retention, the file of a segment that is in the object store is deleted earlier (docs/TIERING.md). A crash between any two
-of these steps is harmless:
+A queue's messages are dropped batch by batch, by its subject's limits; disk space is freed when a
+whole segment has no valid entry any more. With local retention, the file of a segment that is in
+the object store is deleted earlier (docs/TIERING.md). A crash between any two of these steps is
+harmless:
 
-    steps         move the queues' starts, drop segments and index files from memory; their files are `dropped`
+    steps         move the queues' starts, drop segments and index files from memory; their files
+                  are `dropped`
     a checkpoint  records the new starts; after `written` the files may be deleted
     delete        deletes the files; a file that stays after a crash is deleted at the next start
 
-Dropped files stay listed here until they are deleted: after a failed checkpoint or a failed deletion, the next retention tries again. A
-queue with an unreadable consume log is counted and skipped, but segments that are certainly beyond its subject's age limit or the log's
-size limit are dropped.
+Dropped files stay listed here until they are deleted: after a failed checkpoint or a failed
+deletion, the next retention tries again. A queue with an unreadable consume log is counted and
+skipped, but segments that are certainly beyond its subject's age limit or the log's size limit are
+dropped.
 
-The steps run between turns, a slice at a time. The first kept batch of each queue is remembered, so that queues without a loss need no
-second look-up.
+The steps run between turns, a slice at a time. The first kept batch of each queue is remembered, so
+that queues without a loss need no second look-up.
 
-`DeletionReport` logs the queue, the messages, when they were stored, and why. A queue gets a line at once, and then at most one every hour,
-which covers everything since the line before. The logger is `qmq.retention`, at the level INFO, which is on even if other messages of this
-level are not.
+`DeletionReport` logs the queue, the messages, when they were stored, and why. A queue gets a line
+at once, and then at most one every hour, which covers everything since the line before. The logger
+is `qmq.retention`, at the level INFO, which is on even if other messages of this level are not.
 
-`drop` drops a queue, with its messages and groups, because its subject was deleted. A drop needs an entry in each log, because segments of
-one log may be deleted while the other still has older ones.
+`drop` drops a queue, with its messages and groups, because its subject was deleted. A drop needs an
+entry in each log, because segments of one log may be deleted while the other still has older ones.
 
-    a drop command, in the message log     everything up to it no longer belongs to the queue; producers and seal are forgotten
+    a drop command, in the message log     everything up to it no longer belongs to the queue;
+                                           producers and seal are forgotten
     DROP_QUEUE, in the action log          every group's share and lanes are forgotten
 
-Earlier actions of groups are written first, so that replay never finds one after the drop. A crash between the two entries leaves groups on
-an empty queue: a second drop completes the work. Sequences continue, so that a sequence never means two messages.
+Earlier actions of groups are written first, so that replay never finds one after the drop. A crash
+between the two entries leaves groups on an empty queue: a second drop completes the work. Sequences
+continue, so that a sequence never means two messages.
 """
 
 from __future__ import annotations
@@ -60,7 +65,9 @@ LOG_BYTES: Final = "more than the log's size limit"
 
 
 class DeletedMessages(NamedTuple):
-    """The messages `first` to `end` (exclusive) of a queue, and when the oldest and the newest of their batches were stored."""
+    """The messages `first` to `end` (exclusive) of a queue, and when the oldest and the newest of
+    their batches were stored.
+    """
 
     queue: QueueId
     first: int
@@ -132,7 +139,9 @@ LookUp = Callable[[str], SubjectConfig | None]
 
 
 Before = Callable[[int], int]
-"""The append time before which every entry is older than an age in milliseconds (qmq/log/retention_time.py)."""
+"""The append time before which every entry is older than an age in milliseconds
+(qmq/log/retention_time.py).
+"""
 
 
 class _First(NamedTuple):
@@ -154,13 +163,17 @@ class Retention:
         """Dropped files that no checkpoint has recorded yet."""
         self.deletable: list[Path] = []
         self.failures = 0
-        """The number of queues that could not be examined and files that could not be deleted. Each failure counts."""
+        """The number of queues that could not be examined and files that could not be deleted. Each
+        failure counts.
+        """
         self._report = DeletionReport()
         self._firsts: dict[Queue, _First] = {}
         self._index_start = -1
 
     def steps(self, look_up: LookUp) -> Iterator[None]:
-        """Drop messages that are too old or too many. The store may change between two steps, but must stay the same object."""
+        """Drop messages that are too old or too many. The store may change between two steps, but
+        must stay the same object.
+        """
         store = self.store
         floor = _size_floor(store)
         kept_from = _oldest_needed(store.messages, store.applied_place()[0])
@@ -188,15 +201,17 @@ class Retention:
         yield from self._drop_entries()
 
     def release(self) -> None:
-        """Drop the files of segments that are in the object store, before a checkpoint. A replica that begins its log again after a crash
-        takes no checkpoint.
+        """Drop the files of segments that are in the object store, before a checkpoint. A replica
+        that begins its log again after a crash takes no checkpoint.
         """
         self.deletable += self.store.messages.release_before(
             _local_floor(self.store, self._before_ms)
         )
 
     def end(self) -> None:
-        """Log what was deleted and is not logged yet, because this is the store's last retention."""
+        """Log what was deleted and is not logged yet, because this is the store's last
+        retention.
+        """
         self._report.tell_all()
 
     def written(self) -> None:
@@ -222,7 +237,9 @@ class Retention:
         log.error(f"retention: {what}", *about)
 
     def _forget(self, queue: Queue, before_ms: int, bytes_max: int | None, floor: int) -> int:
-        """Move the queue's start. Returns the position of its first kept batch; a huge position if it keeps none."""
+        """Move the queue's start. Returns the position of its first kept batch; a huge position if
+        it keeps none.
+        """
         first = self._first(queue)
         moved = (
             _move_start(queue, first, before_ms, bytes_max, floor) if first is not None else None
@@ -280,7 +297,9 @@ def end_retention(files: list[Path]) -> None:
 
 
 def _size_floor(store: Store) -> int:
-    """The position before which the log's size limit drops everything. It is always the beginning of a segment."""
+    """The position before which the log's size limit drops everything. It is always the beginning
+    of a segment.
+    """
     most = store.config.retention_bytes
     if most is None:
         return 0
@@ -298,7 +317,8 @@ def local_floor(
 ) -> int:
     """The position before which local retention needs no file. Pure.
 
-    A segment is too old if the next one began before `before_ms`, and too much if more than `bytes_max` follow its beginning.
+    A segment is too old if the next one began before `before_ms`, and too much if more than
+    `bytes_max` follow its beginning.
     """
     floor = bases[0]
     for base, following in pairwise(bases):
@@ -359,7 +379,9 @@ def _move_start(
 
 
 def _surely_taken(store: Store, before_ms: int, floor: int) -> int:
-    """The position of a segment before which a queue with an unreadable consume log certainly keeps nothing."""
+    """The position of a segment before which a queue with an unreadable consume log certainly keeps
+    nothing.
+    """
     taken = store.messages.start
     for base in store.messages.bases[1:]:
         if base > floor and _begin_ms(store.messages, base) >= before_ms:
@@ -369,12 +391,16 @@ def _surely_taken(store: Store, before_ms: int, floor: int) -> int:
 
 
 def _oldest_needed(segments: Segments, applied: int) -> int:
-    """The beginning of the newest segment with an applied opening snapshot: the log may begin there."""
+    """The beginning of the newest segment with an applied opening snapshot: the log may begin
+    there.
+    """
     return next((base for base in reversed(segments.bases) if base < applied), segments.start)
 
 
 def _may_begin(segments: Segments, kept_from: int) -> int:
-    """The beginning of the newest segment up to `kept_from` with which the log may begin: one that was opened whole."""
+    """The beginning of the newest segment up to `kept_from` with which the log may begin: one that
+    was opened whole.
+    """
     for base in reversed(segments.bases):
         if base <= kept_from and (base < segments.local_start or is_opened_whole(segments, base)):
             return base
@@ -382,7 +408,9 @@ def _may_begin(segments: Segments, kept_from: int) -> int:
 
 
 def _old_actions(store: Store, before_ms: int) -> list[Path]:
-    """Action segments that ended before `before_ms`: replay does not need them, because the next one opens with a snapshot."""
+    """Action segments that ended before `before_ms`: replay does not need them, because the next
+    one opens with a snapshot.
+    """
     kept = store.actions.start
     newest = _oldest_needed(store.actions, store.applied_place()[1])
     for base in store.actions.bases[1:]:
@@ -403,10 +431,11 @@ def _begin_ms(segments: Segments, base: int) -> int:
 
 
 def purge(store: Store, queue: Queue) -> None:
-    """Drop the messages of a queue; effective when the purge is committed. Producers, seal and groups stay. Raises DiskFull.
+    """Drop the messages of a queue; effective when the purge is committed. Producers, seal and
+    groups stay. Raises DiskFull.
 
-    The caller must then move the groups behind the purge: otherwise, as after a crash, they are before the queue's start and count the
-    purged messages as expired.
+    The caller must then move the groups behind the purge: otherwise, as after a crash, they are
+    before the queue's start and count the purged messages as expired.
     """
     store.write_actions()
     store.append_region(queue, command_messages.build_purge(queue.id))

@@ -1,16 +1,21 @@
-"""Scrubbing: reads everything that was flushed, again and again, so that damage is found while another replica can still repair it.
+"""Scrubbing: reads everything that was flushed, again and again, so that damage is found while
+another replica can still repair it.
 
-A flipped bit in an old segment is not noticed until it is read, perhaps when the other copies are damaged, too. So the scrubber walks both
-logs from their oldest entry to the last flushed one, checks every checksum, and begins again:
+A flipped bit in an old segment is not noticed until it is read, perhaps when the other copies are
+damaged, too. So the scrubber walks both logs from their oldest entry to the last flushed one,
+checks every checksum, and begins again:
 
-    slice(bytes_max)    continues where the last slice ended, reads about `bytes_max` bytes, returns the damage
+    slice(bytes_max)    continues where the last slice ended, reads about `bytes_max` bytes, returns
+                        the damage
     the caller          chooses the rate, and has the damage repaired
 
-It runs in a separate thread and does not disturb the store: it opens the files itself (retention closes the store's), never waits for the
-store, and reports damage only if the log was not cut in between and a second read finds it again. Deleted segments are skipped, and so are
-those that are only in the object store: each read of them checks their chunks. Except in the newest segment, the pages of a slice are
-dropped from the page cache: scrubbing does not displace what consumers read, and the next round reads the disk, not memory. The segment's
-other pages stay: a consumer may be reading them.
+It runs in a separate thread and does not disturb the store: it opens the files itself (retention
+closes the store's), never waits for the store, and reports damage only if the log was not cut in
+between and a second read finds it again. Deleted segments are skipped, and so are those that are
+only in the object store: each read of them checks their chunks. Except in the newest segment, the
+pages of a slice are dropped from the page cache: scrubbing does not displace what consumers read,
+and the next round reads the disk, not memory. The segment's other pages stay: a consumer may be
+reading them.
 """
 
 from __future__ import annotations
@@ -27,15 +32,21 @@ from qmq.wire.batch_columns import check_region
 
 _READ_BYTES: Final = MIB
 _PAGES_BYTES: Final = 2 * MIB
-"""The kernel drops a block of pages as a whole; blocks begin at multiples of their size, which is at most this."""
+"""The kernel drops a block of pages as a whole; blocks begin at multiples of their size, which is
+at most this.
+"""
 
 
 class _Gone(Exception):
-    """The segment was dropped or cut while it was read. The scrubber continues with the current files."""
+    """The segment was dropped or cut while it was read. The scrubber continues with the current
+    files.
+    """
 
 
 class Scrubber:
-    """The scrubber of one store. A reopened store needs a new one. Call `slice` in one thread at a time."""
+    """The scrubber of one store. A reopened store needs a new one. Call `slice` in one thread at a
+    time.
+    """
 
     def __init__(self, store: Store) -> None:
         self.store = store
@@ -54,9 +65,11 @@ class Scrubber:
         return self._cuts[self.log]
 
     def slice(self, bytes_max: int) -> LogDamaged | None:
-        """Check about `bytes_max` bytes, at least one entry. Returns the first damage; the next slice continues behind it.
+        """Check about `bytes_max` bytes, at least one entry. Returns the first damage; the next
+        slice continues behind it.
 
-        After a damaged envelope the next entry cannot be found, so the rest of that segment waits for the next round.
+        After a damaged envelope the next entry cannot be found, so the rest of that segment waits
+        for the next round.
         """
         until = self.bytes_read + bytes_max
         while self.bytes_read < until:
@@ -82,7 +95,9 @@ class Scrubber:
         return self.log != 0
 
     def find_place(self, segments: Segments) -> None:
-        """After a cut the scrubber's position may be inside an entry: go back to the beginning of the segment."""
+        """After a cut the scrubber's position may be inside an entry: go back to the beginning of
+        the segment.
+        """
         self._cuts[self.log] = segments.cuts
         self.position = segments.base_of(max(self.position, segments.local_start))
 
@@ -153,7 +168,9 @@ class _Walk:
         return self._window.read(self._scrubber.position, size)
 
     def _look_again(self) -> LogDamaged | None:
-        """Read a failed entry again. The entry is damaged unless the log was cut, or a repair has fixed it already. Raises _Gone."""
+        """Read a failed entry again. The entry is damaged unless the log was cut, or a repair has
+        fixed it already. Raises _Gone.
+        """
         scrubber, position = self._scrubber, self._scrubber.position
         self._window.clear()
         cause = self._flaw()
@@ -173,7 +190,9 @@ class _Walk:
         return None
 
     def _behind(self, position: int) -> int:
-        """The position to continue at: after the entry if its envelope is valid, otherwise the segment's end."""
+        """The position to continue at: after the entry if its envelope is valid, otherwise the
+        segment's end.
+        """
         try:
             return min(
                 position + parse_envelope(self._bytes(ENVELOPE_BYTES)).total_bytes, self._end

@@ -1,4 +1,6 @@
-"""Prints a segment file for people: every entry, with its validity and its content. Only the file is needed."""
+"""Prints a segment file for people: every entry, with its validity and its content. Only the file
+is needed.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +38,9 @@ class Line:
 
 
 def dump_segment(path: Path, *, with_messages: bool) -> Iterator[Line]:
-    """The entries of a segment file, damaged entries included. After damage, reading continues at the next valid entry."""
+    """The entries of a segment file, damaged entries included. After damage, reading continues at
+    the next valid entry.
+    """
     base = int(path.stem) if path.stem.isdigit() else 0
     data = path.read_bytes()
     at = 0

@@ -1,8 +1,11 @@
-"""A replica's index of a sealed segment in the object store: enough to read any byte of the segment, and to verify the byte.
+"""A replica's index of a sealed segment in the object store: enough to read any byte of the
+segment, and to verify the byte.
 
-    message/BASE.stored    written, and synced, before the segment's file may be deleted; deleted when retention ends the segment
+    message/BASE.stored    written, and synced, before the segment's file may be deleted; deleted
+                           when retention ends the segment
 
-Also the form of this and of other small files and objects that are written whole: magic bytes, u32 CRC-32C of the payload, the payload.
+Also the form of this and of other small files and objects that are written whole: magic bytes, u32
+CRC-32C of the payload, the payload.
 """
 
 from __future__ import annotations
@@ -21,7 +24,9 @@ from qmq.log.disk import Disk
 _T = TypeVar("_T")
 
 UNREADABLE: Final = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
-"""The errors that msgspec raises for bytes that are not the expected MessagePack; RecursionError for arrays in arrays in arrays."""
+"""The errors that msgspec raises for bytes that are not the expected MessagePack; RecursionError
+for arrays in arrays in arrays.
+"""
 _CHECKSUM: Final = Struct("<I")
 
 
@@ -40,7 +45,9 @@ def checked_payload(magic: bytes, data: bytes) -> bytes | None:
 
 
 def versioned_content(payload: bytes, version: int, kind: type[_T]) -> _T | None:
-    """The content after a version number; None for another version. Raises ValueError if the content is not of `kind`."""
+    """The content after a version number; None for another version. Raises ValueError if the
+    content is not of `kind`.
+    """
     try:
         found, *content = msgspec.msgpack.decode(payload, type=list[Any])
         return msgspec.convert(content, kind) if found == version else None
@@ -63,7 +70,9 @@ class SegmentIndex:
     checksums: tuple[int, ...]
     """The CRC-32C of each chunk, as its bytes were in the local file."""
     head: bytes
-    """The segment's first envelope, with the index, epoch and time of its beginning, which are thus known without the store."""
+    """The segment's first envelope, with the index, epoch and time of its beginning, which are thus
+    known without the store.
+    """
 
     @property
     def end(self) -> int:
@@ -83,7 +92,9 @@ class SegmentIndex:
         return len(data) == self.chunk_size(number) and crc32c(data) == self.checksums[number]
 
     def read(self, at: int, size: int, chunk: Callable[[int], bytes]) -> bytes:
-        """Read `size` bytes from byte `at` on; fewer where the segment ends. `chunk` returns a chunk's bytes by its number."""
+        """Read `size` bytes from byte `at` on; fewer where the segment ends. `chunk` returns a
+        chunk's bytes by its number.
+        """
         pieces: list[bytes] = []
         for number in self.chunks_of(at, size):
             first = number * self.chunk_bytes
@@ -116,6 +127,8 @@ def decode_index(data: bytes) -> SegmentIndex | None:
 
 
 def read_indexes(folder: Path, disk: Disk) -> dict[int, SegmentIndex]:
-    """Read the indexes in a log's folder, by base. A damaged index is left out: it is made again if the segment's file exists."""
+    """Read the indexes in a log's folder, by base. A damaged index is left out: it is made again if
+    the segment's file exists.
+    """
     found = [decode_index(disk.read_file(path)) for path in folder.glob(f"*{SUFFIX}")]
     return {each.base: each for each in found if each is not None}

@@ -1,15 +1,21 @@
-"""An append-only log of bytes in segment files, each named by the 20-digit position of its first byte.
+"""An append-only log of bytes in segment files, each named by the 20-digit position of its first
+byte.
 
-The file for a position is found by binary search. Only the last segment is written; earlier ones are complete and never change. Rules:
-* `append` writes at the known end; after a partial failure the next append overwrites the remains, and `truncate` removes them immediately.
+The file for a position is found by binary search. Only the last segment is written; earlier ones
+are complete and never change. Rules:
+* `append` writes at the known end; after a partial failure the next append overwrites the remains,
+  and `truncate` removes them immediately.
 * A gap between two segments is damage: retention deletes only at the front.
-* A segment is flushed before the next one begins, so that after a power cut only the last one can be short.
-* A segment that a cut would leave empty is deleted, unless the one before it has no file here: the log may continue in that one.
-* A file that a thread may be syncing stays open: it is set aside instead of closed, and `close` or `close_set_aside` close it after the
-  sync.
-* The oldest sealed segments may have no file here: their bytes are in an object store (docs/TIERING.md), and their index is here.
-* Flushing is split in three, so that the slow part can run in a thread: `begin_sync` makes a plan, `SyncPlan.run` executes it, `end_sync`
-  records the result.
+* A segment is flushed before the next one begins, so that after a power cut only the last one can
+  be short.
+* A segment that a cut would leave empty is deleted, unless the one before it has no file here: the
+  log may continue in that one.
+* A file that a thread may be syncing stays open: it is set aside instead of closed, and `close` or
+  `close_set_aside` close it after the sync.
+* The oldest sealed segments may have no file here: their bytes are in an object store
+  (docs/TIERING.md), and their index is here.
+* Flushing is split in three, so that the slow part can run in a thread: `begin_sync` makes a plan,
+  `SyncPlan.run` executes it, `end_sync` records the result.
 """
 
 from __future__ import annotations
@@ -101,7 +107,9 @@ class Segments:
         self._folder_changes = 1
         self._folder_changes_synced = 0
         self.cuts = 0
-        """Increased when a cut of the end begins and when it ends: bytes near the end that were read before may have changed."""
+        """Increased when a cut of the end begins and when it ends: bytes near the end that were
+        read before may have changed.
+        """
         if not self._bases:
             self._bases = [0]
         self._active = disk.open_append(self._path(self._bases[-1]))
@@ -121,8 +129,10 @@ class Segments:
             )
             if base + size != following:
                 raise LogDamaged(
-                    f"{self.folder.name}: {segment_name(base)} has {size} bytes, but the next segment begins at "
-                    f"{following}: a segment is missing or cut. Restore it from a copy, then start again"
+                    f"{self.folder.name}: {segment_name(base)} has {size} bytes, but the "
+                    "next segment begins at "
+                    f"{following}: a segment is missing or cut. Restore it from a copy, then "
+                    "start again"
                 )
 
     @property
@@ -148,13 +158,15 @@ class Segments:
     def mend(self, position: int, data: bytes) -> None:
         """Overwrite damaged bytes with another replica's copy, and sync them.
 
-        Pass all damage of a segment at once: the kernel reads a block before it changes a part of it, and a damaged block may be
-        unreadable.
+        Pass all damage of a segment at once: the kernel reads a block before it changes a part of
+        it, and a damaged block may be unreadable.
         """
         base = self.base_of(position)
         if (
             base < self._local_start
-        ):  # the file was deleted after the damage was found; the copy in the object store is undamaged
+            # the file was deleted after the damage was found; the copy in the object store is
+            # undamaged
+        ):
             return
         fd = self.disk.open_append(self._path(base))
         try:
@@ -169,12 +181,16 @@ class Segments:
         return used > 0 and used + size > self.segment_bytes
 
     def begins(self, size: int) -> bool:
-        """True if an append of `size` bytes is the first of a segment that is not the log's first."""
+        """True if an append of `size` bytes is the first of a segment that is not the log's
+        first.
+        """
         used = self.end - self._bases[-1]
         return used + size > self.segment_bytes if used else self.end > 0
 
     def roll(self) -> None:
-        """Flush, then begin a new segment at the end. Raises FlushFailed, DiskFull. The old segment stays active then."""
+        """Flush, then begin a new segment at the end. Raises FlushFailed, DiskFull. The old segment
+        stays active then.
+        """
         fd = self.disk.open_append(self._path(self.end))
         self.disk.sync(self._active)
         self.flushed = self.end
@@ -184,7 +200,9 @@ class Segments:
         self._folder_changes += 1
 
     def append(self, buffers: Sequence[bytes], size: int) -> int:
-        """Write the buffers, `size` bytes together, at the end, and return their position. Raises DiskFull, and appends nothing then."""
+        """Write the buffers, `size` bytes together, at the end, and return their position. Raises
+        DiskFull, and appends nothing then.
+        """
         position = self.end
         try:
             self.disk.write(self._active, buffers, position - self._bases[-1])
@@ -199,14 +217,18 @@ class Segments:
         return self._bases[bisect_right(self._bases, position) - 1]
 
     def read(self, position: int, size: int) -> bytes:
-        """Read bytes from `position` on, within one segment; fewer at its end. Raises LogDamaged outside the log, ColdRead."""
+        """Read bytes from `position` on, within one segment; fewer at its end. Raises LogDamaged
+        outside the log, ColdRead.
+        """
         base = self._base_in_log(position)
         if base < self._local_start:
             return self._read_stored(self._stored.read, base, position - base, size)
         return self.disk.read_around(self._reader(base), size, position - base)
 
     def read_waiting(self, position: int, size: int) -> bytes:
-        """As `read`, but wait for the object store. Do not call this in the event loop. Raises LogDamaged outside the log, Overloaded."""
+        """As `read`, but wait for the object store. Do not call this in the event loop. Raises
+        LogDamaged outside the log, Overloaded.
+        """
         base = self._base_in_log(position)
         if base < self._local_start:
             return self._read_stored(self._stored.read_waiting, base, position - base, size)
@@ -225,7 +247,9 @@ class Segments:
         return index.head[at : at + size] if at + size <= len(index.head) else read(index, at, size)
 
     def damaged_objects(self) -> list[str]:
-        """The names of the log's objects that the object store has lost or changed, as far as that was noticed."""
+        """The names of the log's objects that the object store has lost or changed, as far as that
+        was noticed.
+        """
         return sorted([name for base, name in self._stored.damaged() if base in self._indexes])
 
     def is_unreadable_behind(self, position: int) -> bool:
@@ -255,7 +279,9 @@ class Segments:
         return fd
 
     def _put_away(self, fd: int) -> None:
-        """Close a file, after the sync if there is one under way: it was the active one when that began."""
+        """Close a file, after the sync if there is one under way: it was the active one when that
+        began.
+        """
         if fd in self._syncing:
             self._set_aside.append(fd)
         else:
@@ -267,7 +293,9 @@ class Segments:
         return self._bases[following] if following < len(self._bases) else self.end
 
     def truncate(self, position: int) -> None:
-        """Cut the log so that it ends at `position`; later segments are deleted. Only recovery, and a slave whose log diverged, do this."""
+        """Cut the log so that it ends at `position`; later segments are deleted. Only recovery, and
+        a slave whose log diverged, do this.
+        """
         check(
             position >= self._local_start,
             f"a cut to {position} would reach what is only in the object store",
@@ -300,7 +328,9 @@ class Segments:
             self.truncate(self.end)
 
     def drop_before(self, position: int) -> list[Path]:
-        """Drop the segments that end before `position`. Returns their files, for the caller to delete."""
+        """Drop the segments that end before `position`. Returns their files, for the caller to
+        delete.
+        """
         dropped: list[Path] = []
         while len(self._bases) > 1 and self._bases[1] <= position:
             base = self._bases.pop(0)
@@ -311,7 +341,7 @@ class Segments:
         self._local_start = max(self._local_start, self.start)
         return dropped
 
-    # --- segments in the object store ----------------------------------------------------------------------------------
+    # --- segments in the object store -------------------------------------------------------------
 
     def _index_path(self, base: int) -> Path:
         return self.folder / index_name(base)
@@ -329,7 +359,9 @@ class Segments:
         self.disk.replace(self._index_path(index.base), index.encode())
 
     def note_index(self, index: SegmentIndex) -> bool:
-        """Note that the segment's index is written. False if the log has no such segment any more, so that the file is unused."""
+        """Note that the segment's index is written. False if the log has no such segment any more,
+        so that the file is unused.
+        """
         base = index.base
         if base not in self._bases[:-1] or self.segment_end(base) != index.end:
             return False
@@ -348,8 +380,8 @@ class Segments:
         self._indexes.update({each.base: each for each in indexes})
 
     def release_before(self, position: int) -> list[Path]:
-        """Give up the files of the segments that end before `position`, the oldest first, up to the first segment without an index. Returns
-        the files, for the caller to delete.
+        """Give up the files of the segments that end before `position`, the oldest first, up to the
+        first segment without an index. Returns the files, for the caller to delete.
         """
         released: list[Path] = []
         while (
@@ -361,7 +393,7 @@ class Segments:
             self._local_start = end
         return released
 
-    # --- the end of a segment ------------------------------------------------------------------------------------------
+    # --- the end of a segment ---------------------------------------------------------------------
 
     def drop_files_before(self, position: int) -> None:
         """Delete the segments that end before `position`."""
@@ -389,7 +421,9 @@ class Segments:
         )
 
     def end_sync(self, plan: SyncPlan) -> None:
-        """Finish a plan that was run: everything before its position survives a power cut, unless the log was cut meanwhile."""
+        """Finish a plan that was run: everything before its position survives a power cut, unless
+        the log was cut meanwhile.
+        """
         self._syncing -= Counter({plan.file: 1})
         if plan.cuts == self.cuts:
             self.flushed = max(self.flushed, plan.position)
@@ -404,7 +438,9 @@ class Segments:
 
 
 def _of_this_log(indexes: dict[int, SegmentIndex], files: Sequence[int]) -> dict[int, SegmentIndex]:
-    """The indexes of segments that have a file, or follow each other up to the first file. Others belong to deleted segments."""
+    """The indexes of segments that have a file, or follow each other up to the first file. Others
+    belong to deleted segments.
+    """
     found = {base: each for base, each in indexes.items() if files and files[0] <= base < files[-1]}
     by_end = {each.end: each for each in indexes.values()}
     start = files[0] if files else 0
@@ -415,7 +451,9 @@ def _of_this_log(indexes: dict[int, SegmentIndex], files: Sequence[int]) -> dict
 
 
 def _first_of_files(bases: Sequence[int], files: Sequence[int]) -> int:
-    """The first base from which on every segment has its file. An older file, if one remains, is not used."""
+    """The first base from which on every segment has its file. An older file, if one remains, is
+    not used.
+    """
     found, having = bases[-1] if bases else 0, set(files)
     for base in reversed(bases):
         if base not in having:

@@ -3,19 +3,23 @@
     message/        the message log                    action/         the action log
     consume/        the queues' consume logs           checkpoint/     the newest two checkpoints           lock
 
-One thread drives it. It never blocks, except in methods with `write` or `run` in their names. A turn of the broker is: `append` the
-producers' batches, `act` on the consumers' operations, `write_actions`, and flush by policy. Entries that `append` and `write_actions` have
-written survive a killed process. Flushed entries survive a power cut.
+One thread drives it. It never blocks, except in methods with `write` or `run` in their names. A
+turn of the broker is: `append` the producers' batches, `act` on the consumers' operations,
+`write_actions`, and flush by policy. Entries that `append` and `write_actions` have written survive
+a killed process. Flushed entries survive a power cut.
 
-All entries of both logs share one index. `commit(index)` commits the entries up to an index and makes them visible to consumers. A single
-node commits entries when they are written (`Flush.ASYNC`) or flushed (`Flush.SYNC`), a replica when a majority of its group has them. On a
-slave (`qmq.log.follower`) entries wait in `pending` until they are committed, and only then change the derived state; so a slave's state
-never contains entries that a new master may cut.
+All entries of both logs share one index. `commit(index)` commits the entries up to an index and
+makes them visible to consumers. A single node commits entries when they are written (`Flush.ASYNC`)
+or flushed (`Flush.SYNC`), a replica when a majority of its group has them. On a slave
+(`qmq.log.follower`) entries wait in `pending` until they are committed, and only then change the
+derived state; so a slave's state never contains entries that a new master may cut.
 
-A *projection* is state that follows from a store's logs, besides queues and shares, such as the delay server's schedule. The store passes
-every entry of the projection's kinds to it once, in the order of the index: on a master when the entry is written, on a slave when it is
-committed, at a start when it is replayed. A projection may keep files, whose lengths are part of its state. A checkpoint holds the state,
-and opening cuts the files back to these lengths before the replay. So a projection is a function of the log, the same on every replica."""
+A *projection* is state that follows from a store's logs, besides queues and shares, such as the
+delay server's schedule. The store passes every entry of the projection's kinds to it once, in the
+order of the index: on a master when the entry is written, on a slave when it is committed, at a
+start when it is replayed. A projection may keep files, whose lengths are part of its state. A
+checkpoint holds the state, and opening cuts the files back to these lengths before the replay. So a
+projection is a function of the log, the same on every replica."""
 
 from __future__ import annotations
 
@@ -82,7 +86,9 @@ class ProjectionPlan(Protocol):
 
     @property
     def state(self) -> Any:
-        """The state for the checkpoint; MessagePack can encode it. None if there is no usable state yet."""
+        """The state for the checkpoint; MessagePack can encode it. None if there is no usable state
+        yet.
+        """
         ...
 
     def run(self) -> None:
@@ -94,10 +100,11 @@ class Projection(Protocol):
     """All methods except `ProjectionPlan.run` are called in the store's thread."""
 
     def load(self, state: Any | None, replayed_from: int) -> None:
-        """Load `state` from the checkpoint (None without one) while the store is being opened, and cut the files back.
+        """Load `state` from the checkpoint (None without one) while the store is being opened, and
+        cut the files back.
 
-        Every entry from `replayed_from` on follows, and perhaps some before it. If `replayed_from` is not 1 and there is no state, the
-        beginning is missing. Raises LogDamaged.
+        Every entry from `replayed_from` on follows, and perhaps some before it. If `replayed_from`
+        is not 1 and there is no state, the beginning is missing. Raises LogDamaged.
         """
         ...
 
@@ -106,7 +113,9 @@ class Projection(Protocol):
         ...
 
     def act(self, index: int, append_time_ms: int, action: ScheduleAction) -> None:
-        """Handle an action in the action log at `index`. The actions of one entry come one after another with the same index."""
+        """Handle an action in the action log at `index`. The actions of one entry come one after
+        another with the same index.
+        """
         ...
 
     def begin_checkpoint(self, index: int) -> ProjectionPlan:
@@ -184,9 +193,12 @@ class Store:
         self.committed_index = 0
         self.pending: deque[PendingEntry] = deque()
         self.gaps_until = 0
-        """Up to this index the message log came from the object store as a whole. Later entries follow one by one."""
+        """Up to this index the message log came from the object store as a whole. Later entries
+        follow one by one.
+        """
         self.base_positions = [self.messages.start, self.actions.start]
-        """For each log, the position of the snapshot on which the state is based; -1 after other entries, or if a checkpoint was loaded.
+        """For each log, the position of the snapshot on which the state is based; -1 after other
+        entries, or if a checkpoint was loaded.
         """
         self._snapshots = (SnapshotReader(), SnapshotReader())
         self.lost_tail = False
@@ -203,7 +215,7 @@ class Store:
         self.space = FreeSpace(disk, folder, config.disk_free_bytes_min)
         self._is_held = True
 
-    # --- queues --------------------------------------------------------------------------------------------------------
+    # --- queues -----------------------------------------------------------------------------------
 
     def queue(self, subject: str, partition: int) -> Queue | None:
         """The queue; None if it never had messages and was not opened."""
@@ -218,11 +230,12 @@ class Store:
             queue = self.queues[key] = Queue(self.disk, self.consume_folder, queue_id)
         return queue
 
-    # --- appending -----------------------------------------------------------------------------------------------------
+    # --- appending --------------------------------------------------------------------------------
 
     def append(self, batches: list[Intake], *, are_new: bool = False) -> list[Produced]:
-        """Write the batches, in order, with one write, and return where each is stored. A batch that is stored already is not written
-        again; with `are_new` the caller has found out that there is none, and no two equal ones.
+        """Write the batches, in order, with one write, and return where each is stored. A batch
+        that is stored already is not written again; with `are_new` the caller has found out that
+        there is none, and no two equal ones.
 
         Raises DiskFull, and none of them is stored then.
         """
@@ -351,12 +364,16 @@ class Store:
         return list(grown.values())
 
     def apply_pending(self) -> None:
-        """Apply all written entries to the derived state, for a new master, which continues from them."""
+        """Apply all written entries to the derived state, for a new master, which continues from
+        them.
+        """
         while self.pending:
             self.apply_entry(*self.pending.popleft())
 
     def start(self) -> tuple[int, int]:
-        """(index, epoch) after which this store can serve others; the epoch is -1 if it is not known. Raises LogDamaged."""
+        """(index, epoch) after which this store can serve others; the epoch is -1 if it is not
+        known. Raises LogDamaged.
+        """
         firsts = [first_index(log, segments, self.index) for log, segments in enumerate(self.logs)]
         index = min(firsts) - 1
         return index, self.epoch_at(index)
@@ -366,8 +383,8 @@ class Store:
         return epoch_of(self.epochs, index) if index > 0 else 0
 
     def begin_at(self, index: int, epoch: int) -> None:
-        """Let the log begin after `index`, which was written in `epoch`. Of later entries the store has at most segments in the object
-        store.
+        """Let the log begin after `index`, which was written in `epoch`. Of later entries the store
+        has at most segments in the object store.
         """
         check(self.index == 0, "the log is not empty")
         self.index = self.flushed_index = self.committed_index = index
@@ -388,15 +405,18 @@ class Store:
         return place[MESSAGES], place[ACTIONS]
 
     def require_space_to_follow(self, runs: Iterable[Iterable[PendingEntry]], size: int) -> None:
-        """Raise DiskFull unless the disk has room for the master's entries, which take `size` bytes. The reserve is theirs, except that
-        messages leave half of it: what the master admitted with its reserve untouched fits on disks of the same size, and so do the
+        """Raise DiskFull unless the disk has room for the master's entries, which take `size`
+        bytes. The reserve is theirs, except that messages leave half of it: what the master
+        admitted with its reserve untouched fits on disks of the same size, and so do the
         acknowledgements after it.
         """
         if any(entry.envelope.kind in (Kind.DATA, Kind.COMMAND) for run in runs for entry in run):
             self.space.require(size, self.messages.end, leave=0.5)
 
     def _open_segment(self, log: int, states: Iterable[Sequence[object]]) -> None:
-        """Begin a segment with a snapshot, completely or not at all. `states` are the queues or the shares."""
+        """Begin a segment with a snapshot, completely or not at all. `states` are the queues or the
+        shares.
+        """
         segments = self.logs[log]
         if segments.end > segments.bases[-1]:
             segments.roll()
@@ -404,7 +424,9 @@ class Store:
         self._append_wrapped(log, Kind.SNAPSHOT, [(count, payload) for payload in payloads])
 
     def _append_wrapped(self, log: int, kind: Kind, entries: Sequence[tuple[int, bytes]]) -> None:
-        """Write entries, each from its count and its payload, completely or not at all. Raises DiskFull."""
+        """Write entries, each from its count and its payload, completely or not at all. Raises
+        DiskFull.
+        """
         time_ms = self.last_time_ms = max(self.clock.time_ms(), self.last_time_ms)
         flushed = self.logs[log].flushed
         buffers: list[bytes] = []
@@ -421,7 +443,9 @@ class Store:
         self._write(log, buffers, sum(map(len, buffers)), len(entries))
 
     def append_command(self, queue: Queue, change_id: str, to_version: int) -> None:
-        """Close a partition, which must be open: write its last entry, the command message. Raises DiskFull."""
+        """Close a partition, which must be open: write its last entry, the command message. Raises
+        DiskFull.
+        """
         check(queue.is_ordered and queue.sealed is None, f"{queue.id} cannot be closed")
         self.append_region(queue, command_messages.build(queue.id, change_id, to_version))
 
@@ -468,7 +492,7 @@ class Store:
         self.messages.drop_empty()
         self._append_wrapped(MESSAGES, Kind.BARRIER, [(0, b"")])
 
-    # --- actions -------------------------------------------------------------------------------------------------------
+    # --- actions ----------------------------------------------------------------------------------
 
     @overload
     def act(self, action: SettleAction) -> Settled: ...
@@ -477,7 +501,8 @@ class Store:
     @overload
     def act(self, action: AnyAction) -> object: ...
     def act(self, action: AnyAction) -> Any:
-        """Apply an action immediately; the next `write_actions` writes it. Actions of a schedule are applied when they are written.
+        """Apply an action immediately; the next `write_actions` writes it. Actions of a schedule
+        are applied when they are written.
 
         Returns what was settled, the token of a grant, or the number of affected messages or keys.
         """
@@ -494,8 +519,8 @@ class Store:
     def write_actions(self) -> None:
         """Write the actions since the last call.
 
-        Raises DiskFull. The actions that are not written are then kept and written later: send no answer that depends on them yet.
-        Deliveries before that may be repeated if the process dies.
+        Raises DiskFull. The actions that are not written are then kept and written later: send no
+        answer that depends on them yet. Deliveries before that may be repeated if the process dies.
         """
         if not self.unwritten.waits:
             return
@@ -511,7 +536,8 @@ class Store:
                     for action in entry.scheduled:
                         self.projection.act(index, self.last_time_ms, action)
         if self.actions.must_roll(0):
-            # The shares have these actions already, so the snapshot comes after them. A snapshot that does not fit is retried next time.
+            # The shares have these actions already, so the snapshot comes after them. A snapshot
+            # that does not fit is retried next time.
             with suppress(DiskFull):
                 self._open_segment(ACTIONS, self._share_states())
 
@@ -545,7 +571,9 @@ class Store:
             self.droppable += queue.drop()
 
     def _apply_snapshot(self, log: int, position: int, envelope: Envelope, region: bytes) -> None:
-        """Apply a segment's opening snapshot at the beginning of the log. Elsewhere its content is known already."""
+        """Apply a segment's opening snapshot at the beginning of the log. Elsewhere its content is
+        known already.
+        """
         if position != self.base_positions[log]:
             return
         self.base_positions[log] = position + envelope.total_bytes
@@ -569,11 +597,11 @@ class Store:
             state for queue in queues for state in queue.lane_states()
         ]
 
-    # --- reading -------------------------------------------------------------------------------------------------------
+    # --- reading ----------------------------------------------------------------------------------
 
     def read(self, queue: Queue, entry: IndexEntry) -> tuple[bytes, bytes]:
-        """Read (envelope, region) of one batch. Raises LogDamaged if the stored bytes or the consume log are damaged; ColdRead if the bytes
-        must be fetched first.
+        """Read (envelope, region) of one batch. Raises LogDamaged if the stored bytes or the
+        consume log are damaged; ColdRead if the bytes must be fetched first.
         """
         cached = self.cache.get(entry.position)
         if cached is not None:
@@ -589,7 +617,8 @@ class Store:
             found = parse_envelope(envelope)
             if found.base_sequence != entry.base_sequence or found.total_bytes != entry.total_bytes:
                 raise CorruptBatch(
-                    f"the consume log says sequence {entry.base_sequence}, the log {found.base_sequence}"
+                    f"the consume log says sequence {entry.base_sequence}, the log "
+                    f"{found.base_sequence}"
                 )
             check_region(region, found.region_crc)
             count = RegionHeader._make(REGION.unpack_from(region)[:10]).count
@@ -600,7 +629,10 @@ class Store:
                 raise queue.index.distrust(
                     entry.base_sequence, f"says another thing than the log ({cause.message})"
                 ) from cause
-            where = f"messages {entry.base_sequence} to {entry.next_sequence - 1} of {queue.id} are damaged on disk ({cause.message})"
+            where = (
+                f"messages {entry.base_sequence} to {entry.next_sequence - 1} of {queue.id} are "
+                f"damaged on disk ({cause.message})"
+            )
             text = f"{where}; to continue after them: qmq group reset --to {entry.next_sequence}"
             raise LogDamaged(text, log=MESSAGES, position=entry.position) from cause
         return envelope, region
@@ -615,13 +647,14 @@ class Store:
             else queue.next_sequence
         )
         return LogDamaged(
-            f"messages {entry.base_sequence} to {following - 1} of {queue.id} are in the object store only, and {cause.message}; "
+            f"messages {entry.base_sequence} to {following - 1} of {queue.id} are in the "
+            f"object store only, and {cause.message}; "
             f"to continue after them: qmq group reset --to {following}"
         )
 
     def _is_misindexed(self, queue: Queue, entry: IndexEntry) -> bool:
-        """True if the log is undamaged at the place of a consume-log entry that does not agree with it, or if the log has no entry
-        there.
+        """True if the log is undamaged at the place of a consume-log entry that does not agree with
+        it, or if the log has no entry there.
         """
         index = queue.index
         number = index.find_sequence(entry.base_sequence)
@@ -639,7 +672,7 @@ class Store:
             return False
         return True
 
-    # --- flushing ------------------------------------------------------------------------------------------------------
+    # --- flushing ---------------------------------------------------------------------------------
 
     def begin_flush(self) -> FlushPlan:
         """Make the plan for flushing everything now."""
@@ -647,7 +680,9 @@ class Store:
         return FlushPlan(self.messages.begin_sync(), self.actions.begin_sync(), self.index)
 
     def end_flush(self, plan: FlushPlan) -> int:
-        """Finish a plan that was run. Returns the index up to which everything survives a power cut."""
+        """Finish a plan that was run. Returns the index up to which everything survives a power
+        cut.
+        """
         self.messages.end_sync(plan.messages)
         self.actions.end_sync(plan.actions)
         if plan.messages.cuts == self.messages.cuts and plan.actions.cuts == self.actions.cuts:
@@ -663,7 +698,9 @@ class Store:
         )
 
     def give_way(self) -> None:
-        """Release the folder for the store that is opened next. Memory and open files can still be read."""
+        """Release the folder for the store that is opened next. Memory and open files can still be
+        read.
+        """
         if self._is_held and self.projection is not None:
             self.projection.close()
         self._is_held = False

@@ -1,11 +1,15 @@
-"""Administration of access: rules, roles, tokens, quotas and the mode. Each change is one compare-and-swap in the coordination store.
+"""Administration of access: rules, roles, tokens, quotas and the mode. Each change is one
+compare-and-swap in the coordination store.
 
-The administrator of a namespace changes records below its prefix (qmq/rpc/guard.py says what a request needs).
+The administrator of a namespace changes records below its prefix (qmq/rpc/guard.py says what a
+request needs).
 
-A caller cannot lock itself out: the service refuses a change of a rule, a role or the mode after which the caller could not make the same
-change. Principals named by `--admins` always have `administer`; while the mode is `off`, every caller has it.
+A caller cannot lock itself out: the service refuses a change of a rule, a role or the mode after
+which the caller could not make the same change. Principals named by `--admins` always have
+`administer`; while the mode is `off`, every caller has it.
 
-A namespace has at most `NAMESPACE_RECORDS_MAX` rules, roles and tokens each, so that one team leaves room for the others.
+A namespace has at most `NAMESPACE_RECORDS_MAX` rules, roles and tokens each, so that one team
+leaves room for the others.
 
 `follow_access` gives any server access control that follows the coordination store.
 """
@@ -82,10 +86,12 @@ class AccessService(access_pb2_grpc.AccessServicer):
         clock: Clock,
         open_links: Callable[[], list[str]] = list,
     ) -> None:
-        """`open_links` returns addresses of servers to which tokens must not be shown, because they would travel in plain text."""
+        """`open_links` returns addresses of servers to which tokens must not be shown, because they
+        would travel in plain text.
+        """
         self._store, self._access, self._clock, self._open_links = store, access, clock, open_links
 
-    # --- reading -------------------------------------------------------------------------------------------------------
+    # --- reading ----------------------------------------------------------------------------------
 
     @answering
     async def WhoAmI(self, request: pb.WhoAmIRequest) -> pb.WhoAmIResponse:
@@ -122,7 +128,8 @@ class AccessService(access_pb2_grpc.AccessServicer):
         need = Need(operation_of(request.operation), kind_of(request.kind), request.name)
         if need.kind is ResourceKind.NAMESPACE and need.operation is not Operation.ADMINISTER:
             raise InvalidArgument(
-                f"a namespace has one operation, administer: ask about {need.operation.value} on a subject or a group"
+                "a namespace has one operation, administer: ask about "
+                f"{need.operation.value} on a subject or a group"
             )
         decision, book = self._access.decide(principal, need), self._access.state.book
         rule = None if decision.rule is None else _rule_message(decision.rule)
@@ -153,7 +160,7 @@ class AccessService(access_pb2_grpc.AccessServicer):
             ]
         )
 
-    # --- rules and roles -----------------------------------------------------------------------------------------------
+    # --- rules and roles --------------------------------------------------------------------------
 
     @answering
     async def PutRule(self, request: pb.PutRuleRequest) -> pb.AccessRule:
@@ -161,7 +168,8 @@ class AccessService(access_pb2_grpc.AccessServicer):
         state = self._access.state
         if len(state.rules) >= RULES_MAX and rule.id not in state.rules:
             raise InvalidArgument(
-                f"there are already {RULES_MAX} rules, the limit: replace rules by patterns and roles"
+                f"there are already {RULES_MAX} rules, the limit: replace rules by patterns "
+                "and roles"
             )
         self._require_room(
             "rules",
@@ -229,7 +237,8 @@ class AccessService(access_pb2_grpc.AccessServicer):
             self._require_way_back(state.book, on_cluster(Operation.ADMINISTER), mode)
             if addresses := self._open_links():
                 raise InvalidArgument(
-                    f"servers could not authenticate to {addresses[0]}: rules can be enforced on one machine, or with TLS between machines"
+                    f"servers could not authenticate to {addresses[0]}: rules can be "
+                    "enforced on one machine, or with TLS between machines"
                 )
         await ensure_server_token(self._store)
         before, caller = state.mode, CALLER.get()
@@ -238,8 +247,8 @@ class AccessService(access_pb2_grpc.AccessServicer):
         return pb.SetAccessModeResponse(mode_before=before.value)
 
     def _require_stored(self, action: str, rule_id: str, item: KeyValue | None) -> None:
-        """Check that the caller may change the rule that is replaced. The guard used the view's rule, which may be older. Raises
-        AccessDenied.
+        """Check that the caller may change the rule that is replaced. The guard used the view's
+        rule, which may be older. Raises AccessDenied.
         """
         if item is None:
             return
@@ -263,7 +272,8 @@ class AccessService(access_pb2_grpc.AccessServicer):
             widest = min(around, key=len)
             if sum([each.startswith(widest) for each in names]) >= NAMESPACE_RECORDS_MAX:
                 raise QuotaExceeded(
-                    f"namespace {widest} already has {NAMESPACE_RECORDS_MAX} {what}, the limit: remove unused ones"
+                    f"namespace {widest} already has {NAMESPACE_RECORDS_MAX} {what}, the "
+                    "limit: remove unused ones"
                 )
 
     def _rule_of(self, message: pb.AccessRule) -> AccessRule:
@@ -275,7 +285,7 @@ class AccessService(access_pb2_grpc.AccessServicer):
             name, message.is_deny, message.principal, operations, kind, pattern, by, at_ms
         ).check()
 
-    # --- tokens and quotas ---------------------------------------------------------------------------------------------
+    # --- tokens and quotas ------------------------------------------------------------------------
 
     @answering
     async def CreateToken(self, request: pb.CreateTokenRequest) -> pb.CreateTokenResponse:
@@ -364,7 +374,7 @@ class AccessService(access_pb2_grpc.AccessServicer):
             known.need if known is not None and is_team else on_cluster(Operation.ADMINISTER),
         )
 
-    # --- how -----------------------------------------------------------------------------------------------------------
+    # --- how --------------------------------------------------------------------------------------
 
     def _may(self, caller: Caller, book: RuleBook, need: Need) -> bool:
         return (
@@ -373,17 +383,22 @@ class AccessService(access_pb2_grpc.AccessServicer):
         )
 
     def _require_way_back(self, book: RuleBook, need: Need, mode: AccessMode | None = None) -> None:
-        """Raise InvalidArgument if the caller could not make this change again. The change needs the permission `need`."""
+        """Raise InvalidArgument if the caller could not make this change again. The change needs
+        the permission `need`.
+        """
         caller = CALLER.get()
         if (mode or self._access.mode) is AccessMode.ENFORCE and not self._may(caller, book, need):
             where = f"{need.kind.value} {need.name}".strip()
             raise InvalidArgument(
                 f"after this change {caller.principal} could no longer administer the {where}: "
-                f"`qmq acl allow PRINCIPAL administer {where}` for yourself first, or start the servers with --admins PRINCIPAL"
+                f"`qmq acl allow PRINCIPAL administer {where}` for yourself first, or start "
+                "the servers with --admins PRINCIPAL"
             )
 
     async def _swap(self, key: str, changed: Callable[[KeyValue | None], bytes | None]) -> None:
-        """Replace a value by compare-and-swap. Raises RouteConflict if others keep changing the same key, CoordinationError."""
+        """Replace a value by compare-and-swap. Raises RouteConflict if others keep changing the
+        same key, CoordinationError.
+        """
         for _ in range(TRIES):
             item = await self._store.get(key)
             value = changed(item)

@@ -1,15 +1,17 @@
-"""A metaserver's calls to brokers and delay groups over their control ports: to one replica, to a group's master, or to the masters of many
-groups at the same time (`Brokers`); and the calls of route changes and rounds to partitions' masters (`PartitionMasters`), with short
-deadlines, so that a silent group does not delay others.
+"""A metaserver's calls to brokers and delay groups over their control ports: to one replica, to a
+group's master, or to the masters of many groups at the same time (`Brokers`); and the calls of
+route changes and rounds to partitions' masters (`PartitionMasters`), with short deadlines, so that
+a silent group does not delay others.
 
-Every call has a deadline, and names the replica that it means (qmq/rpc/server_name.py). The master comes from the view, which may lag:
-after NotMaster, or if the replica is gone, the store is read once, and the new master is called. Errors name the group that did not
-answer.
+Every call has a deadline, and names the replica that it means (qmq/rpc/server_name.py). The master
+comes from the view, which may lag: after NotMaster, or if the replica is gone, the store is read
+once, and the new master is called. Errors name the group that did not answer.
 
-One delay group is asked for a message by its id, all for lists. Dead-letter queues are described over all broker groups: a dead letter is
-stored where its message died.
+One delay group is asked for a message by its id, all for lists. Dead-letter queues are described
+over all broker groups: a dead letter is stored where its message died.
 
-`find_every` finds the places of one message on all groups that may have it, `trace_message` gets its trail from the group that has it.
+`find_every` finds the places of one message on all groups that may have it, `trace_message` gets
+its trail from the group that has it.
 """
 
 from __future__ import annotations
@@ -62,8 +64,8 @@ from qmq.rpc.server_name import ServerName
 BROKER_S: Final = 2.5
 AGAIN_S: Final = 2.0
 LOOK_S: Final = 1.0
-"""Timeout for a query, for calling the next master, and for reading the store. Together they are below the five seconds that clients give a
-metaserver, so that clients learn which group is silent.
+"""Timeout for a query, for calling the next master, and for reading the store. Together they are
+below the five seconds that clients give a metaserver, so that clients learn which group is silent.
 """
 CHANGE_S: Final = 30.0
 """Timeout for handing over a mastership, or changing a group's replicas."""
@@ -86,7 +88,9 @@ class BrokerAnswers:
     """Groups that did not answer."""
 
     def complete(self) -> list[Any]:
-        """All answers. Raises NotConnected if a group did not answer, and a group's error if no group has the requested thing."""
+        """All answers. Raises NotConnected if a group did not answer, and a group's error if no
+        group has the requested thing.
+        """
         self.require_all(
             f"not on {', '.join(self.absent)}" if self.absent and not self.found else ""
         )
@@ -100,11 +104,15 @@ class BrokerAnswers:
         return {group: failure.message for group, failure in self.missing.items()}
 
     def partial(self) -> list[Any]:
-        """The answers of the groups that answered. Raises as `complete`, but only if no group has the requested thing."""
+        """The answers of the groups that answered. Raises as `complete`, but only if no group has
+        the requested thing.
+        """
         return list(self.found.values()) if self.found else self.complete()
 
     def require_all(self, so_far: str) -> None:
-        """Raise NotConnected with the groups that did not answer. `so_far` is the result without them."""
+        """Raise NotConnected with the groups that did not answer. `so_far` is the result without
+        them.
+        """
         if self.missing:
             whole = "; ".join(failure.message for failure in self.missing.values())
             failure = next(iter(self.missing.values()))
@@ -137,7 +145,9 @@ class Brokers:
         request: Any,
         timeout_s: float = BROKER_S,
     ) -> Any:
-        """Call the control port of a group's replica. Raises the replica's typed error, NotConnected, WrongServer, DeadlineExceeded."""
+        """Call the control port of a group's replica. Raises the replica's typed error,
+        NotConnected, WrongServer, DeadlineExceeded.
+        """
         stubs = await self._connection(group, place)
         call: Callable[..., Awaitable[Any]] = getattr(
             stubs.control if hasattr(stubs.control, method) else stubs.delay, method
@@ -175,16 +185,19 @@ class Brokers:
         is_change: bool = False,
         at_most_once: bool = False,
     ) -> Any:
-        """Call a group's master. A change is repeated at another master only if the first one answered NotMaster or WrongServer; and with
-        `at_most_once`, only if the first one has not begun it.
+        """Call a group's master. A change is repeated at another master only if the first one
+        answered NotMaster or WrongServer; and with `at_most_once`, only if the first one has not
+        begun it.
 
-        If the first one may have begun the change, an error of the second has an unknown outcome. Raises NotConnected if there is no
-        master, or it does not answer; else the master's typed error.
+        If the first one may have begun the change, an error of the second has an unknown outcome.
+        Raises NotConnected if there is no master, or it does not answer; else the master's typed
+        error.
         """
         master = self._view.group(group).master
         if master is None:
             raise NotConnected(
-                f"broker group {group!r} has no master at the moment: try again soon, or see `qmq cluster status`"
+                f"broker group {group!r} has no master at the moment: try again soon, or see "
+                "`qmq cluster status`"
             )
         try:
             return await self._ask(group, master, method, request, timeout_s, is_change=is_change)
@@ -237,7 +250,9 @@ class Brokers:
         return answer
 
     async def _newer(self, group: str, failure: Unavailable) -> MasterRecord | None:
-        """The current master. After a deadline the watch has had time to update the view; else the store is read."""
+        """The current master. After a deadline the watch has had time to update the view; else the
+        store is read.
+        """
         if not isinstance(failure, DeadlineExceeded):
             with suppress(CoordinationError, TimeoutError):
                 async with asyncio.timeout(LOOK_S):
@@ -254,8 +269,8 @@ class Brokers:
         is_change: bool = False,
         at_most_once: bool = False,
     ) -> BrokerAnswers:
-        """Call the masters of several groups at the same time. Errors of the kinds `absent` count as answers; others except
-        Unavailable are raised.
+        """Call the masters of several groups at the same time. Errors of the kinds `absent` count
+        as answers; others except Unavailable are raised.
         """
         names = list(groups)
         if not names:
@@ -291,14 +306,18 @@ def _place(master: MasterRecord) -> tuple[str, str]:
 
 def _silent(group: str, master: MasterRecord, failure: Unavailable) -> NotConnected:
     return NotConnected(
-        f"broker group {group!r} does not answer (master {master.replica} at {master.control_address}: {failure.message})",
+        (
+            f"broker group {group!r} does not answer (master {master.replica} at "
+            f"{master.control_address}: {failure.message})"
+        ),
         outcome=failure.outcome,
     )
 
 
 class PartitionMasters:
-    """Calls to the masters of broker groups about partitions. Each has a separate deadline, and raises NotConnected, NotMaster,
-    DeadlineExceeded, or what the master answers. A broker answers when the data of its answer is committed.
+    """Calls to the masters of broker groups about partitions. Each has a separate deadline, and
+    raises NotConnected, NotMaster, DeadlineExceeded, or what the master answers. A broker answers
+    when the data of its answer is committed.
     """
 
     def __init__(self, brokers: Brokers) -> None:
@@ -307,8 +326,9 @@ class PartitionMasters:
     async def seal(
         self, broker_group: str, subject: str, partition: int, change_id: str, to_version: int
     ) -> int:
-        """Close a partition. Returns the sequence of its command message, which is the same at every call, also at a second master. Raises
-        RouteConflict if another change closed it, and DiskFull.
+        """Close a partition. Returns the sequence of its command message, which is the same at
+        every call, also at a second master. Raises RouteConflict if another change closed it, and
+        DiskFull.
         """
         request = control.SealRequest(
             subject=subject, partition=partition, change_id=change_id, to_version=to_version
@@ -356,7 +376,9 @@ class PartitionMasters:
         return answer
 
     async def place_lanes(self, broker_group: str, request: control.PlaceLanesRequest) -> None:
-        """See control.proto. A move of a group is requested from a second master only if the first certainly did nothing."""
+        """See control.proto. A move of a group is requested from a second master only if the first
+        certainly did nothing.
+        """
         await self._brokers.ask_master(
             broker_group, "PlaceLanes", request, timeout_s=PLACE_S, is_change=request.moves
         )
@@ -364,12 +386,15 @@ class PartitionMasters:
     async def inherit_parked(
         self, broker_group: str, request: control.InheritParkedRequest
     ) -> None:
-        """See control.proto. Raises RouteConflict. Calling a second master is harmless: it parks the same keys."""
+        """See control.proto. Raises RouteConflict. Calling a second master is harmless: it parks
+        the same keys.
+        """
         await self._brokers.ask_master(broker_group, "InheritParked", request, timeout_s=LANES_S)
 
     async def forget_group(self, broker_group: str, request: control.DeleteGroupRequest) -> int:
-        """Delete the group's state at one master. Returns the number of partitions that had state. Raises RouteConflict. Calling a second
-        master is harmless: it has forgotten the group already.
+        """Delete the group's state at one master. Returns the number of partitions that had state.
+        Raises RouteConflict. Calling a second master is harmless: it has forgotten the group
+        already.
         """
         answer: control.DeleteGroupResponse = await self._brokers.ask_master(
             broker_group, "DeleteGroup", request, timeout_s=PLACE_S
@@ -394,7 +419,9 @@ class Delays:
         return [state.name for state in self._view.groups() if state.delay is not None]
 
     async def one(self, method: str, request: Any) -> delay_pb.DelayedMessage:
-        """Call the group that the request's id names. Raises InvalidArgument, the master's error, NotConnected."""
+        """Call the group that the request's id names. Raises InvalidArgument, the master's error,
+        NotConnected.
+        """
         group = DelayedId.parse(request.id).group
         if isinstance(request, delay_pb.MoveDelayedRequest):
             new_due_ms(request)
@@ -403,7 +430,8 @@ class Delays:
         groups = await self._require_groups()
         if group not in groups:
             raise InvalidArgument(
-                f"{request.id} belongs to delay group {group!r}, which does not exist; there are {', '.join(groups)}"
+                f"{request.id} belongs to delay group {group!r}, which does not exist; there "
+                f"are {', '.join(groups)}"
             )
         found: delay_pb.DelayedMessage = await self._brokers.ask_master(
             group, method, request, is_change=method != "ShowDelayed"
@@ -419,7 +447,8 @@ class Delays:
 
         `next` is the due time and the id behind which to continue, the same for every group.
 
-        Groups that do not answer are named; their messages are missing. Raises InvalidName, InvalidArgument; NotConnected if all are.
+        Groups that do not answer are named; their messages are missing. Raises InvalidName,
+        InvalidArgument; NotConnected if all are.
         """
         most = listing(request).most
         asked = delay_pb.ListDelayedRequest()
@@ -448,7 +477,9 @@ class Delays:
                 await question
 
     async def describe(self) -> pb.DescribeDelaysResponse:
-        """All groups, and which of them failed to answer. Raises NotConnected if there is no delay group."""
+        """All groups, and which of them failed to answer. Raises NotConnected if there is no delay
+        group.
+        """
         groups = await self._require_groups()
         answers = await self._brokers.ask_masters(
             groups, "DescribeDelay", delay_pb.DescribeDelayRequest(), absent=(QmqError,)
@@ -462,8 +493,8 @@ def merged(
 ) -> delay_pb.ListDelayedResponse:
     """One page of several groups' pages. Pure.
 
-    A group whose page is not its last may have more messages right after its mark: so nothing after the lowest of these marks is returned
-    yet, since earlier messages might follow.
+    A group whose page is not its last may have more messages right after its mark: so nothing after
+    the lowest of these marks is returned yet, since earlier messages might follow.
     """
     goes_on = [ListMark.parse(page.next) for page in pages if page.next]
     end = min(goes_on, default=None)
@@ -479,8 +510,8 @@ def merged(
 async def describe_dead_letters(
     brokers: Brokers, hosts: Sequence[str], group: str
 ) -> pb.DescribeDeadLettersResponse:
-    """The dead-letter queues of one group, or of all if it is empty, ordered by group. Raises InvalidName; NotConnected if no broker group
-    answers.
+    """The dead-letter queues of one group, or of all if it is empty, ordered by group. Raises
+    InvalidName; NotConnected if no broker group answers.
     """
     subject = dead_letter_subject(check_name("group", group)) if group else ""
     queues = await brokers.ask_masters(
@@ -510,7 +541,9 @@ async def describe_dead_letters(
 
 
 def _described(queue: control.Queue, looked: control.Group | None) -> pb.DeadLetterQueue:
-    """Build the description of one queue. Dead letters that no operator has handled count as pending."""
+    """Build the description of one queue. Dead letters that no operator has handled count as
+    pending.
+    """
     kept = queue.next_sequence - queue.start_sequence
     waiting = (
         kept if looked is None else min(looked.waiting + looked.unacked + looked.requeued, kept)
@@ -541,9 +574,9 @@ TIMING: Final = MetaTiming()
 async def find_every(
     brokers: Brokers, hosts: Iterable[str], request: control.FindMessageRequest
 ) -> control.FindMessageResponse:
-    """Find every place where a message is stored, the earliest first. The answer is incomplete if a group does not answer, or if only delay
-    groups have the message and not everything could be searched. Raises NotConnected if no place is found and a group did not answer;
-    MessageNotFound.
+    """Find every place where a message is stored, the earliest first. The answer is incomplete if a
+    group does not answer, or if only delay groups have the message and not everything could be
+    searched. Raises NotConnected if no place is found and a group did not answer; MessageNotFound.
     """
     absent: tuple[type[QmqError], ...] = (MessageNotFound, UnknownSubject)
     answers = await brokers.ask_masters(hosts, "FindMessage", request, absent=absent)
@@ -575,7 +608,8 @@ def _not_found(request: control.FindMessageRequest, *, is_cut: bool) -> MessageN
         else "Retention may have taken it"
     )
     return MessageNotFound(
-        f"no kept message of {request.subject or 'any subject'} has the id {request.message_id}, whose producer began at "
+        f"no kept message of {request.subject or 'any subject'} has the id "
+        f"{request.message_id}, whose producer began at "
         f"{born:%Y-%m-%d %H:%M:%S} UTC. {more}"
     )
 

@@ -1,26 +1,30 @@
-"""Subjects and broker groups at a metaserver, without gRPC: locates, creates and places subjects, declares their schemas (docs/SCHEMAS.md),
-and sets the modes of broker groups.
+"""Subjects and broker groups at a metaserver, without gRPC: locates, creates and places subjects,
+declares their schemas (docs/SCHEMAS.md), and sets the modes of broker groups.
 
-Two metaservers never give different answers for long, and neither undoes a change that the other confirmed, because they keep no state:
-each answer comes from the view, and each change is a compare-and-swap in the store. After a change the key is read back
-into the view, so that the next request to *this* metaserver sees it; the others see it through their watches.
+Two metaservers never give different answers for long, and neither undoes a change that the other
+confirmed, because they keep no state: each answer comes from the view, and each change is a
+compare-and-swap in the store. After a change the key is read back into the view, so that the next
+request to *this* metaserver sees it; the others see it through their watches.
 
-While the store cannot be reached, known subjects and masters are answered from memory. An *unknown* subject may have been created
-meanwhile, so the answer is CoordinationUnavailable, not UnknownSubject. Changes fail with CoordinationUnavailable, too.
+While the store cannot be reached, known subjects and masters are answered from memory. An *unknown*
+subject may have been created meanwhile, so the answer is CoordinationUnavailable, not
+UnknownSubject. Changes fail with CoordinationUnavailable, too.
 
 The broker groups of a new subject:
 
-    read-write groups only; those with a master first, then those with the fewest subjects, then by name;
-    shards of one broker, which share its machines (docs/SHARDS.md), only when there are no other groups of that kind left
+    read-write groups only; those with a master first, then those with the fewest subjects, then by
+    name; shards of one broker, which share its machines (docs/SHARDS.md), only when there are no
+    other groups of that kind left
 
-A group without a master, perhaps during an election, is chosen when there are not enough others. The choice stays when groups are added
-later (`qmq subject place` changes it).
+A group without a master, perhaps during an election, is chosen when there are not enough others.
+The choice stays when groups are added later (`qmq subject place` changes it).
 
-Example: g1 has 3 subjects, g2 has 1, g3 has 1 and is drained, g4 is new. Two groups for a new subject: g4, g2.
+Example: g1 has 3 subjects, g2 has 1, g3 has 1 and is drained, g4 is new. Two groups for a new
+subject: g4, g2.
 
-Each request about schemas reads them from the store, since requests are rare. A new version is one transaction, which requires that the
-version used for the comparison is still the newest one. If two versions are declared at the same time, the second is compared with the
-first.
+Each request about schemas reads them from the store, since requests are rare. A new version is one
+transaction, which requires that the version used for the comparison is still the newest one. If two
+versions are declared at the same time, the second is compared with the first.
 """
 
 from __future__ import annotations
@@ -83,8 +87,8 @@ class Candidate:
 
 
 def choose(candidates: Iterable[Candidate], count: int = GROUPS_PER_SUBJECT) -> tuple[str, ...]:
-    """Choose `count` groups for a new subject, or fewer if there are not enough. Raises NotConnected without groups, ReadOnly if all are
-    drained.
+    """Choose `count` groups for a new subject, or fewer if there are not enough. Raises
+    NotConnected without groups, ReadOnly if all are drained.
     """
     known = list(candidates)
     writable = [each for each in known if each.is_writable]
@@ -94,7 +98,8 @@ def choose(candidates: Iterable[Candidate], count: int = GROUPS_PER_SUBJECT) -> 
         )
     if not writable:
         raise ReadOnly(
-            f"all broker groups are drained ({', '.join(each.name for each in known)}): `qmq broker resume` one of them"
+            f"all broker groups are drained ({', '.join(each.name for each in known)}): `qmq "
+            "broker resume` one of them"
         )
     ranked = sorted(writable, key=lambda each: (not each.has_master, each.subjects, each.name))
     seen: Counter[tuple[bool, str]] = Counter()
@@ -107,14 +112,16 @@ def choose(candidates: Iterable[Candidate], count: int = GROUPS_PER_SUBJECT) -> 
 
 
 def move(config: SubjectConfig, groups: tuple[str, ...], known: Iterable[str]) -> SubjectConfig:
-    """Move the subject to other groups. The record keeps the former groups, because they may still hold messages, and the metaserver cannot
-    know when they have none. Raises InvalidArgument for no group, a group named twice, or one that is not `known`.
+    """Move the subject to other groups. The record keeps the former groups, because they may still
+    hold messages, and the metaserver cannot know when they have none. Raises InvalidArgument for no
+    group, a group named twice, or one that is not `known`.
     """
     names = set(known)
     strangers = [group for group in groups if group not in names]
     if strangers:
         raise InvalidArgument(
-            f"there is no broker group {', '.join(strangers)}: there are {', '.join(sorted(names)) or 'none'}"
+            f"there is no broker group {', '.join(strangers)}: there are "
+            f"{', '.join(sorted(names)) or 'none'}"
         )
     if not groups or len(set(groups)) < len(groups):
         raise InvalidArgument(
@@ -131,11 +138,15 @@ def hosts_of(config: SubjectConfig, known: Iterable[str]) -> tuple[str, ...]:
 
 
 LOOK_S: Final = 1.5
-"""Timeout for reading one subject from the store: clients leave a metaserver after two seconds, and should get the reason."""
+"""Timeout for reading one subject from the store: clients leave a metaserver after two seconds, and
+should get the reason.
+"""
 
 
 class ClusterCatalog:
-    """The catalog that a metaserver reads and changes. With `auto_create` the first send creates a subject."""
+    """The catalog that a metaserver reads and changes. With `auto_create` the first send creates a
+    subject.
+    """
 
     def __init__(
         self,
@@ -151,17 +162,21 @@ class ClusterCatalog:
         self._auto_create = auto_create
         self._groups_per_subject = groups_per_subject
 
-    # --- subjects ------------------------------------------------------------------------------------------------------
+    # --- subjects ---------------------------------------------------------------------------------
 
     async def subject(self, name: str) -> SubjectConfig:
-        """An existing subject. Raises UnknownSubject, InvalidName; CoordinationUnavailable if that cannot be known."""
+        """An existing subject. Raises UnknownSubject, InvalidName; CoordinationUnavailable if that
+        cannot be known.
+        """
         found = await self._find(name)
         if found is None:
             raise UnknownSubject(f"there is no subject {name!r}: see `qmq subject list`")
         return found
 
     async def _find(self, name: str) -> SubjectConfig | None:
-        """Find a subject in memory. A subject that is not there may be new, so read the store then."""
+        """Find a subject in memory. A subject that is not there may be new, so read the store
+        then.
+        """
         key = subject_key(name)
         if is_dead_letters(name):
             return SubjectConfig(name)  # a dead-letter queue may be on every broker group
@@ -172,7 +187,8 @@ class ClusterCatalog:
                     await self._view.fetch(key)
             except TimeoutError:
                 raise CoordinationUnavailable(
-                    f"subject {name!r} is not known here, and the coordination store does not answer whether it exists"
+                    f"subject {name!r} is not known here, and the coordination store does "
+                    "not answer whether it exists"
                 ) from None
             found = self._view.subject(name)
         return found
@@ -180,7 +196,9 @@ class ClusterCatalog:
     async def locate(
         self, name: str, *, create: bool, delayed: bool = False
     ) -> tuple[SubjectConfig, list[pb.QueueRoute]]:
-        """Locate a subject, or the delay groups for its delayed messages. Raises UnknownSubject; NotConnected if no group has a master."""
+        """Locate a subject, or the delay groups for its delayed messages. Raises UnknownSubject;
+        NotConnected if no group has a master.
+        """
         config = await self._find(name)
         if config is None:
             if not create:
@@ -216,8 +234,8 @@ class ClusterCatalog:
         return self._view.group(group).mode is Mode.READ_WRITE
 
     def _routes(self, former_groups: Collection[str], groups: Iterable[str]) -> list[pb.QueueRoute]:
-        """The broker groups, those with a master first. A group without a master is included, so that a client that learns of its new
-        master knows how to use it.
+        """The broker groups, those with a master first. A group without a master is included, so
+        that a client that learns of its new master knows how to use it.
         """
         found: list[tuple[bool, pb.QueueRoute]] = []
         for group in groups:
@@ -244,7 +262,9 @@ class ClusterCatalog:
         return [route for _, route in sorted(found, key=itemgetter(0))]
 
     def hosts(self, config: SubjectConfig) -> tuple[str, ...]:
-        """All groups that may have messages of the subject; for an ordered one, those with a partition of any version."""
+        """All groups that may have messages of the subject; for an ordered one, those with a
+        partition of any version.
+        """
         if config.order is not Order.NONE:
             state = self._view.ordered(config.name)
             return (
@@ -253,15 +273,19 @@ class ClusterCatalog:
         return hosts_of(config, self.group_names())
 
     async def require_creation(self, name: str) -> None:
-        """Raises UnknownSubject if the subject does not exist and a first message may not create it."""
+        """Raises UnknownSubject if the subject does not exist and a first message may not create
+        it.
+        """
         if not self._auto_create and await self._find(name) is None:
             raise _unknown(name)
 
     async def create(self, config: SubjectConfig, *, partitions: int = 0) -> SubjectConfig:
-        """Create a subject on the named groups, or on chosen ones. Returns the existing subject, if there is one.
+        """Create a subject on the named groups, or on chosen ones. Returns the existing subject, if
+        there is one.
 
-        `partitions`: of an ordered subject's first route; 0: one for each group. Raises InvalidArgument, SubjectExists, QuotaExceeded,
-        NotConnected and ReadOnly (no group can be chosen), CoordinationUnavailable.
+        `partitions`: of an ordered subject's first route; 0: one for each group. Raises
+        InvalidArgument, SubjectExists, QuotaExceeded, NotConnected and ReadOnly (no group can be
+        chosen), CoordinationUnavailable.
         """
         if is_dead_letters(config.name):
             raise InvalidArgument(
@@ -279,14 +303,17 @@ class ClusterCatalog:
             return await self._create_ordered(config, partitions, is_placed=is_placed)
         if partitions:
             raise InvalidArgument(
-                f"subject {config.name!r} is not ordered, so it has no partitions: leave out the partitions, or give the subject an order"
+                f"subject {config.name!r} is not ordered, so it has no partitions: leave out "
+                "the partitions, or give the subject an order"
             )
         made = await self._catalog.create(config, is_placed=is_placed)
         await self._view.read_back(subject_key(config.name))
         return made
 
     def _admitted(self, config: SubjectConfig) -> SubjectConfig:
-        """Make the settings of a new subject, with the caller as its creator. Raises QuotaExceeded."""
+        """Make the settings of a new subject, with the caller as its creator. Raises
+        QuotaExceeded.
+        """
         access, caller = self._view.access, CALLER.get()
         require_room_for(access.quotas.values(), config.name, self._view.subject_names())
         principal = caller.principal
@@ -297,7 +324,7 @@ class ClusterCatalog:
             require_room_of(quota, principal, (each.created_by for each in self._view.subjects()))
         return replace(config, created_by=str(principal))
 
-    # --- ordered subjects ----------------------------------------------------------------------------------------------
+    # --- ordered subjects -------------------------------------------------------------------------
 
     async def _create_ordered(
         self, config: SubjectConfig, partitions: int, *, is_placed: bool
@@ -314,14 +341,15 @@ class ClusterCatalog:
         there = (await self.learn_route(config.name)).routes[1]
         if len(there.partitions) != partitions:
             raise SubjectExists(
-                f"subject {config.name!r} exists, and its first route has {len(there.partitions)} partitions, not {partitions}: "
+                f"subject {config.name!r} exists, and its first route has "
+                f"{len(there.partitions)} partitions, not {partitions}: "
                 "split or merge them, or choose another name"
             )
         return made
 
     async def ordered(self, config: SubjectConfig) -> OrderedState:
-        """The routes of an ordered subject, as known here. Raises OrderMismatch, CoordinationError; Unavailable if the routes are older
-        than a broker group's log.
+        """The routes of an ordered subject, as known here. Raises OrderMismatch, CoordinationError;
+        Unavailable if the routes are older than a broker group's log.
         """
         if config.order is Order.NONE:
             raise OrderMismatch(f"subject {config.name!r} is not ordered: it has no route")
@@ -332,7 +360,9 @@ class ClusterCatalog:
         return state
 
     async def learn_route(self, name: str) -> OrderedState:
-        """Read the first and latest route of an ordered subject from the store into the view. Raises CoordinationError."""
+        """Read the first and latest route of an ordered subject from the store into the view.
+        Raises CoordinationError.
+        """
         with suppress(TimeoutError):
             async with asyncio.timeout(LOOK_S):
                 latest = await self._view.fetch(latest_key(name))
@@ -361,10 +391,13 @@ class ClusterCatalog:
         return choose(candidates, self._groups_per_subject)
 
     async def place(self, name: str, groups: tuple[str, ...]) -> SubjectConfig:
-        """Set the broker groups that take a subject's messages. Raises UnknownSubject, InvalidArgument, CoordinationUnavailable."""
+        """Set the broker groups that take a subject's messages. Raises UnknownSubject,
+        InvalidArgument, CoordinationUnavailable.
+        """
         if (await self.subject(name)).order is not Order.NONE:
             raise InvalidArgument(
-                f"subject {name!r} is ordered: move its partitions one by one, `qmq route move {name} PARTITION GROUP`"
+                f"subject {name!r} is ordered: move its partitions one by one, `qmq route "
+                f"move {name} PARTITION GROUP`"
             )
         await self._require_groups(groups)
         self._require_real_time(groups)
@@ -374,16 +407,20 @@ class ClusterCatalog:
         return placed
 
     async def set_flush(self, name: str, flush: SubjectFlush) -> SubjectConfig:
-        """Set when a subject's producers get their acknowledgement. Raises UnknownSubject, CoordinationUnavailable."""
+        """Set when a subject's producers get their acknowledgement. Raises UnknownSubject,
+        CoordinationUnavailable.
+        """
         return await self.alter(name, {"flush": flush})
 
     async def alter(self, name: str, changes: Mapping[str, Any]) -> SubjectConfig:
-        """Change fields of a subject's settings. Raises UnknownSubject, InvalidArgument, CoordinationUnavailable."""
+        """Change fields of a subject's settings. Raises UnknownSubject, InvalidArgument,
+        CoordinationUnavailable.
+        """
         found = await self._catalog.update(name, lambda config: replace(config, **changes))
         await self._view.read_back(subject_key(name))
         return found
 
-    # --- broker groups -------------------------------------------------------------------------------------------------
+    # --- broker groups ----------------------------------------------------------------------------
 
     def group_names(self) -> list[str]:
         """All broker groups in order, without delay groups."""
@@ -394,18 +431,23 @@ class ClusterCatalog:
         return [state.name for state in self._view.groups() if state.delay is not None]
 
     async def group(self, name: str) -> BrokerGroupState:
-        """An existing broker group. Raises InvalidName, InvalidArgument; CoordinationUnavailable if that cannot be known."""
+        """An existing broker group. Raises InvalidName, InvalidArgument; CoordinationUnavailable if
+        that cannot be known.
+        """
         await self._require_groups((check_name("broker group", name),))
         return self._view.group(name)
 
     async def require_writable(self, names: tuple[str, ...]) -> None:
-        """Check that these broker groups exist and are not drained. Raises InvalidArgument, CoordinationError."""
+        """Check that these broker groups exist and are not drained. Raises InvalidArgument,
+        CoordinationError.
+        """
         await self._require_groups(names)
         self._require_real_time(names)
         drained = [name for name in names if self._view.group(name).mode is not Mode.READ_WRITE]
         if drained:
             raise InvalidArgument(
-                f"broker group {', '.join(drained)} is drained and takes no new partitions: choose another, or resume it"
+                f"broker group {', '.join(drained)} is drained and takes no new partitions: "
+                "choose another, or resume it"
             )
 
     async def _require_groups(self, names: tuple[str, ...]) -> None:
@@ -423,11 +465,14 @@ class ClusterCatalog:
         delays = [name for name in names if self._view.group(name).delay is not None]
         if delays:
             raise InvalidArgument(
-                f"{', '.join(delays)} is a delay group: subjects live on broker groups, {', '.join(self.group_names())}"
+                f"{', '.join(delays)} is a delay group: subjects live on broker groups, "
+                f"{', '.join(self.group_names())}"
             )
 
     async def set_mode(self, name: str, mode: str) -> Mode:
-        """Drain a group, or resume it. Raises InvalidArgument, CoordinationUnavailable, CoordinationUnknown."""
+        """Drain a group, or resume it. Raises InvalidArgument, CoordinationUnavailable,
+        CoordinationUnknown.
+        """
         wanted = _mode(mode)
         await self.group(name)
         key = group_key(name, "mode")
@@ -451,11 +496,15 @@ def _mode(text: str) -> Mode:
 
 
 def require_current(state: OrderedState) -> None:
-    """Raise Unavailable if the subject's routes are older than a broker group's log. Messages of newer partitions would be skipped."""
+    """Raise Unavailable if the subject's routes are older than a broker group's log. Messages of
+    newer partitions would be skipped.
+    """
     for what in state.stale.values():
         raise Unavailable(
-            f"the routes of subject {state.subject!r} are not used: the coordination store's data was put back ({what}). Change nothing, "
-            "and rebuild it from the brokers' folders: docs/RUNBOOKS.md, etcd was put back to older data"
+            f"the routes of subject {state.subject!r} are not used: the coordination store's "
+            f"data was put back ({what}). Change nothing, "
+            "and rebuild it from the brokers' folders: docs/RUNBOOKS.md, etcd was put back "
+            "to older data"
         )
 
 
@@ -533,7 +582,8 @@ class SchemaService:
     async def _require(self, subject: str) -> None:
         if is_dead_letters(subject):
             raise InvalidArgument(
-                f"{subject!r} is a dead-letter queue: its messages have the schemas of their subjects"
+                f"{subject!r} is a dead-letter queue: its messages have the schemas of their "
+                "subjects"
             )
         await self._cluster.subject(subject)
 

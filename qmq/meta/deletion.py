@@ -1,11 +1,14 @@
 """Deletes subjects and dead-letter queues (docs/DELETION.md).
 
-    mark      the subject's record is marked: from now on listings leave the subject out, and brokers refuse its messages
-    drop      each broker group's master drops its queues; answered when that is committed and the broker has seen the mark
+    mark      the subject's record is marked: from now on listings leave the subject out, and
+              brokers refuse its messages
+    drop      each broker group's master drops its queues; answered when that is committed and the
+              broker has seen the mark
     forget    one transaction deletes the record and all other keys of the subject
 
-Each step may be repeated by any metaserver. The leader continues deletions that a crash or a lost broker group interrupted. It also deletes
-the addresses of replicas that are no members of their group and whose process is gone.
+Each step may be repeated by any metaserver. The leader continues deletions that a crash or a lost
+broker group interrupted. It also deletes the addresses of replicas that are no members of their
+group and whose process is gone.
 """
 
 from __future__ import annotations
@@ -68,23 +71,28 @@ class Deletion:
         self._timing = timing
 
     async def delete_subject(self, name: str) -> int:
-        """Delete a subject, or continue its deletion. Returns the number of queues from which data was deleted.
+        """Delete a subject, or continue its deletion. Returns the number of queues from which data
+        was deleted.
 
-        Raises UnknownSubject, InvalidArgument; NotConnected and Overloaded: the subject is marked, and its deletion continues later.
+        Raises UnknownSubject, InvalidArgument; NotConnected and Overloaded: the subject is marked,
+        and its deletion continues later.
         """
         if is_dead_letters(check_name("subject", name)):
             raise InvalidArgument(
-                f"{name!r} is a dead-letter queue: `qmq dlq delete {name.removeprefix(dead_letter_subject(''))}`"
+                f"{name!r} is a dead-letter queue: `qmq dlq delete "
+                f"{name.removeprefix(dead_letter_subject(''))}`"
             )
         return await self._carry_on(await self._catalog.begin_deleting(name))
 
     async def purge_subject(self, name: str) -> tuple[int, int]:
-        """Delete all current messages of a subject. Returns the number of queues and of messages. A repeated call deletes what was stored
-        since. Raises UnknownSubject, InvalidArgument; NotConnected names the broker groups that must be asked again.
+        """Delete all current messages of a subject. Returns the number of queues and of messages. A
+        repeated call deletes what was stored since. Raises UnknownSubject, InvalidArgument;
+        NotConnected names the broker groups that must be asked again.
         """
         if is_dead_letters(check_name("subject", name)):
             raise InvalidArgument(
-                f"{name!r} is a dead-letter queue: `qmq dlq purge {name.removeprefix(dead_letter_subject(''))}`"
+                f"{name!r} is a dead-letter queue: `qmq dlq purge "
+                f"{name.removeprefix(dead_letter_subject(''))}`"
             )
         await self._view.refresh()
         record = await self._store.get(subject_key(name))
@@ -98,8 +106,8 @@ class Deletion:
         return sum(each.queues for each in answers), sum(each.messages for each in answers)
 
     async def delete_dead_letters(self, subject: str) -> int:
-        """Drop a dead-letter queue on all broker groups. Returns the number of groups that had content. Later dead letters are kept. Raises
-        NotConnected.
+        """Drop a dead-letter queue on all broker groups. Returns the number of groups that had
+        content. Later dead letters are kept. Raises NotConnected.
         """
         if not is_dead_letters(check_name("subject", subject)):
             raise InvalidArgument(
@@ -190,7 +198,9 @@ class Deletion:
         raise AssertionError
 
     async def _forget(self, name: str, record: KeyValue) -> None:
-        """Delete all keys in one transaction. If the record has changed, another metaserver was faster."""
+        """Delete all keys in one transaction. If the record has changed, another metaserver was
+        faster.
+        """
         prefixes = [f"{each}{name}/" for each in (ROUTES, MEMBERS, ASSIGNMENTS, SETTINGS)]
         prefixes += [
             f"{PAUSES}{kind.value}/{name}/" for kind in (PauseKind.GROUP, PauseKind.CONSUMER)

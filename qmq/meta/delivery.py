@@ -1,7 +1,8 @@
 """Sets, removes and shows group settings and pauses at a metaserver (docs/DELIVERY.md).
 
-Each change is a compare-and-swap of one key, so changes of two operators are not mixed, and after a lost answer the key is read again.
-After a change the key is read back into the view, so that the next request to this metaserver sees it. Brokers see it in their own views.
+Each change is a compare-and-swap of one key, so changes of two operators are not mixed, and after a
+lost answer the key is read again. After a change the key is read back into the view, so that the
+next request to this metaserver sees it. Brokers see it in their own views.
 
 A consumer can be paused before it exists, and resumed after it has left.
 """
@@ -59,7 +60,7 @@ class DeliveryService:
         self._brokers = brokers
         self._clock = clock
 
-    # --- settings ------------------------------------------------------------------------------------------------------
+    # --- settings ---------------------------------------------------------------------------------
 
     async def set_settings(
         self, request: pb.SetGroupSettingsRequest
@@ -71,7 +72,8 @@ class DeliveryService:
         change = _change_of(request).check()
         if request.clears == (change != SettingsRecord()):
             raise InvalidArgument(
-                "give a setting: attempts_max, retry_delays_ms, or both; or clear them without setting any"
+                "give a setting: attempts_max, retry_delays_ms, or both; or clear them "
+                "without setting any"
             )
         if change.attempts_max is not None and is_dead_letters(request.subject):
             raise InvalidArgument(
@@ -130,17 +132,22 @@ class DeliveryService:
         config = await self._find(subject)
         if config is not None and config.order is not Order.NONE:
             raise OrderMismatch(
-                f"subject {subject!r} is ordered: each consumer sets its own retries (mq.ordered_consumer: attempts_max, retry_delays_s)"
+                f"subject {subject!r} is ordered: each consumer sets its own retries "
+                "(mq.ordered_consumer: attempts_max, retry_delays_s)"
             )
 
     async def _find(self, subject: str) -> SubjectConfig | None:
-        """Find an existing subject; None for all subjects. Raises UnknownSubject, InvalidName, CoordinationError."""
+        """Find an existing subject; None for all subjects. Raises UnknownSubject, InvalidName,
+        CoordinationError.
+        """
         return None if subject == EVERY else await self._cluster.subject(subject)
 
-    # --- pauses --------------------------------------------------------------------------------------------------------
+    # --- pauses -----------------------------------------------------------------------------------
 
     async def set_pause(self, request: pb.SetPauseRequest) -> pb.SetPauseResponse:
-        """Pause or resume. Raises InvalidName, InvalidArgument, UnknownSubject, CoordinationError."""
+        """Pause or resume. Raises InvalidName, InvalidArgument, UnknownSubject,
+        CoordinationError.
+        """
         whom, reason = _whom_of(request.pause), request.pause.reason
         if len(reason) > REASON_MAX:
             raise InvalidArgument(
@@ -170,13 +177,13 @@ class DeliveryService:
         )
         return [_message(whom, record) for whom, record in found]
 
-    # --- the store -----------------------------------------------------------------------------------------------------
+    # --- the store --------------------------------------------------------------------------------
 
     async def _swap(
         self, key: str, change: Callable[[KeyValue | None], bytes | None]
     ) -> tuple[KeyValue | None, bytes | None]:
-        """Replace a value by the result of `change` (None: delete the key). Returns (the value first read, the new value). Raises
-        CoordinationError.
+        """Replace a value by the result of `change` (None: delete the key). Returns (the value
+        first read, the new value). Raises CoordinationError.
         """
         first = item = await self._store.get(key)
         while True:

@@ -1,8 +1,9 @@
-"""Describes the whole cluster for operators: groups as the store has them, replicas by their own answers; and routes, lanes and changes of
-ordered subjects as protobuf messages.
+"""Describes the whole cluster for operators: groups as the store has them, replicas by their own
+answers; and routes, lanes and changes of ordered subjects as protobuf messages.
 
-The metaserver calls all registered replicas at the same time, with a deadline of a second, so that a stopped or unreachable replica does
-not delay the answer about the others. Values that only such a replica knows are absent.
+The metaserver calls all registered replicas at the same time, with a deadline of a second, so that
+a stopped or unreachable replica does not delay the answer about the others. Values that only such a
+replica knows are absent.
 """
 
 from __future__ import annotations
@@ -26,7 +27,9 @@ from qmq.proto.v1 import meta_pb2 as pb
 
 REPLICA_S: Final = 1.0
 MEMBERS_MS: Final = 5_000
-"""For so long the answers of the coordination store's members hold: consoles ask every few seconds, and a dead member answers late."""
+"""For so long the answers of the coordination store's members hold: consoles ask every few seconds,
+and a dead member answers late.
+"""
 
 AskMembers = Callable[[], Awaitable[Sequence[EtcdMember]]]
 
@@ -37,7 +40,9 @@ async def no_members() -> Sequence[EtcdMember]:
 
 
 class ClusterDescription:
-    """`process` describes the metaserver's own process, `members` asks the members of the coordination store."""
+    """`process` describes the metaserver's own process, `members` asks the members of the
+    coordination store.
+    """
 
     def __init__(
         self,

@@ -1,4 +1,6 @@
-"""A metaserver that listens: the service and its parts, on a store and a view that the caller opens and closes."""
+"""A metaserver that listens: the service and its parts, on a store and a view that the caller opens
+and closes.
+"""
 
 from __future__ import annotations
 
@@ -38,7 +40,9 @@ from qmq.text import joined
 
 STOP_GRACE_S: Final = 1.0
 BOUNDS: Final = RpcBounds(connections_max=WATCHERS_MAX, calls_max=WATCHERS_MAX + 10_000)
-"""The largest number of streams for one connection: each client has one connection, and watches on it."""
+"""The largest number of streams for one connection: each client has one connection, and watches on
+it.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,8 +54,8 @@ class MetaConfig:
     auto_create: bool = True
     groups_per_subject: int = GROUPS_PER_SUBJECT
     evacuates: bool = True
-    """Whether the metaserver moves partitions of ordered subjects away from broker groups that have lost their master for good
-    (qmq/meta/ordered/resharding.py).
+    """Whether the metaserver moves partitions of ordered subjects away from broker groups that have
+    lost their master for good (qmq/meta/ordered/resharding.py).
     """
     access: AccessConfig = field(default_factory=AccessConfig)
     _: KW_ONLY  # what follows is no option: only tests set it
@@ -64,7 +68,9 @@ class MetaConfig:
 
 
 class MetaServer:
-    """A metaserver. Call `start`, then `stop`. It has no state, so a killed metaserver loses nothing."""
+    """A metaserver. Call `start`, then `stop`. It has no state, so a killed metaserver loses
+    nothing.
+    """
 
     def __init__(
         self,
@@ -78,8 +84,8 @@ class MetaServer:
         process: DescribeProcess = control.ProcessStatus,
         members: AskMembers = no_members,
     ) -> None:
-        """`access` is the process's access control, if it exists already. `process` describes the process, `members` asks the members of
-        the coordination store.
+        """`access` is the process's access control, if it exists already. `process` describes the
+        process, `members` asks the members of the coordination store.
         """
         self._config = config
         self._view = view

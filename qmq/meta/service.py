@@ -1,8 +1,10 @@
-"""The metaserver's gRPC service: requests in, answers or typed errors out. `catalog` decides; `calls` calls brokers.
+"""The metaserver's gRPC service: requests in, answers or typed errors out. `catalog` decides;
+`calls` calls brokers.
 
-Queries about messages go to the masters of all groups that may have some of the subject. If the answer would be wrong without a group, the
-call fails with the name of the missing group. A found message is returned even if other groups are silent. Descriptions for people leave
-out silent groups and name them.
+Queries about messages go to the masters of all groups that may have some of the subject. If the
+answer would be wrong without a group, the call fails with the name of the missing group. A found
+message is returned even if other groups are silent. Descriptions for people leave out silent groups
+and name them.
 """
 
 from __future__ import annotations
@@ -56,7 +58,7 @@ class MetaService(meta_pb2_grpc.MetaServicer):
     def __init__(self, parts: MetaParts) -> None:
         self._parts = parts
 
-    # --- subjects ------------------------------------------------------------------------------------------------------
+    # --- subjects ---------------------------------------------------------------------------------
 
     @answering
     async def Locate(self, request: pb.LocateRequest) -> pb.LocateResponse:
@@ -179,7 +181,7 @@ class MetaService(meta_pb2_grpc.MetaServicer):
             silent=silent,
         )
 
-    # --- asking brokers ------------------------------------------------------------------------------------------------
+    # --- asking brokers ---------------------------------------------------------------------------
 
     async def _hosts(self, subject: str) -> tuple[str, ...]:
         """The groups to call: all groups if no subject is named."""
@@ -198,7 +200,8 @@ class MetaService(meta_pb2_grpc.MetaServicer):
             and (await self._parts.cluster.subject(request.subject)).order is not Order.NONE
         ):
             raise OrderMismatch(
-                f"subject {request.subject!r} is ordered: its groups are described with its route, by `MetadataClient.describe_route` or "
+                f"subject {request.subject!r} is ordered: its groups are described with its "
+                "route, by `MetadataClient.describe_route` or "
                 f"`qmq group show {request.subject} {request.group}`"
             )
         answers = await self._parts.brokers.ask_masters(
@@ -219,7 +222,8 @@ class MetaService(meta_pb2_grpc.MetaServicer):
             if request.broker_group not in hosts:
                 names = ", ".join(hosts)
                 raise InvalidArgument(
-                    f"broker group {request.broker_group!r} has nothing of {request.subject!r}: name one of {names}"
+                    f"broker group {request.broker_group!r} has nothing of "
+                    f"{request.subject!r}: name one of {names}"
                 )
             hosts = (request.broker_group,)
         asked = control.DescribeGroupsRequest(subject=request.subject, group=request.group)
@@ -229,7 +233,8 @@ class MetaService(meta_pb2_grpc.MetaServicer):
         known.complete()
         if request.HasField("sequence") and len(known.found) > 1:
             raise InvalidArgument(
-                f"a sequence belongs to one broker group, not to {', '.join(known.found)}: name one, or give a time"
+                f"a sequence belongs to one broker group, not to {', '.join(known.found)}: "
+                "name one, or give a time"
             )
         absent = UnknownGroup, UnknownSubject
         answers = await self._parts.brokers.ask_masters(
@@ -246,7 +251,9 @@ class MetaService(meta_pb2_grpc.MetaServicer):
 
     @answering
     async def DeleteGroup(self, request: control.DeleteGroupRequest) -> control.DeleteGroupResponse:
-        """See meta.proto. Deletes nothing unless every broker group that may know the group answers first, and none has a consumer."""
+        """See meta.proto. Deletes nothing unless every broker group that may know the group answers
+        first, and none has a consumer.
+        """
         subject = check_name("subject", request.subject)
         if (await self._parts.cluster.subject(subject)).order is not Order.NONE:
             return await self._parts.ordered.delete_group(request)
@@ -265,7 +272,8 @@ class MetaService(meta_pb2_grpc.MetaServicer):
         )
         if consumers:
             raise InvalidArgument(
-                f"group {request.group!r} has consumers on {subject!r}; stop them first: {', '.join(consumers)}"
+                f"group {request.group!r} has consumers on {subject!r}; stop them first: "
+                f"{', '.join(consumers)}"
             )
         answers = await self._parts.brokers.ask_masters(
             hosts, "DeleteGroup", request, absent=(UnknownGroup,), is_change=True
@@ -297,7 +305,8 @@ class MetaService(meta_pb2_grpc.MetaServicer):
             return found
         answers.require_all(f"not on {', '.join(answers.absent)}" if answers.absent else "")
         raise MessageNotFound(
-            f"no kept message of {request.subject!r} has the id {request.message_id}: it was never stored, or retention deleted it"
+            f"no kept message of {request.subject!r} has the id {request.message_id}: it was "
+            "never stored, or retention deleted it"
         )
 
     @answering
@@ -314,7 +323,7 @@ class MetaService(meta_pb2_grpc.MetaServicer):
             found=[moved for answer in answers.complete() for moved in answer.found]
         )
 
-    # --- broker groups -------------------------------------------------------------------------------------------------
+    # --- broker groups ----------------------------------------------------------------------------
 
     @answering
     async def DescribeCluster(
@@ -351,7 +360,7 @@ class MetaService(meta_pb2_grpc.MetaServicer):
         )
         return done
 
-    # --- ordered subjects ----------------------------------------------------------------------------------------------
+    # --- ordered subjects -------------------------------------------------------------------------
 
     @answering
     async def ChangeRoute(self, request: pb.ChangeRouteRequest) -> pb.ChangeRouteResponse:
@@ -387,7 +396,7 @@ class MetaService(meta_pb2_grpc.MetaServicer):
     async def ExplainReshard(self, request: pb.ExplainReshardRequest) -> pb.ExplainReshardResponse:
         return await self._parts.ordered.explain_reshard(request)
 
-    # --- settings of groups, pauses ------------------------------------------------------------------------------------
+    # --- settings of groups, pauses ---------------------------------------------------------------
 
     @answering
     async def SetGroupSettings(
@@ -417,7 +426,7 @@ class MetaService(meta_pb2_grpc.MetaServicer):
             self._parts.brokers, self._parts.cluster.group_names(), request.group
         )
 
-    # --- delayed messages ----------------------------------------------------------------------------------------------
+    # --- delayed messages -------------------------------------------------------------------------
 
     @answering
     async def CancelDelayed(self, request: delay.CancelDelayedRequest) -> delay.DelayedMessage:

@@ -1,14 +1,16 @@
 """Pushes changes of Locate's answers to clients.
 
-Each watcher has a set of subjects and a set of broker groups whose changes were not sent yet. A name that changes twice before the client
-reads is sent once, so a slow client costs no more memory than the names. At `NAMES_MAX` names its stream ends with Overloaded: the client
-locates everything again, and comes back.
+Each watcher has a set of subjects and a set of broker groups whose changes were not sent yet. A
+name that changes twice before the client reads is sent once, so a slow client costs no more memory
+than the names. At `NAMES_MAX` names its stream ends with Overloaded: the client locates everything
+again, and comes back.
 
-A new subject is not named: who has located it did so after its creation. A client that sends to 10,000 new subjects otherwise located each
-of them twice.
+A new subject is not named: who has located it did so after its creation. A client that sends to
+10,000 new subjects otherwise located each of them twice.
 
-The first answer is empty and comes immediately: every later change is sent. After ten seconds without a change an empty answer follows, so
-that a client notices a dead metaserver, and a metaserver a dead client.
+The first answer is empty and comes immediately: every later change is sent. After ten seconds
+without a change an empty answer follows, so that a client notices a dead metaserver, and a
+metaserver a dead client.
 """
 
 from __future__ import annotations
@@ -44,7 +46,8 @@ class _Watcher:
     def take(self) -> pb.WatchResponse:
         if len(self.subjects) + len(self.groups) > NAMES_MAX:
             raise Overloaded(
-                f"more than {NAMES_MAX} changes wait for this watcher: locate everything again, then watch again"
+                f"more than {NAMES_MAX} changes wait for this watcher: locate everything "
+                "again, then watch again"
             )
         told = pb.WatchResponse(subjects=sorted(self.subjects), broker_groups=sorted(self.groups))
         self.subjects.clear()

@@ -1,19 +1,23 @@
-"""Serves GET /metrics and the health of the process over HTTP/1.1, in the event loop whose state it shows.
+"""Serves GET /metrics and the health of the process over HTTP/1.1, in the event loop whose state it
+shows.
 
     /livez, /healthz    200 "ok": the event loop answers
     /readyz             200 if the server serves, 503 if not; one line says why
 
-The server understands the requests of Prometheus, a load balancer and `curl`: GET and HEAD without a body, over connections that stay open.
-A request that is too long, or incomplete for too long, ends its connection. There is no password. Where servers require certificates, a
-client without one gets the health only: probes have none.
+The server understands the requests of Prometheus, a load balancer and `curl`: GET and HEAD without
+a body, over connections that stay open. A request that is too long, or incomplete for too long,
+ends its connection. There is no password. Where servers require certificates, a client without one
+gets the health only: probes have none.
 
-Figures are text in the format that the caller accepts. This needs prometheus_client (`pip install qmq[metrics]`). A broker may have 10,000
-subjects, and a page of all of them takes half a second to write. The event loop that serves them cannot wait for that, and a thread would
-be worse: each of the loop's system calls would then wait for the interpreter. So the page is written in the loop, `figures.SLICE` rows at a
-time, and other tasks run in between. A page is therefore not a snapshot of one moment. A figure that only one source has is written as soon
-as it is read, to save memory.
+Figures are text in the format that the caller accepts. This needs prometheus_client (`pip install
+qmq[metrics]`). A broker may have 10,000 subjects, and a page of all of them takes half a second to
+write. The event loop that serves them cannot wait for that, and a thread would be worse: each of
+the loop's system calls would then wait for the interpreter. So the page is written in the loop,
+`figures.SLICE` rows at a time, and other tasks run in between. A page is therefore not a snapshot
+of one moment. A figure that only one source has is written as soon as it is read, to save memory.
 
-`Page` is for QMQ's endpoint. `Collector` does the same for an application's registry: one call reads all metrics.
+`Page` is for QMQ's endpoint. `Collector` does the same for an application's registry: one call
+reads all metrics.
 """
 
 from __future__ import annotations
@@ -51,20 +55,25 @@ from qmq.metrics.figures import (
 from qmq.text import joined
 
 ROWS_MAX: Final = 50_000
-"""The largest number of rows of one figure on a page. Clients can create any number of names, and a metrics page must not grow with
-them.
+"""The largest number of rows of one figure on a page. Clients can create any number of names, and a
+metrics page must not grow with them.
 """
 LEFT_OUT: Final = Figure(
     "qmq_metrics_left_out_rows",
     GAUGE,
     (),
-    "Rows beyond the 50,000 that a page shows of one metric: reduce subjects or groups, or set quotas.",
+    (
+        "Rows beyond the 50,000 that a page shows of one metric: reduce subjects or groups, or "
+        "set quotas."
+    ),
 )
 _END: Final = b"# EOF\n"
 
 
 class Collector(PrometheusCollector):
-    """Sources as a collector of prometheus_client; a figure that several sources have is one family."""
+    """Sources as a collector of prometheus_client; a figure that several sources have is one
+    family.
+    """
 
     def __init__(self, sources: Sequence[FigureSource]) -> None:
         self._sources = sources
@@ -184,9 +193,13 @@ LIVE: Final = ("/livez", "/healthz")
 READY: Final = "/readyz"
 HEAD_BYTES_MAX: Final = 16 * 1024
 IDLE_S: Final = 90.0
-"""A connection without a request for this long is closed. Prometheus asks at least once a minute, as a rule."""
+"""A connection without a request for this long is closed. Prometheus asks at least once a minute,
+as a rule.
+"""
 CONNECTIONS_MAX: Final = 100
-"""The largest number of connections; beyond it, a new one replaces the one that has been without a request for longest."""
+"""The largest number of connections; beyond it, a new one replaces the one that has been without a
+request for longest.
+"""
 _TEXT: Final = "text/plain; charset=utf-8"
 
 
@@ -240,7 +253,9 @@ Listen = Callable[[str, int, Callable[[], asyncio.BaseProtocol]], Awaitable[Port
 
 
 class MetricsServer:
-    """Serves the figures of some sources, and the health of the process. Call `start`, then `stop`."""
+    """Serves the figures of some sources, and the health of the process. Call `start`, then
+    `stop`.
+    """
 
     def __init__(
         self,
@@ -264,7 +279,8 @@ class MetricsServer:
     async def start(
         self, host: str, port: int, listen: Listen, *, needs_certificate: bool = False
     ) -> None:
-        """Listen; `port` 0 takes a free one, see `port`. With `needs_certificate`, a client without one gets the health only.
+        """Listen; `port` 0 takes a free one, see `port`. With `needs_certificate`, a client without
+        one gets the health only.
 
         Raises OSError if the port is taken.
         """
@@ -297,7 +313,9 @@ class MetricsServer:
             writer.close()
 
     def _make_room(self) -> bool:
-        """Close the connection that has been without a request for longest; False if all are being answered."""
+        """Close the connection that has been without a request for longest; False if all are being
+        answered.
+        """
         longest = next(iter(self._waiting), None)
         if longest is not None:
             del self._waiting[longest]
@@ -365,7 +383,9 @@ class MetricsServer:
 
 
 def _has_body(request: HttpRequest) -> bool:
-    """True if the request has a body. Bodies are not read, so the request after a body cannot be found."""
+    """True if the request has a body. Bodies are not read, so the request after a body cannot be
+    found.
+    """
     return (
         request.headers.get("content-length", "0") != "0" or "transfer-encoding" in request.headers
     )

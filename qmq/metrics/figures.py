@@ -1,4 +1,5 @@
-"""Figures, and the sources that read them from the state of a process. Pure, without imports from QMQ: clients use this module, too.
+"""Figures, and the sources that read them from the state of a process. Pure, without imports from
+QMQ: clients use this module, too.
 
     Figure      name, kind, labels, meaning: a row of docs/reference/metrics.md
     Reading     a figure with its current values, one row for each set of labels
@@ -7,10 +8,12 @@
     Durations   the durations of repeated operations: the only figure that is counted here, not read
 
 Rules:
-* Working code counts with plain integers, once for each request or batch, and does not know this module; a source reads these counts. So a
-  figure costs nothing until it is read.
-* `FigureSource.read` yields `None` after it has worked for a while, so that the caller can let other tasks run (endpoint.py).
-* Names follow Prometheus: base units, `_total` for what only grows. Labels are few, and never name a consumer or a message.
+* Working code counts with plain integers, once for each request or batch, and does not know this
+  module; a source reads these counts. So a figure costs nothing until it is read.
+* `FigureSource.read` yields `None` after it has worked for a while, so that the caller can let
+  other tasks run (endpoint.py).
+* Names follow Prometheus: base units, `_total` for what only grows. Labels are few, and never name
+  a consumer or a message.
 """
 
 from __future__ import annotations
@@ -88,7 +91,9 @@ class FigureSource(Protocol):
         ...
 
     def read(self) -> Iterator[Reading | None]:
-        """The current values, each figure once. After a `None`, other tasks may run, and the values may change."""
+        """The current values, each figure once. After a `None`, other tasks may run, and the values
+        may change.
+        """
         ...
 
 

@@ -1,10 +1,11 @@
 """The audit log as a subject: each record is also sent as a message, for consumers and Spark.
 
-`QMQ_AUDIT_SUBJECT=NAME` on the servers. The subject is created when the first record is sent. While rules are enforced only servers may
-produce to it (`AccessControl`).
+`QMQ_AUDIT_SUBJECT=NAME` on the servers. The subject is created when the first record is sent. While
+rules are enforced only servers may produce to it (`AccessControl`).
 
-The file, or the ordinary log, is authoritative. Records wait in memory while the broker cannot be reached; beyond `WAITING_MAX` new ones
-are dropped and counted, and the next message has the count. A crash loses waiting records.
+The file, or the ordinary log, is authoritative. Records wait in memory while the broker cannot be
+reached; beyond `WAITING_MAX` new ones are dropped and counted, and the next message has the count.
+A crash loses waiting records.
 """
 
 from __future__ import annotations
@@ -50,7 +51,9 @@ def audit_subject_of(
 
 
 class AuditSubject:
-    """Takes records from the audit log and sends them. Call `start` in an event loop whose view follows the store, then `stop`."""
+    """Takes records from the audit log and sends them. Call `start` in an event loop whose view
+    follows the store, then `stop`.
+    """
 
     def __init__(
         self,

@@ -1,15 +1,20 @@
-"""Broker groups of both kinds of process: `qmq broker` is one replica of a group; `qmq dev` has one or two groups of one replica.
+"""Broker groups of both kinds of process: `qmq broker` is one replica of a group; `qmq dev` has one
+or two groups of one replica.
 
-The common parts of replicas are in `qmq/node/replica/node.py` and `qmq/node/replica/broker.py`. A group of `qmq dev`, whose process has the
-coordination store in it, has the same keys as a replicated group, and its master is not elected: the folder's lock admits one process only.
+The common parts of replicas are in `qmq/node/replica/node.py` and `qmq/node/replica/broker.py`. A
+group of `qmq dev`, whose process has the coordination store in it, has the same keys as a
+replicated group, and its master is not elected: the folder's lock admits one process only.
 
-`StaleRoutes` finds subjects whose routes in the coordination store are older than this broker group's log: the store's data was put back. A
-broker seals a partition for a change that the store has (`closes` in broker_assembly.py), and a change is deleted only with its
-subject. So a seal whose change the store does not have shows routes that went back: partitions are missing in them, and the next change
-would use numbers again. The master says so in `/qmq/routes/SUBJECT/stale/GROUP`. Metaservers then neither serve nor change the subject's
-routes, until the store has the change again, or is rebuilt from the brokers' folders (docs/BACKUP.md).
+`StaleRoutes` finds subjects whose routes in the coordination store are older than this broker
+group's log: the store's data was put back. A broker seals a partition for a change that the store
+has (`closes` in broker_assembly.py), and a change is deleted only with its subject. So a seal whose
+change the store does not have shows routes that went back: partitions are missing in them, and the
+next change would use numbers again. The master says so in `/qmq/routes/SUBJECT/stale/GROUP`.
+Metaservers then neither serve nor change the subject's routes, until the store has the change
+again, or is rebuilt from the brokers' folders (docs/BACKUP.md).
 
-A seal counts when two checks in a row find it. If the master dies before the key is put, the next master finds the seal.
+A seal counts when two checks in a row find it. If the master dies before the key is put, the next
+master finds the seal.
 """
 
 from __future__ import annotations
@@ -127,13 +132,16 @@ class StaleRoutes:
             change = state.changes.get(sealed.to_version)
             if change is None or change.id != sealed.change_id:
                 found[queue.id.subject] = (
-                    f"{self._group} sealed partition {queue.id.partition} for version {sealed.to_version}, and the latest is {state.latest}"
+                    f"{self._group} sealed partition {queue.id.partition} for version "
+                    f"{sealed.to_version}, and the latest is {state.latest}"
                 )
         return found
 
 
 class BrokerKind:
-    """A replica of a broker group: it knows routes, and derives nothing from its log beside the store."""
+    """A replica of a broker group: it knows routes, and derives nothing from its log beside the
+    store.
+    """
 
     settings = None
 
@@ -167,7 +175,9 @@ class BrokerKind:
 
 
 class BrokerOwnParts:
-    """The parts that only a broker group's replica has: the metrics of its consumer groups, and the check of its seals."""
+    """The parts that only a broker group's replica has: the metrics of its consumer groups, and the
+    check of its seals.
+    """
 
     services = None
 
@@ -197,7 +207,9 @@ def broker_node(
     *,
     environment: Environment = MACHINE,
 ) -> ReplicaNode:
-    """Make a replica. The caller starts it. Without `coordination` the replica uses the configured etcd cluster."""
+    """Make a replica. The caller starts it. Without `coordination` the replica uses the configured
+    etcd cluster.
+    """
     context = open_context(config, coordination, environment)
     return ReplicaNode(context, BrokerKind(context))
 
@@ -206,7 +218,9 @@ log = logging.getLogger("qmq.node")
 
 
 class SingleReplica:
-    """Runs a broker that has the same name as its group. Call `start`, then `stop`, also after a failed start."""
+    """Runs a broker that has the same name as its group. Call `start`, then `stop`, also after a
+    failed start.
+    """
 
     def __init__(
         self,
@@ -255,7 +269,9 @@ class SingleReplica:
         also: AddServices | None = None,
         advertise: str = "",
     ) -> None:
-        """Listen, and register, with `advertise` as the host if it is given. Raises OSError if a port is taken."""
+        """Listen, and register, with `advertise` as the host if it is given. Raises OSError if a
+        port is taken.
+        """
         await self._register(
             *await self.running.listen(host, data_port, control_port, also, advertise=advertise)
         )

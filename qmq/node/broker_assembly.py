@@ -1,5 +1,5 @@
-"""Assembles a running broker, and has the parts that answer from the process's view of the coordination store. Each part gets what it needs
-from its constructor.
+"""Assembles a running broker, and has the parts that answer from the process's view of the
+coordination store. Each part gets what it needs from its constructor.
 
                             single node (`qmq dev`)         replica (`qmq broker`, `qmq delay`)
     turns, state            Broker                          Broker
@@ -14,17 +14,20 @@ from its constructor.
     control port            SingleGroupStatus               ReplicaStatus
     assembled by            StandaloneBroker                ReplicaBroker (qmq/node/replica/broker.py)
 
-A broker and its parts need each other: the broker reports written entries to the committer, and the committer reports committed entries to
-the broker. So a broker gets a function that makes its parts (`Broker.__init__`): the method `_make_parts` of both classes.
+A broker and its parts need each other: the broker reports written entries to the committer, and the
+committer reports committed entries to the broker. So a broker gets a function that makes its parts
+(`Broker.__init__`): the method `_make_parts` of both classes.
 
-`ViewRouting` and `ViewRules` answer a broker about ordered subjects and consumer groups. The view may be a moment behind. A partition then
-is "not known" or "not open" a moment longer, and the caller tries again. The view never contains changes that the store did not have.
-Routes only move forward. A frontier goes back when a group is reset or a parked key is replayed, and the broker then reads the store first
-(`group_revision`). Replicas need not agree on settings and pauses. While the store cannot be reached, the last known settings and pauses
-apply.
+`ViewRouting` and `ViewRules` answer a broker about ordered subjects and consumer groups. The view
+may be a moment behind. A partition then is "not known" or "not open" a moment longer, and the
+caller tries again. The view never contains changes that the store did not have. Routes only move
+forward. A frontier goes back when a group is reset or a parked key is replayed, and the broker then
+reads the store first (`group_revision`). Replicas need not agree on settings and pauses. While the
+store cannot be reached, the last known settings and pauses apply.
 
-`ViewLocator` locates subjects for a client inside a server. A delay group also delivers without a running metaserver, so its client calls
-none, and applies the metaserver's rules here (qmq/meta/catalog.py). The locator never creates a subject: a message whose subject is deleted
+`ViewLocator` locates subjects for a client inside a server. A delay group also delivers without a
+running metaserver, so its client calls none, and applies the metaserver's rules here
+(qmq/meta/catalog.py). The locator never creates a subject: a message whose subject is deleted
 waits.
 """
 
@@ -82,7 +85,9 @@ class ViewRouting(Routing):
         return None
 
     def is_open(self, subject: str, group: str, number: int, lps: LpRange, version: int) -> bool:
-        """True if the group reads `version` in the range, and that version has the partition there."""
+        """True if the group reads `version` in the range, and that version has the partition
+        there.
+        """
         state = self._view.ordered(subject)
         record = state.groups.get(group) if state is not None else None
         if (
@@ -97,7 +102,9 @@ class ViewRouting(Routing):
         return part is not None and part.range.contains(lps)
 
     async def closes(self, subject: str, number: int, change_id: str, to_version: int) -> bool:
-        """True if the store has the change, and the change closes the partition. Raises CoordinationError."""
+        """True if the store has the change, and the change closes the partition. Raises
+        CoordinationError.
+        """
         state = self._view.ordered(subject)
         change = None if state is None else state.changes.get(to_version)
         if change is None or change.id != change_id:
@@ -106,16 +113,16 @@ class ViewRouting(Routing):
         return change is not None and change.id == change_id and number in change.sources
 
     async def group_revision(self, subject: str, group: str) -> int:
-        """Read the current revision of the group's record from the store; 0 without a record. `is_open` uses no older record from now on.
-        Raises CoordinationError.
+        """Read the current revision of the group's record from the store; 0 without a record.
+        `is_open` uses no older record from now on. Raises CoordinationError.
         """
         item = await self._view.fetch(group_record_key(subject, group))
         return 0 if item is None else item.mod_revision
 
 
 class ViewRules(GroupRules):
-    """See `qmq.broker.parts.GroupRules`. `own` are the broker's defaults; `changed` is called after changes. Every pull needs the
-    settings of a group and the pauses, so they are cached.
+    """See `qmq.broker.parts.GroupRules`. `own` are the broker's defaults; `changed` is called after
+    changes. Every pull needs the settings of a group and the pauses, so they are cached.
     """
 
     def __init__(self, view: ClusterView, own: GroupSettings, changed: Callable[[], None]) -> None:
@@ -133,7 +140,9 @@ class ViewRules(GroupRules):
             self._changed()
 
     def settings(self, subject: str, group: str) -> GroupSettings:
-        """The settings, each from its most specific source: the group on this subject, the group on all subjects, the broker."""
+        """The settings, each from its most specific source: the group on this subject, the group on
+        all subjects, the broker.
+        """
         found = self._found.get((subject, group))
         if found is None:
             found = self._found[subject, group] = self._view.delivery.settings(
@@ -154,7 +163,9 @@ AddServices = Callable[["grpc.aio.Server"], None]
 
 
 class StandaloneBroker:
-    """The broker of a node without replicas, which is always master. Without a `view` it has no group rules."""
+    """The broker of a node without replicas, which is always master. Without a `view` it has no
+    group rules.
+    """
 
     def __init__(
         self,
@@ -218,7 +229,9 @@ class StandaloneBroker:
         *,
         advertise: str = "",
     ) -> tuple[str, str]:
-        """Serve both ports, and return their addresses, with `advertise` as the host. Raises OSError if a port is taken."""
+        """Serve both ports, and return their addresses, with `advertise` as the host. Raises
+        OSError if a port is taken.
+        """
         await self.data.start(host, data_port)
         self.maintenance.start()
         self._control = await serve_control(
@@ -247,7 +260,9 @@ class StandaloneBroker:
 
 
 class ViewLocator:
-    """Implements `qmq.client.metadata.cache.Locate` and `Watch`. Use it only while the view runs."""
+    """Implements `qmq.client.metadata.cache.Locate` and `Watch`. Use it only while the view
+    runs.
+    """
 
     def __init__(
         self, store: CoordinationStore, view: ClusterView, network: Network = NETWORK
@@ -258,7 +273,9 @@ class ViewLocator:
         self._watchers = Watchers(view)
 
     async def locate(self, subject: str) -> Placement:
-        """Locate a subject. Raises UnknownSubject; Unavailable if the answer is not known at the moment."""
+        """Locate a subject. Raises UnknownSubject; Unavailable if the answer is not known at the
+        moment.
+        """
         try:
             config, found = await self._cluster.locate(subject, create=False)
             ordering = await self._ordering(config)

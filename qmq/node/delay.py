@@ -4,31 +4,37 @@
     DATA/broker/schedule/            the schedule, with each message's position and due time: the projection of the store beside it
     DATA/broker/schedule-fetched/    a schedule that is being copied from another replica
 
-The common parts of replicas are in `qmq/node/replica/node.py` and `qmq/node/replica/broker.py`. A delay replica also has:
+The common parts of replicas are in `qmq/node/replica/node.py` and `qmq/node/replica/broker.py`. A
+delay replica also has:
 
-    broker          with DelayWork (qmq/delay/broker.py), which sends due messages while it is master; it finds real-time brokers in
-                    the coordination store
+    broker          with DelayWork (qmq/delay/broker.py), which sends due messages while it is
+                    master; it finds real-time brokers in the coordination store
     projection      Schedule
     control port    DelayService
     if its schedule is incomplete: ScheduleTransfer, which copies another replica's
 
-`ScheduleTransfer` copies the schedule of a delay replica whose log starts over, because the replica's own log lacks the entries that made
-the schedule:
+`ScheduleTransfer` copies the schedule of a delay replica whose log starts over, because the
+replica's own log lacks the entries that made the schedule:
 
-    begin      the new log does not start at the first entry, so the schedule is incomplete; each opening reports this (`Schedule.is_whole`)
-    fetch      copy the files of another replica's newest checkpoint, piece by piece, into a separate folder
+    begin      the new log does not start at the first entry, so the schedule is incomplete; each
+               opening reports this (`Schedule.is_whole`)
+    fetch      copy the files of another replica's newest checkpoint, piece by piece, into a
+               separate folder
     wait       until this replica's own log holds, committed, every entry after that checkpoint
     adopt      move the folder into place, open the store again with that state, and replay the replica's own log from there
 
-The copy starts again after a crash before the last step, or if a file or the source replica disappears. Files only grow until they are
-deleted, and a checkpoint records their lengths, so the time of reading does not matter. Until the copy is complete, this replica writes no
-checkpoint itself.
+The copy starts again after a crash before the last step, or if a file or the source replica
+disappears. Files only grow until they are deleted, and a checkpoint records their lengths, so the
+time of reading does not matter. Until the copy is complete, this replica writes no checkpoint
+itself.
 
-A replica with an incomplete schedule may hold the longest log. If it is elected, it leads, which brings the other replicas up to date. It
-serves no clients, and hands over to a replica with a complete schedule.
+A replica with an incomplete schedule may hold the longest log. If it is elected, it leads, which
+brings the other replicas up to date. It serves no clients, and hands over to a replica with a
+complete schedule.
 
-A replica that is asked gives the state in its newest checkpoint, and the files, without locks. Files may grow, which is harmless. When a
-bucket is closed, its files are deleted, and the other replica begins again.
+A replica that is asked gives the state in its newest checkpoint, and the files, without locks.
+Files may grow, which is harmless. When a bucket is closed, its files are deleted, and the other
+replica begins again.
 """
 
 from __future__ import annotations
@@ -85,7 +91,9 @@ ASIDE: Final = "schedule-fetched"
 PIECE_BYTES: Final = MIB
 TELL_S: Final = 5.0
 ASK_S: Final = 10.0
-"""The deadline of another replica's answer that describes its schedule or has a piece of the schedule."""
+"""The deadline of another replica's answer that describes its schedule or has a piece of the
+schedule.
+"""
 POLL_S: Final = 0.05
 """How often a replica checks whether its own log has reached the copied schedule."""
 
@@ -113,7 +121,7 @@ class ScheduleTransfer:
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._is_started = False
 
-    # --- life ----------------------------------------------------------------------------------------------------------
+    # --- life -------------------------------------------------------------------------------------
 
     def start(self) -> None:
         """Begin when the replica has joined its group."""
@@ -125,7 +133,9 @@ class ScheduleTransfer:
         self._cancel("fetch")
 
     def fetch(self) -> None:
-        """Fetch another schedule after the log started over, if the log does not reach back to the beginning."""
+        """Fetch another schedule after the log started over, if the log does not reach back to the
+        beginning.
+        """
         self._start("fetch", self._run)
 
     def role_changed(self) -> None:
@@ -156,13 +166,14 @@ class ScheduleTransfer:
         if not task.cancelled() and (failure := task.exception()) is not None:
             self._fatal(failure)
 
-    # --- fetching ------------------------------------------------------------------------------------------------------
+    # --- fetching ---------------------------------------------------------------------------------
 
     async def _run(self) -> None:
         if self._replica.has_all:
             return
         log.warning(
-            "this replica has no schedule: it fetches one from another replica, and does not serve until then"
+            "this replica has no schedule: it fetches one from another replica, and does not "
+            "serve until then"
         )
         while not await self.fetch_from_any():  # noqa: ASYNC110 - others must come
             await asyncio.sleep(self._timing.schedule_retry_s)
@@ -192,7 +203,8 @@ class ScheduleTransfer:
         first = self._replica.complete_from
         if first is None or told.index < first - 1:
             raise Unavailable(
-                f"its checkpoint is of index {told.index}, and our log begins at {first or 'a place that is not known yet'}"
+                f"its checkpoint is of index {told.index}, and our log begins at "
+                f"{first or 'a place that is not known yet'}"
             )
         await self._fetch(name, stub, self._form.files(msgspec.msgpack.decode(told.state)))
         while self._replica.committed < told.index:  # noqa: ASYNC110 - the log comes from the master
@@ -239,10 +251,12 @@ class ScheduleTransfer:
         self._disk.sync_folder(self._store)
         self._replica.reopen_now()
 
-    # --- leading without a schedule ------------------------------------------------------------------------------------
+    # --- leading without a schedule ---------------------------------------------------------------
 
     async def _give_away(self) -> None:
-        """Try to hand the mastership over, until another replica leads or the schedule is complete."""
+        """Try to hand the mastership over, until another replica leads or the schedule is
+        complete.
+        """
         replica = self._replica
         while replica.is_master and not replica.has_all:
             for name, address in replica.donors().items():
@@ -289,14 +303,16 @@ class _Progress:
 
 
 def delay_log() -> LogConfig:
-    """A delay group's message log is only the input of the schedule: one day of it is enough for replicas that were away."""
+    """A delay group's message log is only the input of the schedule: one day of it is enough for
+    replicas that were away.
+    """
     return LogConfig(retention_ms=process.DAY_MS)
 
 
 @dataclass(frozen=True, slots=True)
 class DelayReplicaConfig(ReplicaConfig):
-    """The configuration of one replica. `settings` create the group, or must equal those of an existing group. `delay` is for this replica
-    only."""
+    """The configuration of one replica. `settings` create the group, or must equal those of an
+    existing group. `delay` is for this replica only."""
 
     data_port: int = 20883
     control_port: int = 20884
@@ -306,7 +322,9 @@ class DelayReplicaConfig(ReplicaConfig):
 
 
 class DelayKind:
-    """A replica of a delay group: it derives the schedule from its log, and serves only while the schedule is complete."""
+    """A replica of a delay group: it derives the schedule from its log, and serves only while the
+    schedule is complete.
+    """
 
     routing: Final = Routing()
 
@@ -335,7 +353,9 @@ class DelayKind:
             shutil.rmtree(self._context.folder / name, ignore_errors=True)
 
     def has_all(self, store: Store | None) -> bool:
-        """True if the schedule is complete. If the log lost its beginning, the schedule must be copied from another replica."""
+        """True if the schedule is complete. If the log lost its beginning, the schedule must be
+        copied from another replica.
+        """
         return store is not None and schedule_of(store).is_whole
 
     def broker_parts(self, access: OpenAccess) -> KindParts:
@@ -404,8 +424,8 @@ def delay_node(
     *,
     environment: Environment = MACHINE,
 ) -> ReplicaNode:
-    """Make a replica. The caller starts it. Without `coordination` the replica uses the configured etcd cluster. Raises
-    InvalidArgument for impossible settings.
+    """Make a replica. The caller starts it. Without `coordination` the replica uses the configured
+    etcd cluster. Raises InvalidArgument for impossible settings.
     """
     settings = process.check_settings(config.settings)
     context = open_context(config, coordination, environment)

@@ -1,10 +1,12 @@
-"""What `qmq dev` has besides its broker, in the same process: a delay group, and a RocketMQ gateway.
+"""What `qmq dev` has besides its broker, in the same process: a delay group, and a RocketMQ
+gateway.
 
-The delay group is one replica, which is its master. It finds the real-time broker as in a cluster, through the coordination store and a
-connection to its data port. So there is one delivery path.
+The delay group is one replica, which is its master. It finds the real-time broker as in a cluster,
+through the coordination store and a connection to its data port. So there is one delivery path.
 
-The node sees the gateway as an ordinary client without a token, so the access rules apply to it. One port serves clients with TLS (the
-default of the Java client) and without. DATA/gateway/ca.pem is the authority of its certificate.
+The node sees the gateway as an ordinary client without a token, so the access rules apply to it.
+One port serves clients with TLS (the default of the Java client) and without. DATA/gateway/ca.pem
+is the authority of its certificate.
 """
 
 from __future__ import annotations
@@ -48,7 +50,9 @@ if TYPE_CHECKING:
 
 
 class DelayPart:
-    """The delay group. The constructor opens the store in `folder`, and raises the errors of `open_store`."""
+    """The delay group. The constructor opens the store in `folder`, and raises the errors of
+    `open_store`.
+    """
 
     def __init__(
         self,
@@ -75,7 +79,8 @@ class DelayPart:
         if not schedule.is_whole:
             store.close()
             raise LogDamaged(
-                f"{folder}: the checkpoints are missing, and the log no longer reaches back to the beginning: restore a copy"
+                f"{folder}: the checkpoints are missing, and the log no longer reaches back "
+                "to the beginning: restore a copy"
             )
         self._locator = ViewLocator(coordination, view, network)
 
@@ -146,8 +151,8 @@ class DelayPart:
 
 
 class DevGateway:
-    """Call `start`, then `stop`. `server` is the node's own address, `folder` the place of the gateway's authority. On a network with TLS,
-    the gateway's port uses the same TLS as the others.
+    """Call `start`, then `stop`. `server` is the node's own address, `folder` the place of the
+    gateway's authority. On a network with TLS, the gateway's port uses the same TLS as the others.
     """
 
     def __init__(

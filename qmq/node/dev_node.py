@@ -1,4 +1,5 @@
-"""`qmq dev`: everything in one process, one replica, on one folder. The same code paths as a cluster's, with the embedded store.
+"""`qmq dev`: everything in one process, one replica, on one folder. The same code paths as a
+cluster's, with the embedded store.
 
 DATA/coordination.db        what a cluster keeps in etcd
 DATA/broker/                the broker's store (qmq/log/store.py)
@@ -54,7 +55,9 @@ if TYPE_CHECKING:
     from qmq.node.dev import DelayPart, DevGateway
 
 RELIST_S: Final = 300.0
-"""How often the view lists all keys. The store is in this process and its watch loses nothing, so listing would only take time."""
+"""How often the view lists all keys. The store is in this process and its watch loses nothing, so
+listing would only take time.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +107,9 @@ class Node:
         network: Network = NETWORK,
         disk: Disk | None = None,
     ) -> None:
-        """`clock` replaces the machine's clock and is trusted. `network` is for all ports and connections, `disk` for the broker's logs."""
+        """`clock` replaces the machine's clock and is trusted. `network` is for all ports and
+        connections, `disk` for the broker's logs.
+        """
         self._disk = disk
         self._given_network = network
         self.config = config
@@ -115,8 +120,9 @@ class Node:
     async def start(self) -> None:
         """Recover, then serve.
 
-        Raises: FolderInUse: another process has the folder. InvalidArgument: the folder's groups are not those that the config names.
-        LogDamaged: acknowledged data is damaged. OSError: a port is taken.
+        Raises: FolderInUse: another process has the folder. InvalidArgument: the folder's groups
+        are not those that the config names. LogDamaged: acknowledged data is damaged. OSError: a
+        port is taken.
         """
         config = self.config
         make_private(config.data)

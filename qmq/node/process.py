@@ -1,28 +1,37 @@
-"""What every role's process has: it runs until a signal comes, in an environment; it finds etcd, refuses to be exposed, describes itself to
-operators, and checks the kind of its group.
+"""What every role's process has: it runs until a signal comes, in an environment; it finds etcd,
+refuses to be exposed, describes itself to operators, and checks the kind of its group.
 
-The environment is clock, disk, network and timing. The default is the machine's own; tests pass others (qmq/testing). There are two clocks,
-because a test that moves the time must not cause elections. Times that applications see (due times, retention, leases of consumers and in
-the coordination store) use `clock`. Heartbeats and elections of replicas use `steady`, which no test moves.
+The environment is clock, disk, network and timing. The default is the machine's own; tests pass
+others (qmq/testing). There are two clocks, because a test that moves the time must not cause
+elections. Times that applications see (due times, retention, leases of consumers and in the
+coordination store) use `clock`. Heartbeats and elections of replicas use `steady`, which no test
+moves.
 
-Without mutual TLS a server listens on its own machine only, unless the operator insists (`require_guarded`; docs/SECURITY.md):
+Without mutual TLS a server listens on its own machine only, unless the operator insists
+(`require_guarded`; docs/SECURITY.md):
 
     loopback, unix:/path       allowed
     any other address          allowed with TLS that requires certificates of clients; otherwise refused without --insecure
-                               (QMQ_INSECURE=1): any client that reaches a port may read, change and delete everything
+                               (QMQ_INSECURE=1): any client that reaches a port may read, change and
+                               delete everything
     the metrics port           the same: metrics contain names of subjects and groups
     etcd's password over http  the same, because any machine on the network path can read it
 
-`process_status` tells the version, who can reach the server, and when its certificate expires. Brokers and metaservers put it into the
-answers to DescribeReplica and DescribeCluster. `qmq doctor` reads it there: an operator's machine reaches the metaserver's port only, and
-not the metrics port of every process.
+`process_status` tells the version, who can reach the server, and when its certificate expires.
+Brokers and metaservers put it into the answers to DescribeReplica and DescribeCluster. `qmq doctor`
+reads it there: an operator's machine reaches the metaserver's port only, and not the metrics port
+of every process.
 
-A group is a broker group, or a delay group with its settings. This is fixed when the group is created (`check_kind`):
+A group is a broker group, or a delay group with its settings. This is fixed when the group is
+created (`check_kind`):
 
-    /qmq/groups/GROUP/members, delay       written in one transaction, so that a group is complete when it is visible
-    DATA/delay.json                        the same settings beside a delay replica's data, for a start while the coordination store is away
+    /qmq/groups/GROUP/members, delay       written in one transaction, so that a group is complete
+                                           when it is visible
+    DATA/delay.json                        the same settings beside a delay replica's data, for a
+                                           start while the coordination store is away
 
-A replica whose settings differ stops before it opens anything, because its schedule's files would differ from the others'.
+A replica whose settings differ stops before it opens anything, because its schedule's files would
+differ from the others'.
 """
 
 from __future__ import annotations
@@ -61,7 +70,9 @@ from qmq.security.tls import Credentials, ExpiryWarning, Tls, left_s, now
 
 
 async def until_signal(start: Callable[[], Awaitable[str]]) -> bool:
-    """Start, print the returned line, wait for SIGINT or SIGTERM. A signal also cancels a start under way. Returns False then."""
+    """Start, print the returned line, wait for SIGINT or SIGTERM. A signal also cancels a start
+    under way. Returns False then.
+    """
     stop = asyncio.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
@@ -84,7 +95,9 @@ class NodeTiming:
     """In seconds. Part of `Environment`, so that tests can pass shorter ones."""
 
     known_wait_s: float = 3.0
-    """The time that a replica that knows its group waits for the coordination store, before it starts without the store."""
+    """The time that a replica that knows its group waits for the coordination store, before it
+    starts without the store.
+    """
     generation_s: float = 60.0
     """How often a replica that works registers its next generation."""
     stale_routes_s: float = 5.0
@@ -101,7 +114,9 @@ TIMING: Final = NodeTiming()
 @dataclass(frozen=True, slots=True)
 class Environment:
     clock: Clock | None = None
-    """Is trusted. None means a clock that does not follow every jump of the machine's (qmq/broker/replica_time.py)."""
+    """Is trusted. None means a clock that does not follow every jump of the machine's
+    (qmq/broker/replica_time.py).
+    """
     steady: Clock = field(default_factory=SystemClock)
     """The clock whose monotonic time is for heartbeats and elections."""
     disk: Disk = field(default_factory=Disk)
@@ -112,14 +127,18 @@ class Environment:
     """Ends a process that must not continue."""
     node_timing: NodeTiming = TIMING
     make_driver: Callable[..., Driver] = Driver
-    """Makes the driver of a replica, with the arguments of `Driver`. Tests pass a driver that also records its actions."""
+    """Makes the driver of a replica, with the arguments of `Driver`. Tests pass a driver that also
+    records its actions.
+    """
 
 
 MACHINE: Final = Environment()
 
 
 def environment_with(tls: Tls | None) -> Environment:
-    """Make the machine's environment, with TLS if there are certificates. Raises InvalidArgument for unusable files."""
+    """Make the machine's environment, with TLS if there are certificates. Raises InvalidArgument
+    for unusable files.
+    """
     if tls is None:
         return Environment(network=ServerNetwork())
     credentials = Credentials(tls)
@@ -138,7 +157,9 @@ class EtcdOptions:
     key: Path | None = None
 
     def open(self, *, total_s: float = TOTAL_S) -> EtcdStore:
-        """Open a store on this etcd. The store connects at its first use. A call fails after `total_s`. Raises InvalidArgument."""
+        """Open a store on this etcd. The store connects at its first use. A call fails after
+        `total_s`. Raises InvalidArgument.
+        """
         return EtcdStore(
             self.endpoints,
             user=self.user,
@@ -154,36 +175,50 @@ EVERYWHERE: Final = ("0.0.0.0", "::")  # noqa: S104 - addresses to listen on, no
 
 
 class Weakness(NamedTuple):
-    """A way in which unauthenticated clients can reach a port or a password, and the protection against it."""
+    """A way in which unauthenticated clients can reach a port or a password, and the protection
+    against it.
+    """
 
     what: str
     remedy: str
 
 
 def _is_guarded(host: str, tls: Tls | None) -> bool:
-    """True if only this machine, or only clients with a certificate, can reach a port on this host."""
+    """True if only this machine, or only clients with a certificate, can reach a port on this
+    host.
+    """
     return is_local(host) or (tls is not None and tls.requires_clients)
 
 
 def require_reachable(host: str, advertise: str) -> None:
-    """Raise InvalidArgument if clients of a server that listens on `host` are told an address to which nobody can connect."""
+    """Raise InvalidArgument if clients of a server that listens on `host` are told an address to
+    which nobody can connect.
+    """
     if not advertise and host in EVERYWHERE:
         raise InvalidArgument(
-            f"clients cannot connect to {host}, on which this server listens: --advertise HOST (QMQ_ADVERTISE) is the name or address "
-            "by which they reach it, for example the container's name for other containers, or localhost with published ports"
+            f"clients cannot connect to {host}, on which this server listens: --advertise "
+            "HOST (QMQ_ADVERTISE) is the name or address "
+            "by which they reach it, for example the container's name for other containers, "
+            "or localhost with published ports"
         )
 
 
 def weaknesses(
     host: str, etcd: EtcdOptions | None = None, tls: Tls | None = None
 ) -> list[Weakness]:
-    """The weaknesses of a server that listens on `host` and gives its password to `etcd`. Raises InvalidArgument for
-    a malformed endpoint.
+    """The weaknesses of a server that listens on `host` and gives its password to `etcd`. Raises
+    InvalidArgument for a malformed endpoint.
     """
     found = []
     if not _is_guarded(host, tls):
-        what = f"there is no access control: everybody who reaches {host} may read, change and delete everything"
-        remedy = "--tls-ca, --tls-cert and --tls-key let in only who has a certificate; --host 127.0.0.1 or --host unix:/path"
+        what = (
+            f"there is no access control: everybody who reaches {host} may read, change and "
+            "delete everything"
+        )
+        remedy = (
+            "--tls-ca, --tls-cert and --tls-key let in only who has a certificate; --host "
+            "127.0.0.1 or --host unix:/path"
+        )
         found.append(Weakness(what, f"{remedy} serves this machine only"))
     if etcd is not None and etcd.password is not None:
         has_tls_files = any((etcd.ca, etcd.cert, etcd.key))
@@ -207,18 +242,27 @@ def require_guarded(
     *,
     metrics_host: str = "",
 ) -> None:
-    """Raise InvalidArgument if there are weaknesses. With `is_insecure` they are only logged as warnings."""
+    """Raise InvalidArgument if there are weaknesses. With `is_insecure` they are only logged as
+    warnings.
+    """
     found = weaknesses(host, etcd, tls)
     if metrics_host and not _is_guarded(metrics_host, tls):
-        what = f"everybody who reaches {metrics_host} may read the metrics, which have the names of subjects and groups"
-        remedy = "Certificates that are required of clients (--tls-ca, --tls-cert, --tls-key) close the metrics to all others"
+        what = (
+            f"everybody who reaches {metrics_host} may read the metrics, which have the names of "
+            "subjects and groups"
+        )
+        remedy = (
+            "Certificates that are required of clients (--tls-ca, --tls-cert, --tls-key) close "
+            "the metrics to all others"
+        )
         found.append(
             Weakness(what, f"{remedy}; without QMQ_METRICS_HOST this machine alone may read them")
         )
     for what, remedy in found:
         if not is_insecure:
             raise InvalidArgument(
-                f"{what}. {remedy}; --insecure (QMQ_INSECURE=1) allows it on a private network (docs/SECURITY.md)"
+                f"{what}. {remedy}; --insecure (QMQ_INSECURE=1) allows it on a private "
+                "network (docs/SECURITY.md)"
             )
         log.warning(
             "insecure: %s; allow only a private network to reach this process (docs/SECURITY.md)",
@@ -229,7 +273,9 @@ def require_guarded(
 def process_status(
     host: str, etcd: EtcdOptions | None = None, credentials: Credentials | None = None
 ) -> Callable[[], pb.ProcessStatus]:
-    """Make a function that returns the process's current status. Certificates may be renewed while the process runs."""
+    """Make a function that returns the process's current status. Certificates may be renewed while
+    the process runs.
+    """
     version, is_insecure = (
         qmq.__version__,
         bool(weaknesses(host, etcd, None if credentials is None else credentials.files)),
@@ -259,11 +305,13 @@ def check_settings(settings: DelaySettings) -> DelaySettings:
     bucket, most = settings.bucket_ms, settings.delay_ms_max
     if not BUCKET_MS_MIN <= bucket <= DAY_MS or DAY_MS % bucket:
         raise InvalidArgument(
-            f"a bucket must last 5 minutes to 24 hours and divide a day evenly, not {_minutes(bucket)} minutes"
+            "a bucket must last 5 minutes to 24 hours and divide a day evenly, not "
+            f"{_minutes(bucket)} minutes"
         )
     if not 0 < most <= YEARS_MAX * 366 * DAY_MS:
         raise InvalidArgument(
-            f"the longest delay must be above 0 and at most {YEARS_MAX} years, not {_days(most)} days"
+            f"the longest delay must be above 0 and at most {YEARS_MAX} years, not "
+            f"{_days(most)} days"
         )
     return settings
 
@@ -274,15 +322,19 @@ def check_kind(group: str, found: DelaySettings | None, wanted: DelaySettings | 
         return
     if found is None:
         raise InvalidArgument(
-            f"{group} is a broker group: start its replicas with `qmq broker`, or choose another --group for `qmq delay`"
+            f"{group} is a broker group: start its replicas with `qmq broker`, or choose "
+            "another --group for `qmq delay`"
         )
     if wanted is None:
         raise InvalidArgument(
-            f"{group} is a delay group: start its replicas with `qmq delay`, or choose another --group for `qmq broker`"
+            f"{group} is a delay group: start its replicas with `qmq delay`, or choose "
+            "another --group for `qmq broker`"
         )
     raise InvalidArgument(
-        f"delay group {group} was created with {_named(found)}, but this replica was started with {_named(wanted)}: all replicas "
-        "of a group need the same settings. Start it with the group's settings, or create another group"
+        f"delay group {group} was created with {_named(found)}, but this replica was started "
+        f"with {_named(wanted)}: all replicas "
+        "of a group need the same settings. Start it with the group's settings, or create "
+        "another group"
     )
 
 
@@ -300,14 +352,14 @@ def _days(ms: int) -> str:
     return f"{ms / DAY_MS:g}"
 
 
-# --- in the coordination store -----------------------------------------------------------------------------------------
+# --- in the coordination store --------------------------------------------------------------------
 
 
 async def found(
     store: CoordinationStore, group: str, replicas: tuple[str, ...], wanted: DelaySettings | None
 ) -> ReplicaMembership:
-    """The group's membership. A new group is created. Waits until the store can be reached. Raises InvalidArgument if the group is of
-    another kind.
+    """The group's membership. A new group is created. Waits until the store can be reached. Raises
+    InvalidArgument if the group is of another kind.
     """
     also = {SECRET: new_secret(), **({} if wanted is None else {"delay": wanted.encode()})}
     while True:
@@ -328,7 +380,7 @@ def check_group(state: BrokerGroupState, wanted: DelaySettings | None) -> None:
         check_kind(state.name, state.delay, wanted)
 
 
-# --- in the replica's folder -------------------------------------------------------------------------------------------
+# --- in the replica's folder ----------------------------------------------------------------------
 
 
 def check_folder(data: Path, group: str, wanted: DelaySettings | None) -> None:
@@ -341,7 +393,8 @@ def check_folder(data: Path, group: str, wanted: DelaySettings | None) -> None:
         settings = DelaySettings.decode(path.read_bytes())
     except (ValueError, TypeError, AttributeError) as cause:
         raise LogDamaged(
-            f"{path.name} cannot be read ({cause}): this file holds the settings with which the delay group was created"
+            f"{path.name} cannot be read ({cause}): this file holds the settings with which "
+            "the delay group was created"
         ) from cause
     check_kind(group, settings, wanted)
 

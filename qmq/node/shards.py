@@ -1,5 +1,5 @@
-"""Runs the shards of a broker as processes: starts them, passes signals, waits. A pure core decides what the supervisor does at each event
-of a shard; docs/SHARDS.md has the table.
+"""Runs the shards of a broker as processes: starts them, passes signals, waits. A pure core decides
+what the supervisor does at each event of a shard; docs/SHARDS.md has the table.
 """
 
 from __future__ import annotations
@@ -50,13 +50,17 @@ class StopAll:
 
 @dataclass(slots=True)
 class ShardSupervision:
-    """The state of the shards 1 to `count`, which are all starting at first. Times are milliseconds of a monotonic clock."""
+    """The state of the shards 1 to `count`, which are all starting at first. Times are milliseconds
+    of a monotonic clock.
+    """
 
     count: int
     pauses_ms: Sequence[int] = PAUSES_MS
     is_stopping: bool = False
     exit_status: int = 0
-    """The supervisor's exit status: that of the first shard that failed for good, or did not stop cleanly."""
+    """The supervisor's exit status: that of the first shard that failed for good, or did not stop
+    cleanly.
+    """
     _shards: dict[int, _Shard] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -75,7 +79,9 @@ class ShardSupervision:
         return all(each.state is ShardState.ENDED for each in self._shards.values())
 
     def started(self, shard: int) -> bool:
-        """Note that the shard's pause has ended. Returns False if the shard must not start any more."""
+        """Note that the shard's pause has ended. Returns False if the shard must not start any
+        more.
+        """
         found = self._shards[shard]
         found.state = ShardState.ENDED if self.is_stopping else ShardState.STARTING
         return not self.is_stopping
@@ -86,7 +92,9 @@ class ShardSupervision:
         found.state, found.has_served, found.serving_since_ms = ShardState.SERVING, True, now_ms
 
     def ended(self, shard: int, status: int, now_ms: int) -> Restart | StopAll | None:
-        """Note that the shard's process ended with an exit status (negative: killed by that signal)."""
+        """Note that the shard's process ended with an exit status (negative: killed by that
+        signal).
+        """
         found = self._shards[shard]
         was_steady = (
             found.state is ShardState.SERVING and now_ms - found.serving_since_ms >= STEADY_MS
@@ -130,8 +138,9 @@ class ShardCommand:
 
 
 class ShardSupervisor:
-    """`say` gets the lines that shards print, and `ready_line` when all shards serve. `whole` and `part` are the words for the server and
-    a process in the log, because a gateway's processes also run under this supervisor.
+    """`say` gets the lines that shards print, and `ready_line` when all shards serve. `whole` and
+    `part` are the words for the server and a process in the log, because a gateway's processes also
+    run under this supervisor.
     """
 
     def __init__(
@@ -155,7 +164,9 @@ class ShardSupervisor:
         self._has_told = False
 
     async def run(self) -> int:
-        """Run until all shards have ended. Returns the exit status. SIGINT and SIGTERM stop the shards."""
+        """Run until all shards have ended. Returns the exit status. SIGINT and SIGTERM stop the
+        shards.
+        """
         for number in (signal.SIGINT, signal.SIGTERM):
             self._loop.add_signal_handler(number, self._act, self._supervision.stop)
         for shard in self._commands:
@@ -230,5 +241,7 @@ class ShardSupervisor:
 
 
 def _end_with_parent() -> None:
-    """Called in the new process: let the kernel send SIGTERM when the supervisor ends for any reason."""
+    """Called in the new process: let the kernel send SIGTERM when the supervisor ends for any
+    reason.
+    """
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)

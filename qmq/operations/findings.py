@@ -1,4 +1,5 @@
-"""Finds the unusual states of a cluster: one function for `qmq doctor` and the console's first screen. Pure.
+"""Finds the unusual states of a cluster: one function for `qmq doctor` and the console's first
+screen. Pure.
 
 servers               metaservers, coordination store, broker groups, replicas, disks, certificates
 subjects and groups   backlog, pauses, dead letters, parked keys, routes
@@ -51,20 +52,26 @@ STORE_SILENT: Final = FindingKind(
     "warning; critical if all metaservers",
     "a metaserver has got no answer from etcd for 5 s",
     "Messages are still sent and delivered. "
-    "Until etcd answers again, no failed master can be replaced, and nothing can be created or changed.",
+    "Until etcd answers again, no failed master can be replaced, and nothing can be created "
+    "or changed.",
 )
 STORE_MEMBER_AWAY: Final = FindingKind(
     "store-member-away",
     "warning",
     "a member of etcd does not answer a metaserver, or belongs to another etcd cluster",
-    "etcd answers as long as a majority of its members does. Repair the member before the next one fails.",
+    (
+        "etcd answers as long as a majority of its members does. Repair the member before the "
+        "next one fails."
+    ),
 )
 STORE_VERSION: Final = FindingKind(
     "store-version",
     "warning",
     "a member of etcd is of release 3.5.0, 3.5.1 or 3.5.2",
-    "etcd 3.5.0 to 3.5.2 can lose or change keys on a member that is killed, and members then differ. Upgrade etcd, one member after "
-    "the other, to its newest release. To find members that differ already, start them with --experimental-initial-corrupt-check=true.",
+    "etcd 3.5.0 to 3.5.2 can lose or change keys on a member that is killed, and members "
+    "then differ. Upgrade etcd, one member after "
+    "the other, to its newest release. To find members that differ already, start them with "
+    "--experimental-initial-corrupt-check=true.",
 )
 NOT_ANSWERED: Final = FindingKind(
     "not-answered",
@@ -76,7 +83,10 @@ NO_MASTER: Final = FindingKind(
     "no-master",
     "critical",
     "a broker group or a delay group has no master",
-    "Nothing can be sent to this broker group or consumed from it. Start a majority of its voters; they must reach each other and etcd.",
+    (
+        "Nothing can be sent to this broker group or consumed from it. Start a majority of its "
+        "voters; they must reach each other and etcd."
+    ),
 )
 REPLICA_AWAY: Final = FindingKind(
     "replica-away",
@@ -88,46 +98,61 @@ REPLICA_BEHIND: Final = FindingKind(
     "replica-behind",
     "warning",
     "a replica lacks 10,000 entries, or its master has got no message from it for 5 s",
-    "It cannot become master before it has caught up. Until then the other replicas have to confirm every message.",
+    (
+        "It cannot become master before it has caught up. Until then the other replicas have to "
+        "confirm every message."
+    ),
 )
 REPLICA_INCOMPLETE: Final = FindingKind(
     "replica-incomplete",
     "warning",
     "a replica may lack what it acknowledged",
-    "It may have lost entries that it acknowledged, so it does not vote until it has caught up with a master.",
+    (
+        "It may have lost entries that it acknowledged, so it does not vote until it has caught "
+        "up with a master."
+    ),
 )
 REPLICA_FORKED: Final = FindingKind(
     "replica-forked",
     "critical",
     "a replica knows entries to be committed that its group's master does not have",
-    "An older copy of a disk was put back, or a majority of the disks lost data. This replica has the missing messages: "
+    "An older copy of a disk was put back, or a majority of the disks lost data. This "
+    "replica has the missing messages: "
     "keep its folder, and follow the runbook.",
 )
 STORE_PUT_BACK: Final = FindingKind(
     "store-put-back",
     "critical",
     "etcd has forgotten what a replica knows it had",
-    "etcd has older data than the brokers' logs. Routes, members, settings and subjects may be missing. Change nothing, and follow the "
+    "etcd has older data than the brokers' logs. Routes, members, settings and subjects may "
+    "be missing. Change nothing, and follow the "
     "runbook.",
 )
 MASTER_NOT_SERVING: Final = FindingKind(
     "master-not-serving",
     "warning",
     "a master does not serve clients",
-    "It has won the election, and serves clients after it has committed the first entry of its epoch or, "
+    "It has won the election, and serves clients after it has committed the first entry of "
+    "its epoch or, "
     "in a delay group, has fetched the schedule.",
 )
 MASTER_CHANGED: Final = FindingKind(
     "master-changed",
     "notice",
     "the epoch rose between two snapshots",
-    "If no operator moved the mastership, look for a slow disk, a bad network or an etcd that did not answer.",
+    (
+        "If no operator moved the mastership, look for a slow disk, a bad network or an etcd "
+        "that did not answer."
+    ),
 )
 ONE_VOTER: Final = FindingKind(
     "one-voter",
     "notice",
     "a broker group has a single voter",
-    "Its messages are on one machine only. If the machine is lost, they are lost. This is normal for `qmq dev`.",
+    (
+        "Its messages are on one machine only. If the machine is lost, they are lost. This is "
+        "normal for `qmq dev`."
+    ),
 )
 DRAINED: Final = FindingKind(
     "drained",
@@ -139,32 +164,46 @@ INSECURE: Final = FindingKind(
     "insecure-port",
     "notice",
     "a server runs with `--insecure`",
-    "Everyone who can reach the port may read, change and delete everything. Restrict access by network rules, or use certificates.",
+    (
+        "Everyone who can reach the port may read, change and delete everything. Restrict access "
+        "by network rules, or use certificates."
+    ),
 )
 CERTIFICATE_ENDS: Final = FindingKind(
     "certificate-ends",
     "notice, warning, critical",
     "a certificate ends in 30 days; in 7 days; it ended",
-    "After it has expired, no client or server can connect to this server. Replace the files; no restart is needed.",
+    (
+        "After it has expired, no client or server can connect to this server. Replace the "
+        "files; no restart is needed."
+    ),
 )
 OBJECT_DAMAGED: Final = FindingKind(
     "object-damaged",
     "critical",
     "readers found that the object store has lost or changed bytes of the log",
-    "Consumers and readers get an error where the object's messages begin. Put the object back from a copy of the bucket or its older "
-    "versions. If there is none, move groups behind it: the consumers' error names the sequence for qmq group reset.",
+    "Consumers and readers get an error where the object's messages begin. Put the object "
+    "back from a copy of the bucket or its older "
+    "versions. If there is none, move groups behind it: the consumers' error names the "
+    "sequence for qmq group reset.",
 )
 UNFLUSHED: Final = FindingKind(
     "unflushed",
     "warning",
     "the oldest unflushed data is older than 10 s",
-    "Flushing to disk is slow or has stopped. If all replicas lose power at the same time, the unflushed data is lost.",
+    (
+        "Flushing to disk is slow or has stopped. If all replicas lose power at the same time, "
+        "the unflushed data is lost."
+    ),
 )
 DISK_FULL: Final = FindingKind(
     "disk-full",
     "warning; critical if messages are refused",
     "less than four times the reserve (`QMQ_DISK_FREE_MIB`) is free",
-    "A broker without free disk space refuses new messages. Consumption and acknowledgements continue.",
+    (
+        "A broker without free disk space refuses new messages. Consumption and acknowledgements "
+        "continue."
+    ),
 )
 VERSION_DIFFERS: Final = FindingKind(
     "version-differs",
@@ -176,19 +215,25 @@ CLOCKS_DIFFER: Final = FindingKind(
     "clocks-differ",
     "warning",
     "a machine's clock is 2 s from the others, or from a delay group's time",
-    "Due times, retention and the times in reports depend on the machines' clocks. Synchronize them by NTP.",
+    (
+        "Due times, retention and the times in reports depend on the machines' clocks. "
+        "Synchronize them by NTP."
+    ),
 )
 RETENTION_BEHIND: Final = FindingKind(
     "retention-behind",
     "warning",
     "a replica's retention counts by a time that is an hour behind its machine's clock",
-    "Messages are kept longer than retention says, until the disk is full. If the clock is right (look at it on the machine), "
+    "Messages are kept longer than retention says, until the disk is full. If the clock is "
+    "right (look at it on the machine), "
     "confirm it with the variables of the replica's server; if not, repair NTP.",
 )
 
 
 def metaserver_findings(now: ClusterSnapshot, limits: Thresholds) -> Iterator[Finding]:
-    """Findings about metaservers, their connection to the coordination store, and questions without an answer."""
+    """Findings about metaservers, their connection to the coordination store, and questions without
+    an answer.
+    """
     away = [each for each in now.metaservers if each.failure]
     severity = Severity.WARNING if now.is_reachable else Severity.CRITICAL
     for each in away:
@@ -212,7 +257,10 @@ def metaserver_findings(now: ClusterSnapshot, limits: Thresholds) -> Iterator[Fi
     for each_group in now.broker_groups:
         forgotten = [each for each in each_group.replicas if each.older_store]
         if forgotten:
-            what = f"its data was put back: {forgotten[0].older_store} (by {', '.join(each.replica for each in forgotten)})"
+            what = (
+                f"its data was put back: {forgotten[0].older_store} (by "
+                f"{', '.join(each.replica for each in forgotten)})"
+            )
             yield Finding(
                 STORE_PUT_BACK,
                 Severity.CRITICAL,
@@ -303,14 +351,23 @@ def _group_findings(
         doubtful = [
             each.replica for each in group.replicas if each.role is not None and not each.is_whole
         ]
-        what = f"elects no master: {', '.join(doubtful)} may lack entries and has no vote, so all {len(group.voters)} voters are needed"
+        what = (
+            f"elects no master: {', '.join(doubtful)} may lack entries and has no vote, so all "
+            f"{len(group.voters)} voters are needed"
+        )
         yield Finding(NO_MASTER, Severity.CRITICAL, about, what, f"{STATUS} --watch")
     elif group.health == OFFLINE:
-        what = f"has no master: {len(present)} of {len(group.voters)} voters run, and {len(group.voters) // 2 + 1} are needed"
+        what = (
+            f"has no master: {len(present)} of {len(group.voters)} voters run, and "
+            f"{len(group.voters) // 2 + 1} are needed"
+        )
         what += f"; subjects there: {subjects:,}" if subjects else ""
         yield Finding(NO_MASTER, Severity.CRITICAL, about, what, f"{STATUS} --watch")
     elif before is not None and before.epoch and group.epoch > before.epoch:
-        what = f"its master changed from {before.master or 'none'} to {group.master} a moment ago (epoch {group.epoch})"
+        what = (
+            f"its master changed from {before.master or 'none'} to {group.master} a moment ago "
+            f"(epoch {group.epoch})"
+        )
         yield Finding(MASTER_CHANGED, Severity.NOTICE, about, what, f"{STATUS} --watch")
     if len(group.voters) == 1:
         yield Finding(ONE_VOTER, Severity.NOTICE, about, "has one voter", STATUS)
@@ -389,7 +446,9 @@ def _absence(group: BrokerGroupFacts, replica: ReplicaFacts) -> str:
 
 
 def machine_findings(now: ClusterSnapshot, limits: Thresholds) -> Iterator[Finding]:
-    """Findings about disks, flushes, exposure, certificates, versions and clocks of all processes that answered."""
+    """Findings about disks, flushes, exposure, certificates, versions and clocks of all processes
+    that answered.
+    """
     replicas = [each for group in now.broker_groups for each in group.replicas]
     for each in replicas:
         if each.storage is not None:
@@ -418,7 +477,10 @@ def _storage_findings(about: str, storage: StorageFacts, limits: Thresholds) -> 
         what = f"the object store has lost or changed {names}"
         yield Finding(OBJECT_DAMAGED, Severity.CRITICAL, about, what, "qmq group list")
     if storage.unflushed_age_ms > limits.unflushed_age_ms:
-        what = f"{size_in_words(storage.unflushed_bytes)} are not flushed, the oldest for {in_words(storage.unflushed_age_ms)}"
+        what = (
+            f"{size_in_words(storage.unflushed_bytes)} are not flushed, the oldest for "
+            f"{in_words(storage.unflushed_age_ms)}"
+        )
         yield Finding(UNFLUSHED, Severity.WARNING, about, what, f"{STATUS} --watch")
 
 
@@ -444,21 +506,28 @@ def _process_findings(about: str, process: ProcessFacts, limits: Thresholds) -> 
 
 
 def _version_findings(processes: dict[str, ProcessFacts]) -> Iterator[Finding]:
-    """Findings about servers whose version differs from most others. A server that does not report its version counts as the oldest."""
+    """Findings about servers whose version differs from most others. A server that does not report
+    its version counts as the oldest.
+    """
     counts = Counter(each.version for each in processes.values())
     if len(counts) < 2:
         return
     usual, _ = max(counts.items(), key=lambda item: (item[1], item[0]))
     for about, process in processes.items():
         if process.version != usual:
-            what = f"runs version {process.version or 'unknown'}; most servers run {usual or 'an older version that does not report itself'}"
+            what = (
+                f"runs version {process.version or 'unknown'}; most servers run "
+                f"{usual or 'an older version that does not report itself'}"
+            )
             yield Finding(VERSION_DIFFERS, Severity.NOTICE, about, what, f"{STATUS} --json")
 
 
 def _clock_findings(
     now: ClusterSnapshot, replicas: list[ReplicaFacts], limits: Thresholds
 ) -> Iterator[Finding]:
-    """Compares each machine's clock with the median. The clocks were read within a second, so smaller differences are ignored."""
+    """Compares each machine's clock with the median. The clocks were read within a second, so
+    smaller differences are ignored.
+    """
     told = {f"replica {each.replica}": each.time_ms for each in replicas if each.time_ms}
     if len(told) > 1:
         middle = sorted(told.values())[len(told) // 2]
@@ -479,7 +548,10 @@ def _clock_findings(
                     if is_doubted
                     else "an operator has to confirm its clock"
                 )
-                what = f"its retention counts by a time {behind_ms // 1000:,} s behind its clock: {why}"
+                what = (
+                    f"its retention counts by a time {behind_ms // 1000:,} s behind its clock: "
+                    f"{why}"
+                )
                 command = (
                     "timedatectl timesync-status"
                     if is_doubted
@@ -495,7 +567,10 @@ def _clock_findings(
     for delay in now.delay_groups:
         if abs(delay.clock_step_ms) > limits.clock_ms:
             side = "ahead of" if delay.clock_step_ms > 0 else "behind"
-            what = f"its master's clock is {in_words(abs(delay.clock_step_ms))} {side} the time that the group keeps"
+            what = (
+                f"its master's clock is {in_words(abs(delay.clock_step_ms))} {side} the time "
+                "that the group keeps"
+            )
             yield Finding(
                 CLOCKS_DIFFER,
                 Severity.WARNING,
@@ -509,7 +584,10 @@ ONE_BROKER_GROUP: Final = FindingKind(
     "one-broker-group",
     "notice",
     "there are several broker groups, and a subject is on one",
-    "While this broker group has no master, nothing can be sent to the subject, although other broker groups could store its messages.",
+    (
+        "While this broker group has no master, nothing can be sent to the subject, although "
+        "other broker groups could store its messages."
+    ),
 )
 ROUTE_CHANGE_STUCK: Final = FindingKind(
     "route-change-stuck",
@@ -521,13 +599,19 @@ GROUP_LAGS: Final = FindingKind(
     "group-lags",
     "warning; notice if it catches up in time",
     "the oldest message is 5 min old, or a million messages wait",
-    "Its consumers are too slow, too few, or fail. Retention deletes messages that they do not reach in time.",
+    (
+        "Its consumers are too slow, too few, or fail. Retention deletes messages that they do "
+        "not reach in time."
+    ),
 )
 NO_CONSUMERS: Final = FindingKind(
     "no-consumers",
     "warning",
     "messages have waited for a minute, and the group has no consumer",
-    "Retention will delete the waiting messages unread. If the group is no longer needed, delete it.",
+    (
+        "Retention will delete the waiting messages unread. If the group is no longer needed, "
+        "delete it."
+    ),
 )
 GROUP_PAUSED: Final = FindingKind(
     "group-paused",
@@ -538,8 +622,14 @@ GROUP_PAUSED: Final = FindingKind(
 LANES_UNHELD: Final = FindingKind(
     "lanes-unheld",
     "warning",
-    "in two snapshots, no consumer holds a partition with waiting messages, and the group has consumers",
-    "The group has consumers, but none of them reads this partition: a consumer keeps its lane too long, or cannot reach the broker.",
+    (
+        "in two snapshots, no consumer holds a partition with waiting messages, and the group "
+        "has consumers"
+    ),
+    (
+        "The group has consumers, but none of them reads this partition: a consumer keeps its "
+        "lane too long, or cannot reach the broker."
+    ),
 )
 OVERTAKEN: Final = FindingKind(
     "retention-overtook",
@@ -556,20 +646,32 @@ EXPIRED: Final = FindingKind(
 DYING: Final = FindingKind(
     "dying-messages",
     "warning",
-    "in two snapshots, the same number of messages or more waits to be copied to the dead-letter queue",
-    "They failed in all attempts, and cannot be copied to the dead-letter queue. A disk may be full.",
+    (
+        "in two snapshots, the same number of messages or more waits to be copied to the "
+        "dead-letter queue"
+    ),
+    (
+        "They failed in all attempts, and cannot be copied to the dead-letter queue. A disk may "
+        "be full."
+    ),
 )
 DEAD_LETTERS: Final = FindingKind(
     "dead-letters",
     "notice; warning if one came lately",
     "the dead-letter queue has messages; one came in the last 10 min",
-    "They failed in all attempts, and stay in the dead-letter queue until you replay or purge them.",
+    (
+        "They failed in all attempts, and stay in the dead-letter queue until you replay or "
+        "purge them."
+    ),
 )
 PARKED_KEYS: Final = FindingKind(
     "parked-keys",
     "warning; critical if they are too many",
     "a group has parked keys",
-    "A message of each key failed. It and all later messages of the key wait until you replay or skip it.",
+    (
+        "A message of each key failed. It and all later messages of the key wait until you "
+        "replay or skip it."
+    ),
 )
 
 
@@ -593,7 +695,10 @@ def subject_findings(now: ClusterSnapshot, limits: Thresholds) -> Iterator[Findi
             and change.since_ms
             and now.time_ms - change.since_ms > limits.route_change_ms
         ):
-            what = f"its {change.kind} to version {change.to_version} has been {change.phase} for {in_words(now.time_ms - change.since_ms)}"
+            what = (
+                f"its {change.kind} to version {change.to_version} has been {change.phase} for "
+                f"{in_words(now.time_ms - change.since_ms)}"
+            )
             yield Finding(
                 ROUTE_CHANGE_STUCK,
                 Severity.WARNING,
@@ -723,10 +828,16 @@ def _failure_findings(
 ) -> Iterator[Finding]:
     about = _about(group)
     if group.parked_keys:
-        what = f"has {counted(group.parked_keys, 'parked key')} with {counted(group.parked_messages, 'message')}"
+        what = (
+            f"has {counted(group.parked_keys, 'parked key')} with "
+            f"{counted(group.parked_messages, 'message')}"
+        )
         full = [str(each.partition) for each in group.progress if each.is_full]
         if full:
-            what += f"; that is too many: it gets no more messages of partition {', '.join(full[:10])} until you replay or skip keys"
+            what += (
+                "; that is too many: it gets no more messages of partition "
+                f"{', '.join(full[:10])} until you replay or skip keys"
+            )
         severity = Severity.CRITICAL if full else Severity.WARNING
         yield Finding(
             PARKED_KEYS, severity, about, what, f"qmq dlq list {group.subject} {group.group}"
@@ -788,14 +899,23 @@ def dead_letter_findings(
 DELAY_BEHIND: Final = FindingKind(
     "delay-behind",
     "warning",
-    "p99 of the lateness is over 5 s, the schedule is loaded late, or due messages are not delivered",
-    "Delayed messages are delivered after their due time: brokers answer slowly, or more messages are due than can be delivered.",
+    (
+        "p99 of the lateness is over 5 s, the schedule is loaded late, or due messages are not "
+        "delivered"
+    ),
+    (
+        "Delayed messages are delivered after their due time: brokers answer slowly, or more "
+        "messages are due than can be delivered."
+    ),
 )
 DELAY_TROUBLE: Final = FindingKind(
     "delay-trouble",
     "warning",
     "due messages of a subject cannot be delivered",
-    "The messages are due and have to wait. They are not lost, and are delivered when the cause is removed.",
+    (
+        "The messages are due and have to wait. They are not lost, and are delivered when the "
+        "cause is removed."
+    ),
 )
 _STATS: Final = "qmq delay stats"
 
@@ -825,7 +945,10 @@ def delay_findings(
 def _lateness(group: DelayGroupFacts, before: DelayGroupFacts | None, limits: Thresholds) -> str:
     """The lateness in words; empty if deliveries are on time."""
     if group.lateness_p99_ms > limits.lateness_ms:
-        return f"delivers late: one message in a hundred by {in_words(group.lateness_p99_ms)} or more in the last minute"
+        return (
+            f"delivers late: one message in a hundred by {in_words(group.lateness_p99_ms)} or "
+            "more in the last minute"
+        )
     if 0 < group.horizon_ms < group.time_ms - limits.lateness_ms:
         return f"loads its schedule {in_words(group.time_ms - group.horizon_ms)} behind the clock"
     if (
@@ -850,9 +973,10 @@ def findings(
     previous: ClusterSnapshot | None = None,
     limits: Thresholds = THRESHOLDS,
 ) -> tuple[Finding, ...]:
-    """The findings, the worst first; empty if all is well. `previous` is an earlier snapshot of the same cluster, at least a second old.
-    With it, findings say what grows and what stands still; kinds that need two snapshots (master-changed, lanes-unheld, messages-expired,
-    dying-messages) are found only with it.
+    """The findings, the worst first; empty if all is well. `previous` is an earlier snapshot of the
+    same cluster, at least a second old. With it, findings say what grows and what stands still;
+    kinds that need two snapshots (master-changed, lanes-unheld, messages-expired, dying-messages)
+    are found only with it.
     """
     if not snapshot.is_reachable:
         return tuple(metaserver_findings(snapshot, limits))
@@ -873,7 +997,9 @@ def _place(kind: FindingKind) -> int:
 
 
 def folded(found: Iterable[Finding], most: int = MANY) -> tuple[Finding, ...]:
-    """The findings for a person: beyond `most` findings of one kind and severity, one line replaces the rest."""
+    """The findings for a person: beyond `most` findings of one kind and severity, one line replaces
+    the rest.
+    """
     kept: list[Finding] = []
     counts: dict[tuple[str, Severity], int] = {}
     for each in found:

@@ -1,16 +1,21 @@
-"""Dead letters of a group: selected by an operator's conditions, and changed before they are sent again; and parked keys.
+"""Dead letters of a group: selected by an operator's conditions, and changed before they are sent
+again; and parked keys.
 
     LetterEdit.parse(["customer.country=DE", "retries=0"], ["card"]).of(letter)
 
-A field is named by its path in a JSON body, with dots between names. A value is JSON if it reads as JSON, and text otherwise.
+A field is named by its path in a JSON body, with dots between names. A value is JSON if it reads as
+JSON, and text otherwise.
 
-*Parked keys* are keys of ordered subjects that a group set aside because a message failed, together with all later messages of the key.
-They are the dead letters of ordered subjects, under the same verbs of `qmq dlq`.
+*Parked keys* are keys of ordered subjects that a group set aside because a message failed, together
+with all later messages of the key. They are the dead letters of ordered subjects, under the same
+verbs of `qmq dlq`.
 
-A key is written as text, as `hex:00ff` or as `base64:AP8=`. Printed keys have the same forms and can be used as input.
+A key is written as text, as `hex:00ff` or as `base64:AP8=`. Printed keys have the same forms and
+can be used as input.
 
-A key that was parked before a route change is also parked in the successor partitions, even if they hold no message of the key yet. A
-successor always has a higher number, so a key is unparked in ascending order of partitions, which is the order of sending.
+A key that was parked before a route change is also parked in the successor partitions, even if they
+hold no message of the key yet. A successor always has a higher number, so a key is unparked in
+ascending order of partitions, which is the order of sending.
 """
 
 from __future__ import annotations
@@ -37,7 +42,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class LetterEdit:
-    """Changes to a letter. `body` replaces the whole body. Otherwise `fields` of the JSON body are set, and `removed` are removed."""
+    """Changes to a letter. `body` replaces the whole body. Otherwise `fields` of the JSON body are
+    set, and `removed` are removed.
+    """
 
     body: bytes | None = None
     fields: tuple[tuple[str, Any], ...] = ()
@@ -113,7 +120,8 @@ def _object(letter: DeadLetter) -> dict[str, Any]:
         found = None
     if not isinstance(found, dict):
         raise InvalidArgument(
-            f"dead letter {letter.id} has no JSON object as its body: leave it out, or replace its body as a whole"
+            f"dead letter {letter.id} has no JSON object as its body: leave it out, or "
+            "replace its body as a whole"
         )
     return found
 
@@ -133,7 +141,9 @@ def _inside(
 
 
 def chosen_by(subject: str, ids: list[str], error: str, since: datetime | None) -> Choose:
-    """A function that selects letters: all given conditions must hold. Raises InvalidArgument for an invalid message id."""
+    """A function that selects letters: all given conditions must hold. Raises InvalidArgument for
+    an invalid message id.
+    """
     wanted = {each.strip().lower() for each in ids}
     if any(len(each) != 32 for each in wanted):
         raise InvalidArgument(
@@ -206,9 +216,11 @@ async def shown(mq: Client, subject: str, group: str, key: str) -> list[Row]:
 async def unparked(
     mq: Client, subject: str, group: str, key: str, *, is_replay: bool, dry_run: bool
 ) -> list[Row]:
-    """Deliver a parked key's messages to the group again, in order and before newer ones of the key; or skip them for good.
+    """Deliver a parked key's messages to the group again, in order and before newer ones of the
+    key; or skip them for good.
 
-    Follows a change of master. Raises InvalidArgument if the key is not parked, and Incomplete with the partitions already done.
+    Follows a change of master. Raises InvalidArgument if the key is not parked, and Incomplete with
+    the partitions already done.
     """
     parts = await _parts(mq, subject, group, key)
     if dry_run:
@@ -236,7 +248,8 @@ async def unparked(
 
 async def _parts(mq: Client, subject: str, group: str, key: str) -> list[control.ParkedKey]:
     found = await mq.metadata.parked(subject, group, key=parse_key(key))
-    # A silent broker group may hold older messages of the key. Delivered after the newer ones, they would break the order.
+    # A silent broker group may hold older messages of the key. Delivered after the newer ones, they
+    # would break the order.
     if found.silent:
         raise NotConnected(f"nothing was done: {'; '.join(found.silent.values())}")
     return chosen(found, key, group)
@@ -245,8 +258,8 @@ async def _parts(mq: Client, subject: str, group: str, key: str) -> list[control
 async def _left(
     mq: Client, subject: str, group: str, key: bytes, rows: Sequence[Row]
 ) -> list[control.ParkedKey]:
-    """The partitions where the key is still parked: a route change may have passed it on. Partitions already done are left out, even if
-    the key failed there again.
+    """The partitions where the key is still parked: a route change may have passed it on.
+    Partitions already done are left out, even if the key failed there again.
 
     Raises NotConnected while a broker group is silent.
     """
@@ -289,11 +302,14 @@ def _row(each: control.ParkedKey) -> tuple[Any, ...]:
 
 
 def chosen(parked: Sequence[control.ParkedKey], key: str, group: str) -> list[control.ParkedKey]:
-    """The partitions where a key is parked, oldest first. Raises InvalidArgument if there are none."""
+    """The partitions where a key is parked, oldest first. Raises InvalidArgument if there are
+    none.
+    """
     wanted = parse_key(key)
     found = sorted((each for each in parked if each.key == wanted), key=lambda each: each.partition)
     if not found:
         raise InvalidArgument(
-            f"group {group!r} has not parked the key {key!r}: `qmq dlq list SUBJECT GROUP` shows its parked keys"
+            f"group {group!r} has not parked the key {key!r}: `qmq dlq list SUBJECT GROUP` "
+            "shows its parked keys"
         )
     return found

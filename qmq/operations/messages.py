@@ -1,7 +1,9 @@
-"""Gathers all facts about one message: its places, its state in delay groups, its deliveries to consumer groups, and the pauses of these
-groups; and says them, as `qmq message` and `qmq why` do: facts for programs, lines and sentences for people.
+"""Gathers all facts about one message: its places, its state in delay groups, its deliveries to
+consumer groups, and the pauses of these groups; and says them, as `qmq message` and `qmq why` do:
+facts for programs, lines and sentences for people.
 
-The id is a message id (32 hexadecimal digits), or the id of a delayed message (a receipt's `delayed_id`), which also contains its place.
+The id is a message id (32 hexadecimal digits), or the id of a delayed message (a receipt's
+`delayed_id`), which also contains its place.
 """
 
 from __future__ import annotations
@@ -26,7 +28,9 @@ if TYPE_CHECKING:
     from qmq.client.producing.delayed import DelayedMessage
 
 EARLY_MS: Final = 60_000
-"""The most by which a delivery may be before the due time, by the clock of the broker that stores the message."""
+"""The most by which a delivery may be before the due time, by the clock of the broker that stores
+the message.
+"""
 
 
 @dataclass(slots=True)
@@ -54,7 +58,9 @@ class Inquiry:
 async def places_of(
     mq: Client, text: str, subject: str
 ) -> tuple[str, list[control.StoredMessage], list[DelayedMessage], bool]:
-    """(message id, places, what delay groups have, whether there may be more). Raises MessageNotFound, InvalidArgument."""
+    """(message id, places, what delay groups have, whether there may be more). Raises
+    MessageNotFound, InvalidArgument.
+    """
     delayed_id = DelayedId.parse(text) if "-" in text else None
     message_id = str(delayed_id.message_id if delayed_id is not None else MessageId.parse(text))
     waiting: dict[str, DelayedMessage] = {}
@@ -96,7 +102,9 @@ async def _find(
 
 
 async def inquire(mq: Client, text: str, subject: str = "", group: str = "") -> Inquiry:
-    """Gather all facts about a message. Raises MessageNotFound, UnknownSubject, InvalidArgument, Unavailable."""
+    """Gather all facts about a message. Raises MessageNotFound, UnknownSubject, InvalidArgument,
+    Unavailable.
+    """
     message_id, places, delayed, is_incomplete = await places_of(mq, text, subject)
     followed = [await _follow(mq, place, group) for place in places if not place.due_ms]
     return Inquiry(message_id, followed, delayed, await mq.metadata.pauses(), is_incomplete)
@@ -195,7 +203,7 @@ def place_text(place: control.StoredMessage) -> str:
     return f"{place.broker_group} as {place.sequence} of {place.subject}{partition}"
 
 
-# --- show ---------------------------------------------------------------------------------------------------------------
+# --- show -----------------------------------------------------------------------------------------
 
 
 def message_facts(place: control.StoredMessage) -> dict[str, Any]:
@@ -220,7 +228,9 @@ def message_facts(place: control.StoredMessage) -> dict[str, Any]:
 
 
 def stored_facts(message: StoredMessage) -> dict[str, Any]:
-    """A message that was read, as JSON values: `body` is None if the body is not UTF-8; `body_base64` is always there."""
+    """A message that was read, as JSON values: `body` is None if the body is not UTF-8;
+    `body_base64` is always there.
+    """
     return {
         "sequence": message.sequence,
         "id": str(message.id),
@@ -242,7 +252,7 @@ def text_of(body: bytes) -> str | None:
         return None
 
 
-# --- trace --------------------------------------------------------------------------------------------------------------
+# --- trace ----------------------------------------------------------------------------------------
 
 
 def timeline(inquiry: Inquiry) -> list[tuple[Any, ...]]:
@@ -307,11 +317,13 @@ def _earlier(place: control.StoredMessage) -> int:
     )
 
 
-# --- why ----------------------------------------------------------------------------------------------------------------
+# --- why ------------------------------------------------------------------------------------------
 
 
 def why(inquiry: Inquiry, now_ms: int) -> list[dict[str, str]]:
-    """A paragraph for the message, and one for each group: `group`, `state` and `text`. `now_ms` is this machine's time."""
+    """A paragraph for the message, and one for each group: `group`, `state` and `text`. `now_ms` is
+    this machine's time.
+    """
     told = [{"group": "", "state": "stored", "text": _where(inquiry)}]
     told += [
         {"group": "", "state": each.state, "text": _delayed_text(each, now_ms)}
@@ -327,7 +339,10 @@ def why(inquiry: Inquiry, now_ms: int) -> list[dict[str, str]]:
             text = f"No group has consumed {found.place.subject} on {found.place.broker_group}."
             told.append({"group": "", "state": "unread", "text": text})
     if inquiry.is_incomplete:
-        text = "It may be elsewhere too: not everything could be looked through. Name its subject, or see `qmq cluster status`."
+        text = (
+            "It may be elsewhere too: not everything could be looked through. Name its subject, "
+            "or see `qmq cluster status`."
+        )
         told.append({"group": "", "state": "incomplete", "text": text})
     return told
 
@@ -343,19 +358,34 @@ def _where(inquiry: Inquiry) -> str:
 def _delayed_text(message: DelayedMessage, now_ms: int) -> str:
     due_ms, group = _ms(message.due), message.headers.get(GROUP)
     what = (
-        f"A copy for group {group.decode(errors='replace')}, which asked for a later retry, is delayed"
+        (
+            f"A copy for group {group.decode(errors='replace')}, which asked for a later retry, "
+            "is delayed"
+        )
         if group
         else "Delayed"
     )
     if message.state == "pending" and due_ms > now_ms:
-        return f"{what}: due in {span_text(due_ms - now_ms)}, at {Time(due_ms)}, in delay group {message.delay_group}."
+        return (
+            f"{what}: due in {span_text(due_ms - now_ms)}, at {Time(due_ms)}, in delay group "
+            f"{message.delay_group}."
+        )
     if message.state in ("pending", "planned"):
-        return f"{what}: was due at {Time(due_ms)}; delay group {message.delay_group} is delivering it: see `qmq delay stats`."
-    return f"{what}: was due at {Time(due_ms)}; delay group {message.delay_group} says: {message.state}."
+        return (
+            f"{what}: was due at {Time(due_ms)}; delay group {message.delay_group} is delivering "
+            "it: see `qmq delay stats`."
+        )
+    return (
+        f"{what}: was due at {Time(due_ms)}; delay group {message.delay_group} says: "
+        f"{message.state}."
+    )
 
 
 def _unopened_text(group: str, version: int) -> str:
-    return f"Group {group}: still reads version {version} of the route; the message's partition comes after that is finished."
+    return (
+        f"Group {group}: still reads version {version} of the route; the message's partition "
+        "comes after that is finished."
+    )
 
 
 def _told(inquiry: Inquiry, found: Followed, state: control.MessageState) -> dict[str, str]:
@@ -391,7 +421,10 @@ def _has_copy(inquiry: Inquiry, group: str) -> bool:
 
 
 def _handed_over(state: control.MessageState) -> str:
-    return f"failed at {Time(state.last.time_ms)} and asked for a later retry, for which a copy for it alone was made"
+    return (
+        f"failed at {Time(state.last.time_ms)} and asked for a later retry, for which a copy for "
+        "it alone was made"
+    )
 
 
 def _pauses(inquiry: Inquiry, found: Followed, state: control.MessageState) -> list[str]:
@@ -474,7 +507,8 @@ def _in_lane(found: Followed, state: control.MessageState) -> str:
     )
     if state.consumer:
         parts.append(
-            f"its lane is held by {state.consumer}, whose lease ends in {span_text(state.lease_left_ms)} unless it sends a heartbeat"
+            f"its lane is held by {state.consumer}, whose lease ends in "
+            f"{span_text(state.lease_left_ms)} unless it sends a heartbeat"
         )
     else:
         parts.append("no consumer holds its lane")
@@ -498,19 +532,34 @@ def _waiting(found: Followed, state: control.MessageState) -> str:
     else:
         text = f"failed {failed} time{'s' if failed != 1 else ''}" if failed else "was given back"
     if state.due_ms > found.now_ms:
-        return f"{text}, comes again in {span_text(state.due_ms - found.now_ms)} ({_attempt(found, state)})"
-    return f"{text}, goes out again to the next consumer that asks ({_attempt(found, state)}){'' if state.consumers else '; none is here'}"
+        return (
+            f"{text}, comes again in {span_text(state.due_ms - found.now_ms)} "
+            f"({_attempt(found, state)})"
+        )
+    return (
+        f"{text}, goes out again to the next consumer that asks "
+        f"({_attempt(found, state)}){'' if state.consumers else '; none is here'}"
+    )
 
 
 def _dying(found: Followed, state: control.MessageState) -> str:
-    return f"failed for good at {Time(state.last.time_ms)}{_because(state.last.error)}; on its way to the dead-letter queue"
+    return (
+        f"failed for good at {Time(state.last.time_ms)}{_because(state.last.error)}; on its way "
+        "to the dead-letter queue"
+    )
 
 
 def _dead(found: Followed, state: control.MessageState) -> str:
     letter, because = state.dead_letter, _because(state.last.error)
     if not letter.subject:
-        return f"failed for good at {Time(state.last.time_ms)}{because}; its dead letter is not kept any more"
-    return f"in the dead-letter queue since {Time(letter.append_time_ms)}{because}; there it is {place_text(letter)}"
+        return (
+            f"failed for good at {Time(state.last.time_ms)}{because}; its dead letter is not "
+            "kept any more"
+        )
+    return (
+        f"in the dead-letter queue since {Time(letter.append_time_ms)}{because}; there it is "
+        f"{place_text(letter)}"
+    )
 
 
 def _because(error: str) -> str:
@@ -549,7 +598,10 @@ def _parked(found: Followed, state: control.MessageState) -> str:
         if state.parked_first != found.place.sequence
         else ""
     )
-    return f"set aside with its key {key}{since}{behind}: `qmq dlq replay {found.place.subject} {state.group} {key}` gives it back"
+    return (
+        f"set aside with its key {key}{since}{behind}: `qmq dlq replay {found.place.subject} "
+        f"{state.group} {key}` gives it back"
+    )
 
 
 _TEXTS: Final = {

@@ -1,10 +1,11 @@
-"""The state of an ordered subject's route, partitions and groups, with their progress, read over the public admin API; and the facts that
-`qmq route` prints of it, as JSON values.
+"""The state of an ordered subject's route, partitions and groups, with their progress, read over
+the public admin API; and the facts that `qmq route` prints of it, as JSON values.
 
 Rules:
 * Programs read these names: fields are added, never renamed.
-* An unknown value is None, never 0: a partition whose broker group is silent has the state "unknown" and no figures. A partition that is
-  missing in its broker group's answer is empty: the broker makes it with its first message.
+* An unknown value is None, never 0: a partition whose broker group is silent has the state
+  "unknown" and no figures. A partition that is missing in its broker group's answer is empty: the
+  broker makes it with its first message.
 * A closed partition's command message is no message: it counts neither as kept nor as left.
 """
 
@@ -21,14 +22,17 @@ if TYPE_CHECKING:
 
 
 def messages_end(status: control.PartitionStatus) -> int:
-    """The end of a partition's messages. The last entry of a closed partition is its command message."""
+    """The end of a partition's messages. The last entry of a closed partition is its command
+    message.
+    """
     return status.sealed_at if status.HasField("sealed_at") else status.next_sequence
 
 
 def messages_left(status: control.PartitionStatus) -> int:
     """The messages of a partition that the group has not done, from its progress.
 
-    Exact while the group is equally far in all ranges; otherwise each range counts by its width, since messages are not counted by range.
+    Exact while the group is equally far in all ranges; otherwise each range counts by its width,
+    since messages are not counted by range.
     """
     end = messages_end(status)
     if not status.progress:
@@ -48,7 +52,9 @@ FENCED: Final = -1
 def facts(
     described: pb.DescribeRouteResponse, places: Mapping[int, pb.OrderedPartition]
 ) -> dict[str, Any]:
-    """All facts of a subject. `places`: the broker groups of partitions of other versions, if known."""
+    """All facts of a subject. `places`: the broker groups of partitions of other versions, if
+    known.
+    """
     settings, route = described.settings, described.route
     statuses = _statuses(described, [*route.partitions, *places.values()])
     fenced = set(route.fenced)
@@ -98,7 +104,9 @@ def read_partitions(described: pb.DescribeRouteResponse) -> set[int]:
 def _statuses(
     described: pb.DescribeRouteResponse, places: Iterable[pb.OrderedPartition]
 ) -> dict[int, control.PartitionStatus]:
-    """The status of each partition. The figures of a partition are the same in every group's list."""
+    """The status of each partition. The figures of a partition are the same in every group's
+    list.
+    """
     from qmq.proto.v1 import control_pb2 as control
 
     silent = set(described.silent_groups)
@@ -159,7 +167,7 @@ def _state(number: int, status: control.PartitionStatus | None, fenced: set[int]
     return "open" if status is not None else "unknown"
 
 
-# --- groups ------------------------------------------------------------------------------------------------------------
+# --- groups ---------------------------------------------------------------------------------------
 
 
 def group_facts(
@@ -223,19 +231,19 @@ def _reading(status: control.PartitionStatus, place: pb.OrderedPartition | None)
 
 
 def left_in(group: pb.OrderedGroup, numbers: Iterable[int]) -> int:
-    """The messages that a group has not done in some partitions. A partition that the group no longer reads, or does not read yet, counts
-    as 0.
+    """The messages that a group has not done in some partitions. A partition that the group no
+    longer reads, or does not read yet, counts as 0.
     """
     wanted = set(numbers)
     return sum(messages_left(each) for each in group.partitions if each.partition in wanted)
 
 
-# --- changes -----------------------------------------------------------------------------------------------------------
+# --- changes --------------------------------------------------------------------------------------
 
 
 def change_facts(change: pb.RouteChangeInfo) -> dict[str, Any]:
-    """The facts of a route change. Writers were refused from a moment between prepared and sealed until published, so the facts have the
-    shortest and the longest possible time.
+    """The facts of a route change. Writers were refused from a moment between prepared and sealed
+    until published, so the facts have the shortest and the longest possible time.
     """
     times = dict(change.times_ms)
     return {
@@ -270,7 +278,9 @@ def place_facts(place: pb.OrderedPartition) -> dict[str, Any]:
 def undo_command(
     subject: str, change: pb.RouteChangeInfo, before: Iterable[pb.OrderedPartition]
 ) -> str:
-    """The command that restores the ranges and broker groups of `before`; the partitions get new numbers."""
+    """The command that restores the ranges and broker groups of `before`; the partitions get new
+    numbers.
+    """
     targets = [str(each.number) for each in change.targets]
     sources = sorted(
         (each for each in before if each.number in set(change.sources)),
@@ -281,7 +291,10 @@ def undo_command(
         return f"qmq route merge {subject} {' '.join(targets)} --to {groups[0]}"
     if change.kind == "merge":
         cuts = " ".join(f"--at {each.lps.first}" for each in sources[1:])
-        return f"qmq route split {subject} {targets[0]} {cuts} {' '.join(f'--to {group}' for group in groups)}"
+        return (
+            f"qmq route split {subject} {targets[0]} {cuts} "
+            f"{' '.join(f'--to {group}' for group in groups)}"
+        )
     return f"qmq route move {subject} {targets[0]} --to {groups[0]}"
 
 
@@ -315,7 +328,9 @@ def plan_facts(
 
 
 async def described(mq: Client, subject: str, version: int = 0) -> dict[str, Any]:
-    """A subject's facts. The broker groups of partitions of other versions come from the history and the first route."""
+    """A subject's facts. The broker groups of partitions of other versions come from the history
+    and the first route.
+    """
     found = await mq.metadata.describe_route(subject, version)
     places = {each.number: each for each in found.route.partitions}
     wanted = read_partitions(found) | set(found.route.fenced)

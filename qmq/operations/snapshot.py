@@ -1,8 +1,10 @@
-"""The whole cluster at one moment, as values for `qmq doctor`, `qmq top` and the console, made from metaservers' answers. Pure.
+"""The whole cluster at one moment, as values for `qmq doctor`, `qmq top` and the console, made from
+metaservers' answers. Pure.
 
 Rules:
-* A snapshot is partial when something is unavailable. An unknown value is None or absent, never 0; `silent` names the broker groups that
-  did not answer, and `missing` the questions without an answer.
+* A snapshot is partial when something is unavailable. An unknown value is None or absent, never 0;
+  `silent` names the broker groups that did not answer, and `missing` the questions without an
+  answer.
 * The moment is not exact: the parts are read one after the other, within a second or two.
 * Fields are added, never renamed: programs read `as_json`.
 """
@@ -37,7 +39,9 @@ class ProcessFacts:
 
 @dataclass(frozen=True, slots=True)
 class StoreMemberFacts:
-    """A member of etcd, by the address that a metaserver was given. `failure` is the reason why it cannot be used; empty if it can."""
+    """A member of etcd, by the address that a metaserver was given. `failure` is the reason why it
+    cannot be used; empty if it can.
+    """
 
     address: str
     version: str = ""
@@ -46,7 +50,9 @@ class StoreMemberFacts:
 
 @dataclass(frozen=True, slots=True)
 class MetaserverFacts:
-    """A metaserver, by the address that the client was given. `failure` is the reason why it did not answer; empty if it did."""
+    """A metaserver, by the address that the client was given. `failure` is the reason why it did
+    not answer; empty if it did.
+    """
 
     address: str
     failure: str = ""
@@ -74,7 +80,9 @@ class StorageFacts:
 
 @dataclass(frozen=True, slots=True)
 class ReplicaFacts:
-    """A replica of a broker group. While it does not answer, its role and the fields after the role are None."""
+    """A replica of a broker group. While it does not answer, its role and the fields after the role
+    are None.
+    """
 
     replica: str
     vote: str
@@ -87,9 +95,13 @@ class ReplicaFacts:
     epoch: int = 0
     is_serving: bool = False
     is_whole: bool = True
-    """False if the replica may lack entries that it acknowledged. It then does not count in elections."""
+    """False if the replica may lack entries that it acknowledged. It then does not count in
+    elections.
+    """
     fork: str = ""
-    """What its group's master lacks although this replica knows it to be committed; empty if nothing."""
+    """What its group's master lacks although this replica knows it to be committed; empty if
+    nothing.
+    """
     older_store: str = ""
     """What the coordination store has forgotten; empty if nothing."""
     last_index: int = 0
@@ -97,12 +109,16 @@ class ReplicaFacts:
     lag_entries: int | None = None
     """How far the replica is behind its master's log; None if one of them does not answer."""
     silent_ms: int | None = None
-    """The time since the master's last message from the replica; None for the master itself, or if the master does not answer."""
+    """The time since the master's last message from the replica; None for the master itself, or if
+    the master does not answer.
+    """
     in_step: bool | None = None
     time_ms: int = 0
     """The time of the replica's machine."""
     clock_step_ms: int = 0
-    """How far that clock is ahead of the time that the replica keeps, if other machines do not confirm the clock."""
+    """How far that clock is ahead of the time that the replica keeps, if other machines do not
+    confirm the clock.
+    """
     retention_behind_ms: int = 0
     """How far retention's time is behind the time that the replica keeps."""
     storage: StorageFacts | None = None
@@ -111,7 +127,9 @@ class ReplicaFacts:
 
 @dataclass(frozen=True, slots=True)
 class BrokerGroupFacts:
-    """A broker group, or a delay group. `health` is read-write, read-only or offline; `mode` what operators ordered."""
+    """A broker group, or a delay group. `health` is read-write, read-only or offline; `mode` what
+    operators ordered.
+    """
 
     broker_group: str
     health: str
@@ -138,7 +156,9 @@ class QueueFacts:
 
 @dataclass(frozen=True, slots=True)
 class RouteChangeFacts:
-    """A split, merge or move that is under way. `phase` is prepared, sealed or published, since `since_ms`."""
+    """A split, merge or move that is under way. `phase` is prepared, sealed or published, since
+    `since_ms`.
+    """
 
     kind: str
     to_version: int
@@ -163,7 +183,9 @@ class RouteFacts:
 
 @dataclass(frozen=True, slots=True)
 class SubjectFacts:
-    """A subject. `order` is empty, strict or best-effort. `route` is None for an unordered one, and while it is not known."""
+    """A subject. `order` is empty, strict or best-effort. `route` is None for an unordered one, and
+    while it is not known.
+    """
 
     subject: str
     order: str
@@ -191,7 +213,9 @@ class GroupProgress:
     partition: int
     broker_group: str
     done_messages: int
-    """Messages of the queue that the group has done, ever: only the difference of two snapshots means something."""
+    """Messages of the queue that the group has done, ever: only the difference of two snapshots
+    means something.
+    """
     lag_messages: int
     lag_ms: int
     """The age of the oldest message that is not done; 0 if all are done."""
@@ -200,7 +224,9 @@ class GroupProgress:
     is_unheld: bool = False
     """True for a partition with waiting messages of which no consumer holds a lane."""
     is_full: bool = False
-    """True if the group has parked so much of the partition that it gets no more of its messages."""
+    """True if the group has parked so much of the partition that it gets no more of its
+    messages.
+    """
 
 
 @dataclass(frozen=True, slots=True)
@@ -289,7 +315,9 @@ class DelayGroupFacts:
 
 @dataclass(frozen=True, slots=True)
 class ClusterSnapshot:
-    """The cluster. `time_ms` is the reader's clock; `monotonic_ms` is for the time between two snapshots of one process."""
+    """The cluster. `time_ms` is the reader's clock; `monotonic_ms` is for the time between two
+    snapshots of one process.
+    """
 
     time_ms: int
     monotonic_ms: int
@@ -301,9 +329,13 @@ class ClusterSnapshot:
     pauses: tuple[PauseFacts, ...] = ()
     delay_groups: tuple[DelayGroupFacts, ...] = ()
     silent: Mapping[str, str] = field(default_factory=dict)
-    """Broker groups and delay groups that did not answer, with the reasons. Their data is missing in the other fields."""
+    """Broker groups and delay groups that did not answer, with the reasons. Their data is missing
+    in the other fields.
+    """
     missing: Mapping[str, str] = field(default_factory=dict)
-    """Questions without an answer, and the reasons: cluster, subjects, groups, dead_letters, pauses, delays, route of a subject."""
+    """Questions without an answer, and the reasons: cluster, subjects, groups, dead_letters,
+    pauses, delays, route of a subject.
+    """
 
     @property
     def is_reachable(self) -> bool:
@@ -324,7 +356,7 @@ class ClusterSnapshot:
         return asdict(self)
 
 
-# --- servers -----------------------------------------------------------------------------------------------------------
+# --- servers --------------------------------------------------------------------------------------
 
 
 def metaserver_facts(address: str, told: pb.DescribeClusterResponse) -> MetaserverFacts:
@@ -424,7 +456,7 @@ def _storage_facts(told: control.StorageStatus) -> StorageFacts:
     )
 
 
-# --- subjects ----------------------------------------------------------------------------------------------------------
+# --- subjects -------------------------------------------------------------------------------------
 
 
 def subject_facts(
@@ -476,16 +508,17 @@ def _change_facts(told: pb.RouteChangeInfo) -> RouteChangeFacts:
     )
 
 
-# --- consumer groups ---------------------------------------------------------------------------------------------------
+# --- consumer groups ------------------------------------------------------------------------------
 
 
 def unordered_groups(
     told: Iterable[control.Group], queues: Mapping[tuple[str, int, str], int]
 ) -> list[ConsumerGroupFacts]:
-    """The groups of unordered subjects; `queues` are the first kept sequences, by subject, partition and broker group.
+    """The groups of unordered subjects; `queues` are the first kept sequences, by subject,
+    partition and broker group.
 
-    Each consumer of a broadcast group is a group at the broker; here they are one group. Groups of dead-letter queues are left out:
-    `DeadLetterFacts` says what waits there.
+    Each consumer of a broadcast group is a group at the broker; here they are one group. Groups of
+    dead-letter queues are left out: `DeadLetterFacts` says what waits there.
     """
     found: dict[tuple[str, str], list[control.Group]] = {}
     for each in told:
@@ -561,7 +594,7 @@ def _partition_progress(status: control.PartitionStatus) -> GroupProgress:
     )
 
 
-# --- the rest ----------------------------------------------------------------------------------------------------------
+# --- the rest -------------------------------------------------------------------------------------
 
 
 def dead_letter_facts(told: Iterable[pb.DeadLetterQueue]) -> tuple[DeadLetterFacts, ...]:

@@ -1,12 +1,15 @@
-"""Reads a snapshot of the cluster over the public admin API, with the caller's rights. Failed questions are recorded, and the rest is read.
+"""Reads a snapshot of the cluster over the public admin API, with the caller's rights. Failed
+questions are recorded, and the rest is read.
 
-A snapshot costs a broker five short calls, and one call more for each ordered subject and group; brokers answer them from memory.
+A snapshot costs a broker five short calls, and one call more for each ordered subject and group;
+brokers answer them from memory.
 
 Two snapshots give *rates* of stored and consumed messages.
 
-The stored messages are the difference of the queues' next sequences; the consumed ones are the difference of the groups' progress. If a
-value is not known in both snapshots, because a broker group was silent in one, or the subject was created again, it counts as zero. A queue
-that is new since the first snapshot counts from zero, and a new group counts from the second snapshot on.
+The stored messages are the difference of the queues' next sequences; the consumed ones are the
+difference of the groups' progress. If a value is not known in both snapshots, because a broker
+group was silent in one, or the subject was created again, it counts as zero. A queue that is new
+since the first snapshot counts from zero, and a new group counts from the second snapshot on.
 """
 
 from __future__ import annotations
@@ -70,8 +73,9 @@ class _Gaps:
 async def read_snapshot(
     metadata: MetadataClient, clock: Clock | None = None, *, parts: Collection[str] = EVERYTHING
 ) -> ClusterSnapshot:
-    """Read the cluster's state; only `parts` of it, if given, and always the metaservers. Unreachable servers and refused questions raise
-    nothing. If no metaserver answers, the snapshot has only the metaservers, and why they do not answer.
+    """Read the cluster's state; only `parts` of it, if given, and always the metaservers.
+    Unreachable servers and refused questions raise nothing. If no metaserver answers, the snapshot
+    has only the metaservers, and why they do not answer.
     """
     clock = clock or SystemClock()
     time_ms, monotonic_ms = clock.time_ms(), clock.monotonic_ms()
@@ -114,8 +118,8 @@ async def read_snapshot(
 
 
 async def _metaservers(metadata: MetadataClient) -> tuple[MetaserverFacts, ...]:
-    """Ask each metaserver. One that answers with an error, other than being unavailable, is up: its refusal is reported with the refused
-    question.
+    """Ask each metaserver. One that answers with an error, other than being unavailable, is up: its
+    refusal is reported with the refused question.
     """
     found = []
     for address, told in (await metadata.metaservers()).items():
@@ -166,7 +170,9 @@ async def _consumption(
 async def _routes(
     metadata: MetadataClient, gaps: _Gaps, names: list[str]
 ) -> dict[str, pb.DescribeRouteResponse]:
-    """The routes of ordered subjects, with their groups. A subject that was deleted in between is left out."""
+    """The routes of ordered subjects, with their groups. A subject that was deleted in between is
+    left out.
+    """
     turns = asyncio.Semaphore(ROUTES_AT_ONCE)
     found: dict[str, pb.DescribeRouteResponse] = {}
 
@@ -192,8 +198,8 @@ _K = TypeVar("_K", bound=Hashable)
 
 @dataclass(frozen=True, slots=True)
 class SubjectRate:
-    """One subject: messages a second in, and out to all groups together; the largest lag of its groups. Rates are None without an earlier
-    snapshot.
+    """One subject: messages a second in, and out to all groups together; the largest lag of its
+    groups. Rates are None without an earlier snapshot.
     """
 
     subject: str
@@ -221,7 +227,9 @@ class GroupRate:
 
 @dataclass(frozen=True, slots=True)
 class BrokerGroupRate:
-    """One broker group: messages a second that producers stored there. A delay group has no rate."""
+    """One broker group: messages a second that producers stored there. A delay group has no
+    rate.
+    """
 
     broker_group: str
     health: str
@@ -237,7 +245,9 @@ class BrokerGroupRate:
 
 @dataclass(frozen=True, slots=True)
 class ClusterRates:
-    """The rates of a cluster between two snapshots. `over_ms` is the time between them; 0 without an earlier one."""
+    """The rates of a cluster between two snapshots. `over_ms` is the time between them; 0 without
+    an earlier one.
+    """
 
     time_ms: int
     over_ms: int
@@ -262,7 +272,9 @@ class _Place(NamedTuple):
 
 
 def rates(previous: ClusterSnapshot | None, now: ClusterSnapshot) -> ClusterRates:
-    """The rates between two snapshots of the same cluster; without the first one, current values and no rates."""
+    """The rates between two snapshots of the same cluster; without the first one, current values
+    and no rates.
+    """
     over_ms = 0 if previous is None else max(now.monotonic_ms - previous.monotonic_ms, 0)
     known = previous if over_ms else None
     stored = _growth(_stored(known) if known else {}, _stored(now), known)
@@ -384,7 +396,8 @@ def _growth(
         if place in before:
             found[place] = max(count - before[place], 0)
         elif is_whole and place.broker_group not in previous.silent:
-            # a group that began after the first snapshot is not counted, because its start is not known
+            # a group that began after the first snapshot is not counted, because its start is not
+            # known
             found[place] = 0 if place.group else count
     return found
 

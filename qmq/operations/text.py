@@ -1,9 +1,10 @@
-"""How values are written: keys as people read and type them, text, `hex:00ff`, or `base64:AP8=`, so that a printed key is valid input;
-times and durations exactly for programs, and shortly in tables for people.
+"""How values are written: keys as people read and type them, text, `hex:00ff`, or `base64:AP8=`, so
+that a printed key is valid input; times and durations exactly for programs, and shortly in tables
+for people.
 
-Also what a finding is: an unusual state in a cluster, its severity, why it matters, and the next command to try. A kind of finding has a
-code that never changes (docs/reference/findings.md lists them all). `Thresholds`, which an operator may change, decide which states are
-findings.
+Also what a finding is: an unusual state in a cluster, its severity, why it matters, and the next
+command to try. A kind of finding has a code that never changes (docs/reference/findings.md lists
+them all). `Thresholds`, which an operator may change, decide which states are findings.
 """
 
 from __future__ import annotations
@@ -79,7 +80,9 @@ class Severity(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class FindingKind:
-    """A kind of finding: a row of docs/reference/findings.md. `why` explains it to a reader who sees it for the first time."""
+    """A kind of finding: a row of docs/reference/findings.md. `why` explains it to a reader who
+    sees it for the first time.
+    """
 
     code: str
     severities: str
@@ -90,7 +93,9 @@ class FindingKind:
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One finding. `about` names the object, `what` describes the problem, `command` is the command to try next."""
+    """One finding. `about` names the object, `what` describes the problem, `command` is the command
+    to try next.
+    """
 
     kind: FindingKind
     severity: Severity
@@ -149,7 +154,9 @@ THRESHOLDS: Final = Thresholds()
 
 
 def in_words(duration_ms: int) -> str:
-    """A duration in its largest unit, with a second one below ten: "250 ms", "42 s", "3 min 20 s", "2 d 5 h"."""
+    """A duration in its largest unit, with a second one below ten: "250 ms", "42 s", "3 min 20 s",
+    "2 d 5 h".
+    """
     if duration_ms < 1_000:
         return f"{duration_ms} ms"
     units = ((86_400_000, "d"), (3_600_000, "h"), (60_000, "min"), (1_000, "s"))

@@ -1,11 +1,13 @@
-"""Addresses: how they are written, and which of them other machines can reach. Opens no connection; qmq/rpc/network.py does.
+"""Addresses: how they are written, and which of them other machines can reach. Opens no connection;
+qmq/rpc/network.py does.
 
     host:port               TCP; an IPv6 host in brackets
     unix:/path/socket       a Unix domain socket: for processes of one machine; its folder's permissions protect it
 
-A server whose listen address is host `unix:/run/qmq/a` and port 20881 listens on the socket `/run/qmq/a:20881`, and its address is
-`unix:/run/qmq/a:20881`: code that joins host and port works for sockets, too. The system limits a socket's path to 107 bytes. Data ports
-and control ports (gRPC) have the same kinds of address.
+A server whose listen address is host `unix:/run/qmq/a` and port 20881 listens on the socket
+`/run/qmq/a:20881`, and its address is `unix:/run/qmq/a:20881`: code that joins host and port works
+for sockets, too. The system limits a socket's path to 107 bytes. Data ports and control ports
+(gRPC) have the same kinds of address.
 """
 
 from __future__ import annotations
@@ -19,7 +21,9 @@ from qmq.text import PORT_MAX, joined, whole_number
 
 UNIX: Final = "unix:"
 _PATH_BYTES_MAX: Final = 107
-"""The longest path of a socket on Linux, in bytes, without the zero byte after it. Other systems allow a few less."""
+"""The longest path of a socket on Linux, in bytes, without the zero byte after it. Other systems
+allow a few less.
+"""
 
 
 class Address(NamedTuple):
@@ -34,7 +38,9 @@ class Address(NamedTuple):
 
 
 def parse(address: str, default_port: int | None = None) -> Address:
-    """Parse an address. Without `default_port` the address must have a port. Raises InvalidArgument."""
+    """Parse an address. Without `default_port` the address must have a port. Raises
+    InvalidArgument.
+    """
     text = address.strip()
     if text.startswith(UNIX):
         return Address("", 0, checked_path(text[len(UNIX) :]))
@@ -48,13 +54,16 @@ def parse(address: str, default_port: int | None = None) -> Address:
     if not host or number is None or is_wrong:
         example = f"localhost:{default_port or 20880}"
         raise InvalidArgument(
-            f"{address!r} is not an address: write host:port, such as {example} or [::1]:{default_port or 20880}, or unix:/path/socket"
+            f"{address!r} is not an address: write host:port, such as {example} or "
+            f"[::1]:{default_port or 20880}, or unix:/path/socket"
         )
     return Address(host, number)
 
 
 def host_of(address: str) -> str:
-    """The host of an address, an IPv6 host without its brackets; of a socket, UNIX and its folder. Raises InvalidArgument."""
+    """The host of an address, an IPv6 host without its brackets; of a socket, UNIX and its folder.
+    Raises InvalidArgument.
+    """
     place = parse(address)
     return UNIX + place.path.rpartition(":")[0] if place.path else place.host.strip("[]")
 
@@ -66,13 +75,16 @@ def checked_path(path: str) -> str:
         )
     if len(os.fsencode(path)) > _PATH_BYTES_MAX:
         raise InvalidArgument(
-            f"the path of a socket has at most {_PATH_BYTES_MAX} bytes, not {len(os.fsencode(path))}: {path}"
+            f"the path of a socket has at most {_PATH_BYTES_MAX} bytes, not "
+            f"{len(os.fsencode(path))}: {path}"
         )
     return path
 
 
 def is_local(host: str) -> bool:
-    """True if only this machine can reach a port on this host. A name other than localhost counts as reachable from other machines."""
+    """True if only this machine can reach a port on this host. A name other than localhost counts
+    as reachable from other machines.
+    """
     bare = host.strip("[]")
     try:
         return (
@@ -92,5 +104,6 @@ def require_private(address: str, *, is_encrypted: bool) -> None:
     """Raise InvalidArgument if a token would travel to another machine in plain text."""
     if not is_private(address, is_encrypted=is_encrypted):
         raise InvalidArgument(
-            f"a token is not sent to {address} in plain text: use TLS (QMQ_TLS_CA, or qmq.connect(tls=...))"
+            f"a token is not sent to {address} in plain text: use TLS (QMQ_TLS_CA, or "
+            "qmq.connect(tls=...))"
         )

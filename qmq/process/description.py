@@ -1,5 +1,5 @@
-"""How a server's process is described (qmq/node/process.py does it), and how its shards are named: the broker group `g1.2` is the second
-shard of the broker `g1` (docs/SHARDS.md). Pure.
+"""How a server's process is described (qmq/node/process.py does it), and how its shards are named:
+the broker group `g1.2` is the second shard of the broker `g1` (docs/SHARDS.md). Pure.
 """
 
 from __future__ import annotations
@@ -10,7 +10,9 @@ from qmq.errors import InvalidArgument
 from qmq.proto.v1 import control_pb2 as pb
 
 DescribeProcess = Callable[[], pb.ProcessStatus]
-"""Describes the process as it is now. `pb.ProcessStatus` itself is such a function: its description is empty."""
+"""Describes the process as it is now. `pb.ProcessStatus` itself is such a function: its description
+is empty.
+"""
 
 
 def shard_name(group: str, shard: int) -> str:
@@ -25,7 +27,9 @@ def family_of(group: str) -> str:
 
 
 def shards_of(name: str, groups: Sequence[str]) -> list[str]:
-    """The broker groups that a name means: the group of that name, or its shards in order. Raises InvalidArgument if there are none."""
+    """The broker groups that a name means: the group of that name, or its shards in order. Raises
+    InvalidArgument if there are none.
+    """
     if name in groups:
         return [name]
     found = [each for each in groups if each != name and family_of(each) == name]

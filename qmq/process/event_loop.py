@@ -1,23 +1,27 @@
-"""How a process runs its event loop, the clocks that it gives to components, and the rounds of a client in the loop.
+"""How a process runs its event loop, the clocks that it gives to components, and the rounds of a
+client in the loop.
 
-`run` takes uvloop's event loop, if it is installed, which needs about two thirds of the time of asyncio's, and settings for streams of
-messages. Nodes have these settings, too; a library must not change them. Production passes the system's clock, tests and the simulator pass
-others.
+`run` takes uvloop's event loop, if it is installed, which needs about two thirds of the time of
+asyncio's, and settings for streams of messages. Nodes have these settings, too; a library must not
+change them. Production passes the system's clock, tests and the simulator pass others.
 
-In one round of the event loop in a client (`EventLoopTick`), frames arrive, the tasks that waited for them continue, and their requests are
-sent.
+In one round of the event loop in a client (`EventLoopTick`), frames arrive, the tasks that waited
+for them continue, and their requests are sent.
 
     frames of one connection ─▶ answers are noted ─▶ waiting tasks run ─▶ open batches are closed ─▶ frames are written
                                                      `wake`               `at_end`                   `write_at_end`
 
-All of it happens in the one callback in which the frames arrived. With futures and `call_soon` the same work took two more rounds of the
-event loop: each is a system call and about 10 µs, more than the client's own work for a message. Calls from outside of such a
-callback, by a task or a timer, take effect in the next round, as with `call_soon`.
+All of it happens in the one callback in which the frames arrived. With futures and `call_soon` the
+same work took two more rounds of the event loop: each is a system call and about 10 µs, more than
+the client's own work for a message. Calls from outside of such a callback, by a task or a timer,
+take effect in the next round, as with `call_soon`.
 
-Tasks run after everything else that concerns the answers, so that they find every part of the client in a consistent state.
+Tasks run after everything else that concerns the answers, so that they find every part of the
+client in a consistent state.
 
-A client belongs to one event loop: the first in which it sends or receives (`EventLoopTick.own_loop`). Its connections, timers and waiting
-tasks are that loop's, so that in another one nothing would wake who waits. Calls to metaservers work in any loop.
+A client belongs to one event loop: the first in which it sends or receives
+(`EventLoopTick.own_loop`). Its connections, timers and waiting tasks are that loop's, so that in
+another one nothing would wake who waits. Calls to metaservers work in any loop.
 """
 
 from __future__ import annotations
@@ -38,15 +42,18 @@ _M_TRIM_THRESHOLD: Final = -1
 _M_TOP_PAD: Final = -2
 _M_MMAP_THRESHOLD: Final = -3
 SWITCH_INTERVAL_S: Final = 0.0005
-"""The longest time that a thread that finished a flush waits for the interpreter; Python's default is 5 ms."""
+"""The longest time that a thread that finished a flush waits for the interpreter; Python's default
+is 5 ms.
+"""
 
 _KEEP_BYTES: Final = 1 << 30
 _TOP_PAD_BYTES: Final = 16 << 20
 
 
 def calm_collector() -> None:
-    """Make the cyclic garbage collector run rarely, and never over existing objects: a broker's objects die by reference count, and walking
-    those of ten thousand queues takes as long as a hundred batches.
+    """Make the cyclic garbage collector run rarely, and never over existing objects: a broker's
+    objects die by reference count, and walking those of ten thousand queues takes as long as a
+    hundred batches.
     """
     gc.collect()
     gc.freeze()
@@ -54,7 +61,9 @@ def calm_collector() -> None:
 
 
 def keep_freed_memory() -> None:
-    """Make glibc keep large freed blocks: returning each to the kernel and faulting it in again costs a third of the speed."""
+    """Make glibc keep large freed blocks: returning each to the kernel and faulting it in again
+    costs a third of the speed.
+    """
     if not sys.platform.startswith("linux"):
         return
     import ctypes  # imported here, because a client that does not use `qmq.run` needs none of it
@@ -86,13 +95,15 @@ def loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
 
 
 def run(main: Coroutine[Any, Any, _R]) -> _R:
-    """Run a program's coroutine to its end, as `asyncio.run` does; with uvloop where it is installed (`pip install 'qmq[fast]'`).
+    """Run a program's coroutine to its end, as `asyncio.run` does; with uvloop where it is
+    installed (`pip install 'qmq[fast]'`).
 
         qmq.run(main())
 
-    It also changes two settings of the process, which stay: malloc keeps large freed blocks for the next batch (glibc), and the cyclic
-    garbage collector runs rarely, and never over what was imported before. A program that makes many reference cycles sets its own
-    thresholds in `main`, with `gc.set_threshold`.
+    It also changes two settings of the process, which stay: malloc keeps large freed blocks for the
+    next batch (glibc), and the cyclic garbage collector runs rarely, and never over what was
+    imported before. A program that makes many reference cycles sets its own thresholds in `main`,
+    with `gc.set_threshold`.
 
     Raises what `main` raises, and RuntimeError inside a running event loop.
     """
@@ -115,8 +126,8 @@ def ms_of(time_ns: int) -> int:
 
 
 def time_of(time_ms: int) -> datetime:
-    """Milliseconds since 1970 as a datetime in UTC; a time beyond the calendar becomes the calendar's last or first moment. Senders choose
-    the times of their messages.
+    """Milliseconds since 1970 as a datetime in UTC; a time beyond the calendar becomes the
+    calendar's last or first moment. Senders choose the times of their messages.
     """
     return _EPOCH + timedelta(milliseconds=min(max(time_ms, TIME_MS_MIN), TIME_MS_MAX))
 
@@ -150,11 +161,13 @@ def not_here(loop: asyncio.AbstractEventLoop) -> CallerError:
     """The error of a caller that runs in another event loop than the client's, `loop`."""
     if loop.is_closed():
         return ClientClosed(
-            "the event loop in which this client was used has ended: make a client in each asyncio.run() or qmq.run(), with"
+            "the event loop in which this client was used has ended: make a client in each "
+            "asyncio.run() or qmq.run(), with"
             " `async with qmq.connect(...) as mq`, or use qmq.blocking"
         )
     return InvalidArgument(
-        "this client belongs to another event loop: make one client for each event loop; threads without one share a client of qmq.blocking"
+        "this client belongs to another event loop: make one client for each event loop; "
+        "threads without one share a client of qmq.blocking"
     )
 
 
@@ -167,8 +180,9 @@ def require_alive(loop: asyncio.AbstractEventLoop) -> None:
 class TickFuture:
     """An awaitable for one task; `EventLoopTick.wake` ends the wait.
 
-    To the task it is a future, by the protocol that asyncio has for classes of others (`asyncio.isfuture`). A future would run the task by
-    `call_soon`, in the next round; a `TickFuture` runs it at the end of the present round.
+    To the task it is a future, by the protocol that asyncio has for classes of others
+    (`asyncio.isfuture`). A future would run the task by `call_soon`, in the next round; a
+    `TickFuture` runs it at the end of the present round.
     """
 
     __slots__ = (
@@ -184,7 +198,9 @@ class TickFuture:
     def __init__(self, loop: asyncio.AbstractEventLoop | None = None) -> None:
         """`loop` is the running event loop: asking for it takes a system call."""
         self._asyncio_future_blocking = True
-        """For the task: that it was yielded by an `__await__`, and not by mistake. The task sets it to False."""
+        """For the task: that it was yielded by an `__await__`, and not by mistake. The task sets it
+        to False.
+        """
         self._loop = loop or asyncio.get_running_loop()
         self._wakeup: Wakeup | None = None
         self._context: Context | None = None
@@ -194,7 +210,9 @@ class TickFuture:
         """Whether the task was woken or cancelled."""
 
     def __await__(self) -> Generator[TickFuture, None, None]:
-        """Suspend the task until it is woken; at most once. Raises CancelledError; as `EventLoopTick.own_loop` in another event loop."""
+        """Suspend the task until it is woken; at most once. Raises CancelledError; as
+        `EventLoopTick.own_loop` in another event loop.
+        """
         try:
             yield self
         except RuntimeError:  # by the task, for an awaitable of another event loop
@@ -211,7 +229,7 @@ class TickFuture:
         if self._wakeup is not None and self._context is not None:
             self._context.run(self._wakeup, self)
 
-    # --- for the task ----------------------------------------------------------------------------------------------------
+    # --- for the task -----------------------------------------------------------------------------
 
     def get_loop(self) -> asyncio.AbstractEventLoop:
         """For the task: a `TickFuture` belongs to one event loop."""
@@ -222,7 +240,9 @@ class TickFuture:
         self._wakeup, self._context = wakeup, context
 
     def cancel(self, msg: object = None) -> bool:
-        """The task was cancelled: it resumes with CancelledError. False if it is resumed already."""
+        """The task was cancelled: it resumes with CancelledError. False if it is resumed
+        already.
+        """
         if self.is_done:
             return False
         self._is_cancelled, self._message = True, msg
@@ -236,7 +256,9 @@ class TickFuture:
 
 
 class EventLoopTick:
-    """The remaining work of this round, for all producers, consumers and connections of a client."""
+    """The remaining work of this round, for all producers, consumers and connections of a
+    client.
+    """
 
     def __init__(self) -> None:
         self._woken: list[TickFuture] = []
@@ -247,17 +269,18 @@ class EventLoopTick:
         self.loop: asyncio.AbstractEventLoop | None = None
         """The client's event loop, as soon as the client was used in one."""
 
-    # --- the client's event loop ---------------------------------------------------------------------------------------
+    # --- the client's event loop ------------------------------------------------------------------
 
     def own_loop(self) -> asyncio.AbstractEventLoop:
-        """The client's event loop: from the first call on, the one that runs then. Raises ClientClosed if that one has ended, and
-        InvalidArgument if another one runs, or none.
+        """The client's event loop: from the first call on, the one that runs then. Raises
+        ClientClosed if that one has ended, and InvalidArgument if another one runs, or none.
         """
         try:
             running = asyncio.get_running_loop()
         except RuntimeError:
             raise InvalidArgument(
-                "no event loop runs here: call an asyncio client in an async function, in its event loop's thread, or use qmq.blocking"
+                "no event loop runs here: call an asyncio client in an async function, in "
+                "its event loop's thread, or use qmq.blocking"
             ) from None
         if self.loop is None:
             self.loop = running
@@ -267,10 +290,12 @@ class EventLoopTick:
 
     @property
     def is_over(self) -> bool:
-        """Whether the client's event loop has ended, and with it all that the client does in the background."""
+        """Whether the client's event loop has ended, and with it all that the client does in the
+        background.
+        """
         return self.loop is not None and self.loop.is_closed()
 
-    # --- what is to be done --------------------------------------------------------------------------------------------
+    # --- what is to be done -----------------------------------------------------------------------
 
     def wake(self, waiter: TickFuture) -> None:
         """Wake a task at the end of the round."""
@@ -303,7 +328,9 @@ class EventLoopTick:
             self._expect()
 
     def _expect(self) -> None:
-        """Schedule the end of the round. Callers check `_has_end` themselves: for a lone message it is set three times of four."""
+        """Schedule the end of the round. Callers check `_has_end` themselves: for a lone message it
+        is set three times of four.
+        """
         loop = self.loop or self.own_loop()
         try:
             loop.call_soon(self._run)
@@ -311,7 +338,7 @@ class EventLoopTick:
             raise not_here(loop) from None
         self._has_end = True
 
-    # --- the round -----------------------------------------------------------------------------------------------------
+    # --- the round --------------------------------------------------------------------------------
 
     def begin(self, loop: asyncio.AbstractEventLoop) -> None:
         """Frames have arrived in the running event loop; `end` follows in the same callback."""
@@ -319,7 +346,9 @@ class EventLoopTick:
         self._has_end = True
 
     def end(self) -> None:
-        """The frames are handled: wake tasks and write. Inside a task, which only a test can cause, this happens in the next round."""
+        """The frames are handled: wake tasks and write. Inside a task, which only a test can cause,
+        this happens in the next round.
+        """
         if asyncio.current_task(self.loop) is None:
             self._run()
         else:

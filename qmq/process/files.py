@@ -1,5 +1,5 @@
-"""A process's folders and file descriptors: folders that only its user may read, because they hold messages or secrets; the limit of
-descriptors, and how many of them connections may use.
+"""A process's folders and file descriptors: folders that only its user may read, because they hold
+messages or secrets; the limit of descriptors, and how many of them connections may use.
 """
 
 from __future__ import annotations
@@ -17,7 +17,9 @@ NO_SPACE: Final = (errno.ENOSPC, errno.EDQUOT)
 
 
 def home_folder() -> Path | None:
-    """The user's home folder; None for a user who has none, as in a container that runs under a random user id."""
+    """The user's home folder; None for a user who has none, as in a container that runs under a
+    random user id.
+    """
     try:
         return Path.home()
     except RuntimeError:
@@ -25,7 +27,9 @@ def home_folder() -> Path | None:
 
 
 def below_home(base: str | None, *parts: str, variable: str) -> Path:
-    """The folder `base`, which the environment's `variable` gives, or one below the home folder. Raises InvalidArgument without both."""
+    """The folder `base`, which the environment's `variable` gives, or one below the home folder.
+    Raises InvalidArgument without both.
+    """
     if base:
         return Path(base)
     home = home_folder()
@@ -35,7 +39,9 @@ def below_home(base: str | None, *parts: str, variable: str) -> Path:
 
 
 def make_private(folder: Path) -> None:
-    """Make a folder and its missing parents. An existing folder keeps its permissions. Raises DiskFull, OSError."""
+    """Make a folder and its missing parents. An existing folder keeps its permissions. Raises
+    DiskFull, OSError.
+    """
     if not folder.is_dir():
         make_private(folder.parent)
         try:
@@ -52,11 +58,14 @@ RESERVE: Final = 512
 """The descriptors kept for logs, control ports and replicas; half of the limit if that is less."""
 
 SHORT_OF: Final = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)
-"""The errno values of a process or system that is out of descriptors or memory. The condition is temporary."""
+"""The errno values of a process or system that is out of descriptors or memory. The condition is
+temporary.
+"""
 
 
 def refusal_of(cause: QmqError | OSError) -> QmqError:
-    """The error that answers a request which failed while reading: `cause`, or Overloaded if the system has too few descriptors for a file.
+    """The error that answers a request which failed while reading: `cause`, or Overloaded if the
+    system has too few descriptors for a file.
 
     Raises any other OSError.
     """
@@ -70,13 +79,15 @@ def refusal_of(cause: QmqError | OSError) -> QmqError:
 
 
 def connections_max(most: int, limit: int) -> int:
-    """The number of connections that a process with `limit` descriptors accepts; at most `most`. Pure."""
+    """The number of connections that a process with `limit` descriptors accepts; at most `most`.
+    Pure.
+    """
     return max(min(most, limit - min(RESERVE, limit // 2)), 1)
 
 
 def control_connections_max(limit: int, descriptors: int = 1) -> int:
-    """The number of connections that a broker's control port accepts, by the descriptors of each. They may use half of the descriptors that
-    clients cannot use. Pure.
+    """The number of connections that a broker's control port accepts, by the descriptors of each.
+    They may use half of the descriptors that clients cannot use. Pure.
     """
     return max(min(RESERVE, limit // 2) // 2 // descriptors, 1)
 

@@ -1,27 +1,33 @@
-"""How a call travels over gRPC: an asyncio channel that does not use `grpc.aio`, the form of errors, and directed messages.
+"""How a call travels over gRPC: an asyncio channel that does not use `grpc.aio`, the form of
+errors, and directed messages.
 
-`grpc.aio` keeps one completion queue for the whole process, and every event loop of the process reads that queue. With two loops, one
-after the other (two calls of `asyncio.run`) or at the same time (`qmq.blocking` beside asyncio), a loop receives completions of a closed
-loop, or the other loop has emptied the queue; each time gRPC prints a traceback (grpc issues 25364 and 42357).
+`grpc.aio` keeps one completion queue for the whole process, and every event loop of the process
+reads that queue. With two loops, one after the other (two calls of `asyncio.run`) or at the same
+time (`qmq.blocking` beside asyncio), a loop receives completions of a closed loop, or the other
+loop has emptied the queue; each time gRPC prints a traceback (grpc issues 25364 and 42357).
 
-`RpcChannel` calls through gRPC's blocking interface, whose threads know no event loop, and passes each result to the calling loop.
-Servers use `grpc.aio`: a server process has one event loop.
+`RpcChannel` calls through gRPC's blocking interface, whose threads know no event loop, and passes
+each result to the calling loop. Servers use `grpc.aio`: a server process has one event loop.
 
-A gRPC channel keeps the addresses that it has resolved, and the certificates that it was made with. `RenewedChannel` replaces it
+A gRPC channel keeps the addresses that it has resolved, and the certificates that it was made with.
+`RenewedChannel` replaces it
 
-    when the process's certificates have changed
-    when another server has the address: the call is repeated once, because the other server did nothing
-    when the server cannot be reached, at most once a second
+    when the process's certificates have changed when another server has the address: the call is
+    repeated once, because the other server did nothing when the server cannot be reached, at most
+    once a second
 
 Calls that are under way finish on the old channel, which is closed after the last of them.
 
 QMQ's typed error on one side becomes the same typed error on the other.
 
-A directed message is for one consumer group, and all other groups skip it. `group_of` and the functions after it recognise such messages:
+A directed message is for one consumer group, and all other groups skip it. `group_of` and the
+functions after it recognise such messages:
 
-* A batch is directed as a whole (`BatchFlag.DIRECTED`), to the group that the header `qmq-group` names, the same in all its messages.
-* The broker need not read each batch: the consume log's entry of a directed batch has all bits of its tag bloom filter set, `LOOK_INSIDE`,
-  and only then is the batch read. An undirected batch whose tags set all bits is read as well, at no other cost.
+* A batch is directed as a whole (`BatchFlag.DIRECTED`), to the group that the header `qmq-group`
+  names, the same in all its messages.
+* The broker need not read each batch: the consume log's entry of a directed batch has all bits of
+  its tag bloom filter set, `LOOK_INSIDE`, and only then is the batch read. An undirected batch
+  whose tags set all bits is read as well, at no other cost.
 * Messages of ordered subjects are never directed: a key's order holds for all groups.
 """
 
@@ -78,7 +84,9 @@ OUTCOME: Final = "qmq-outcome"
 RETRY: Final = "qmq-retry-after-ms"
 MESSAGE_BYTES_MAX: Final = 32 * 1024 * 1024
 DETAILS_BYTES_MAX: Final = 2_000
-"""The longest text of an error over gRPC. It travels in metadata, of which a client takes 8 to 16 KiB, with up to three bytes for each."""
+"""The longest text of an error over gRPC. It travels in metadata, of which a client takes 8 to 16
+KiB, with up to three bytes for each.
+"""
 
 CHANNEL_OPTIONS: Final = [
     ("grpc.max_receive_message_length", MESSAGE_BYTES_MAX),
@@ -86,9 +94,11 @@ CHANNEL_OPTIONS: Final = [
     ("grpc.use_local_subchannel_pool", 1),
     ("grpc.initial_reconnect_backoff_ms", 100),
     ("grpc.max_reconnect_backoff_ms", 2000),
-    # This limits the time to connect, too: a call to an address that drops all packets fails after this time, not after 20 s.
+    # This limits the time to connect, too: a call to an address that drops all packets fails after
+    # this time, not after 20 s.
     ("grpc.min_reconnect_backoff_ms", 2000),
-    # A channel whose connection ended resolves the name again: another server may have the address. gRPC's default is at most every 30 s.
+    # A channel whose connection ended resolves the name again: another server may have the address.
+    # gRPC's default is at most every 30 s.
     ("grpc.dns_min_time_between_resolutions_ms", 1000),
 ]
 
@@ -97,7 +107,9 @@ _R = TypeVar("_R")
 
 
 def _status(failure: QmqError) -> grpc.StatusCode:
-    """The gRPC status for an error, for gRPC's own tools. QMQ's clients read the error code from the trailers."""
+    """The gRPC status for an error, for gRPC's own tools. QMQ's clients read the error code from
+    the trailers.
+    """
     if isinstance(failure, _NOT_FOUND):
         return grpc.StatusCode.NOT_FOUND
     if isinstance(failure, AccessDenied):
@@ -120,7 +132,9 @@ def _status(failure: QmqError) -> grpc.StatusCode:
 async def abort(
     context: grpc.aio.ServicerContext[Any, Any], failure: Exception, method: str
 ) -> NoReturn:
-    """End a call with an error. A typed error reaches the client as it is; any other becomes an internal error of the server."""
+    """End a call with an error. A typed error reaches the client as it is; any other becomes an
+    internal error of the server.
+    """
     if not isinstance(failure, QmqError):
         log.error("a call of %s failed", method, exc_info=failure)
         # The text may name files, keys or statements, which the caller must not see.
@@ -185,7 +199,9 @@ def status_of(failure: grpc.RpcError) -> grpc.StatusCode:
 
 
 def is_answer(failure: grpc.RpcError) -> bool:
-    """True if the server itself raised a typed error. Otherwise the server was not reached, or did not answer."""
+    """True if the server itself raised a typed error. Otherwise the server was not reached, or did
+    not answer.
+    """
     assert isinstance(failure, grpc.aio.AioRpcError | grpc.Call), failure
     return any(key == CODE for key, _ in failure.trailing_metadata() or ())
 
@@ -201,7 +217,9 @@ def is_from_wrong_server(failure: grpc.RpcError) -> bool:
 _REASON: Final = re.compile(
     r"OPENSSL_internal:([A-Z0-9_]+(?:: [a-z][^:\n]*)?)|(Hostname Verification Check failed)"
 )
-"""gRPC's texts for a server that TLS does not accept, with the reason of a certificate that is not trusted."""
+"""gRPC's texts for a server that TLS does not accept, with the reason of a certificate that is not
+trusted.
+"""
 
 
 _NEVER_SENT: Final = (
@@ -216,7 +234,9 @@ _UNRESOLVED: Final = ("errors resolving", "dns resolution", "hostname lookup", "
 
 
 def _unreachable(details: str, address: str) -> QmqError:
-    """The error for a call that had no connection, or lost it. In the second case the server may have executed the call."""
+    """The error for a call that had no connection, or lost it. In the second case the server may
+    have executed the call.
+    """
     reason = _REASON.search(details)
     if reason is not None or "handshake failed" in details.lower():
         return tls_failed(address, details if reason is None else reason[1] or reason[2])
@@ -227,7 +247,8 @@ def _unreachable(details: str, address: str) -> QmqError:
     where = "is `qmq dev` running there, or `qmq meta`, `qmq broker`?"
     if "reset by peer" in details or "Socket closed" in details:
         where = (
-            "it ends the connection. Does it ask for TLS (QMQ_TLS_CA), or for another certificate (QMQ_TLS_CERT, QMQ_TLS_KEY: signed by"
+            "it ends the connection. Does it ask for TLS (QMQ_TLS_CA), or for another "
+            "certificate (QMQ_TLS_CERT, QMQ_TLS_KEY: signed by"
             " a CA that it trusts, and valid now)?"
         )
     outcome = (
@@ -239,7 +260,9 @@ def _unreachable(details: str, address: str) -> QmqError:
 
 
 def typed_error(failure: grpc.aio.AioRpcError | grpc.RpcError, address: str) -> QmqError:
-    """The error that the server raised, or the typed error for a transport failure. Also used for blocking calls."""
+    """The error that the server raised, or the typed error for a transport failure. Also used for
+    blocking calls.
+    """
     assert isinstance(failure, grpc.aio.AioRpcError | grpc.Call), failure
     trailers = {str(key): str(value) for key, value in failure.trailing_metadata() or ()}
     if int(trailers.get(CODE, "0")) in BY_CODE:
@@ -270,7 +293,9 @@ AHEAD: Final = 4
 _ONE_REQUEST: Final = "RpcChannel calls methods with one request only"
 
 RENEW_S: Final = 1.0
-"""A channel that cannot reach its server is not replaced before it is this old: gRPC's own pauses between attempts hold meanwhile."""
+"""A channel that cannot reach its server is not replaced before it is this old: gRPC's own pauses
+between attempts hold meanwhile.
+"""
 
 Metadata = tuple[tuple[str, str], ...]
 Guard = Callable[[], None]
@@ -322,7 +347,9 @@ class RenewedChannel:
                 self._close_unused(found)
 
     def _failed(self, channel: grpc.Channel, failure: grpc.RpcError) -> None:
-        """Resolve the address again if the failure does not come from the meant server. Of several calls that fail together, one does."""
+        """Resolve the address again if the failure does not come from the meant server. Of several
+        calls that fail together, one does.
+        """
         if channel is not self._present:
             return
         if is_answer(failure):
@@ -346,7 +373,9 @@ class RenewedChannel:
 
     @property
     def channels(self) -> int:
-        """The number of open channels: one, and those that were replaced and have calls under way."""
+        """The number of open channels: one, and those that were replaced and have calls under
+        way.
+        """
         return len(self._under_way)
 
     def close(self) -> None:
@@ -357,7 +386,9 @@ class RenewedChannel:
 
 
 class RpcChannel(grpc.aio.Channel):
-    """Connects to `address` on the first call, with TLS if there are `credentials`. Close it, or use it with `async with`."""
+    """Connects to `address` on the first call, with TLS if there are `credentials`. Close it, or
+    use it with `async with`.
+    """
 
     def __init__(
         self,
@@ -367,8 +398,8 @@ class RpcChannel(grpc.aio.Channel):
         credentials: Credentials | None = None,
         token: TokenSource = no_token,
     ) -> None:
-        """`server` returns the name of the server that the next call means. `token` returns the token that is sent with each call; an empty
-        one is not sent.
+        """`server` returns the name of the server that the next call means. `token` returns the
+        token that is sent with each call; an empty one is not sent.
         """
         self._server, self._guard, self._token = server, guard, token
         self._channel = RenewedChannel(address, credentials)
@@ -384,7 +415,9 @@ class RpcChannel(grpc.aio.Channel):
         self._channel.close()
 
     def unary_unary(self, method: str, *serializers: Any, **options: Any) -> Any:
-        """Return a function that takes a request and `timeout` in seconds, and is awaited, as in `grpc.aio.Channel`."""
+        """Return a function that takes a request and `timeout` in seconds, and is awaited, as in
+        `grpc.aio.Channel`.
+        """
 
         async def once(request: Any, timeout: float | None) -> Any:
             if self._guard is not None:
@@ -410,7 +443,9 @@ class RpcChannel(grpc.aio.Channel):
         return ask
 
     def unary_stream(self, method: str, *serializers: Any, **options: Any) -> Any:
-        """Return a function that takes a request and `timeout` in seconds, and is iterated, as in `grpc.aio.Channel`."""
+        """Return a function that takes a request and `timeout` in seconds, and is iterated, as in
+        `grpc.aio.Channel`.
+        """
 
         async def ask(request: Any, timeout: float | None = None) -> AsyncIterator[Any]:
             with self._channel.calling() as channel:
@@ -425,7 +460,8 @@ class RpcChannel(grpc.aio.Channel):
     def _metadata(self) -> Metadata:
         return metadata_of(self._token(), self._server().pack())
 
-    # QMQ's control plane has no calls of these kinds, and its clients do not watch the state of a channel.
+    # QMQ's control plane has no calls of these kinds, and its clients do not watch the state of a
+    # channel.
 
     def stream_unary(self, *_: Any, **__: Any) -> Any:
         """Generated stubs create these; calling one fails."""
@@ -482,7 +518,9 @@ def _tell(
 
 
 async def _answers(call: Any) -> AsyncIterator[Any]:
-    """The messages of a stream; a thread reads them, at most `AHEAD` messages ahead. Raises grpc.RpcError."""
+    """The messages of a stream; a thread reads them, at most `AHEAD` messages ahead. Raises
+    grpc.RpcError.
+    """
     loop = asyncio.get_running_loop()
     arrived: asyncio.Queue[tuple[Any, BaseException | None]] = asyncio.Queue()
     room = threading.Semaphore(AHEAD)
@@ -542,7 +580,8 @@ def check(region: bytes, header: RegionHeader, *, to_partition: bool) -> None:
     """
     if to_partition or header.flags & _ORDERED:
         raise OrderMismatch(
-            "a directed message is for one group, but all groups of an ordered subject see the same messages: send it undirected"
+            "a directed message is for one group, but all groups of an ordered subject see "
+            "the same messages: send it undirected"
         )
     found = BatchView(_NOWHERE, region).headers() or [{}]
     groups = {each.get(GROUP) for each in found}
@@ -560,5 +599,7 @@ def check(region: bytes, header: RegionHeader, *, to_partition: bool) -> None:
 
 
 def failures(headers: Mapping[str, bytes]) -> int:
-    """The number of failed deliveries of a directed message before it was sent again, from its headers."""
+    """The number of failed deliveries of a directed message before it was sent again, from its
+    headers.
+    """
     return whole_number(headers.get(ATTEMPT, b""), _ATTEMPTS_MAX) or 0

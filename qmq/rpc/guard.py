@@ -3,8 +3,9 @@
 The caller is identified by the call's token, or else by the connection's certificate. Changes
 and refusals go to the audit log.
 
-The permissions that each RPC needs are a table: method -> operations on the resources of its request. A method that is not in the table is
-refused while the rules are enforced, and a test fails for it.
+The permissions that each RPC needs are a table: method -> operations on the resources of its
+request. A method that is not in the table is refused while the rules are enforced, and a test fails
+for it.
 """
 
 from __future__ import annotations
@@ -55,12 +56,12 @@ NeedsNow = Callable[[Any, AccessState], tuple[Need, ...]]
 class RpcRule(NamedTuple):
     """The permission that one method requires.
 
-    is_change: whether it changes something; the audit log records changes.
-    needs_now: the further permissions, which depend on the record that the request names.
-    by_delayed_id: the operation on the subject of the delayed message whose id the request has.
-    enough: maps what is needed to another need that is enough instead; then `lean` removes from the answer what that does not show.
-    keeps: the answer's items that a principal may see without permission to describe the cluster; (the field, the item -> its needs).
-    servers_only: no rule grants it.
+    is_change: whether it changes something; the audit log records changes. needs_now: the further
+    permissions, which depend on the record that the request names. by_delayed_id: the operation on
+    the subject of the delayed message whose id the request has. enough: maps what is needed to
+    another need that is enough instead; then `lean` removes from the answer what that does not
+    show. keeps: the answer's items that a principal may see without permission to describe the
+    cluster; (the field, the item -> its needs). servers_only: no rule grants it.
     """
 
     needs: Needs = lambda _: ()
@@ -105,8 +106,9 @@ def _locate(request: Any) -> tuple[Need, ...]:
 
 
 def _deciding(request: Any, need: Need) -> Need | None:
-    """Who may produce to a subject may cancel and move its delayed messages, so it may see which there are: all of a transaction that waits
-    for its decision, and of others what CancelDelayed answers.
+    """Who may produce to a subject may cancel and move its delayed messages, so it may see which
+    there are: all of a transaction that waits for its decision, and of others what CancelDelayed
+    answers.
     """
     if need.kind is not ResourceKind.SUBJECT or not getattr(request, "is_half", True):
         return None
@@ -151,13 +153,17 @@ def _test(request: Any) -> tuple[Need, ...]:
 
 
 def _known_rule(rule_id: str, state: AccessState) -> tuple[Need, ...]:
-    """The need of a change to a rule. An unknown rule belongs to the cluster, so that others do not learn which rules exist."""
+    """The need of a change to a rule. An unknown rule belongs to the cluster, so that others do not
+    learn which rules exist.
+    """
     known = state.rules.get(rule_id)
     return (on_cluster(O.ADMINISTER) if known is None else known.need,)
 
 
 def _token_of(text: str) -> Need:
-    """The need of a change to a token. A team administers the tokens of its applications; the cluster administers people's tokens."""
+    """The need of a change to a token. A team administers the tokens of its applications; the
+    cluster administers people's tokens.
+    """
     kind, _, name = text.partition(":")
     return on_namespace(name if kind == APPLICATION else "")
 
@@ -170,7 +176,9 @@ def _known_tokens(request: Any, state: AccessState) -> tuple[Need, ...]:
 
 
 def _known_quota(quota_id: str, state: AccessState) -> Need:
-    """The need of a change to a quota. The cluster's quotas, also those for a namespace, are the cluster's to change."""
+    """The need of a change to a quota. The cluster's quotas, also those for a namespace, are the
+    cluster's to change.
+    """
     known = state.quotas.get(quota_id)
     return known.need if known is not None and known.is_team else on_cluster(O.ADMINISTER)
 
@@ -304,7 +312,9 @@ CONTROL_RULES: Final[Mapping[str, RpcRule]] = {
     ),  # a backup shows the servers' token
     **dict.fromkeys(("CancelDelayed", "MoveDelayed", "ShowDelayed", "ListDelayed"), _SERVER),
 }
-"""The rules for the control ports of brokers and delay servers. Metaservers and replicas call these; users call a metaserver."""
+"""The rules for the control ports of brokers and delay servers. Metaservers and replicas call
+these; users call a metaserver.
+"""
 
 RPC_RULES: Final[Mapping[str, RpcRule]] = {
     **{f"/qmq.v1.Meta/{name}": rule for name, rule in META_RULES.items()},
@@ -331,8 +341,8 @@ SubjectOfDelayed = Callable[[str], Awaitable[str]]
 
 
 class RpcGuard(grpc.aio.ServerInterceptor):
-    """`knows_subject` and `subject_of_delayed` are a metaserver's. `local_uid`: the only user that can open the server's socket in the
-    file system, None where others can.
+    """`knows_subject` and `subject_of_delayed` are a metaserver's. `local_uid`: the only user that
+    can open the server's socket in the file system, None where others can.
     """
 
     def __init__(
@@ -404,7 +414,7 @@ class RpcGuard(grpc.aio.ServerInterceptor):
 
         return guarded
 
-    # --- before --------------------------------------------------------------------------------------------------------
+    # --- before -----------------------------------------------------------------------------------
 
     async def _admit(self, method: str, context: Any) -> tuple[Caller, RpcRule, Any]:
         """Who calls, what that needs, and then the request."""
@@ -437,7 +447,9 @@ class RpcGuard(grpc.aio.ServerInterceptor):
         return self._access.decide(caller.principal, need).is_allowed
 
     async def _slow_down(self, principal: Principal) -> None:
-        """Delay a principal that exceeds its request quota. Raises Overloaded if the wait would be too long."""
+        """Delay a principal that exceeds its request quota. Raises Overloaded if the wait would be
+        too long.
+        """
         quota = self._access.quota(principal)
         if quota is None or not quota.requests_per_s:
             return
@@ -449,7 +461,8 @@ class RpcGuard(grpc.aio.ServerInterceptor):
         owed_s = meter.owes(self._now_s())
         if owed_s > WAIT_S_MAX:
             failure = Overloaded(
-                f"{principal} asks more often than its quota {quota.id!r} allows ({quota.requests_per_s} requests/s)"
+                f"{principal} asks more often than its quota {quota.id!r} allows "
+                f"({quota.requests_per_s} requests/s)"
             )
             failure.retry_after_ms = int(owed_s * 1000)
             raise failure
@@ -474,7 +487,9 @@ class RpcGuard(grpc.aio.ServerInterceptor):
         return self.peers.get(context.peer().rpartition("/")[2])
 
     def refused(self, address: str, why: str) -> None:
-        """Record that TLS refused a peer. Equal refusals are counted, because a stranger can repeat them without limit."""
+        """Record that TLS refused a peer. Equal refusals are counted, because a stranger can repeat
+        them without limit.
+        """
         self._access.refused(Caller(address=address), "TLS handshake", why)
 
     async def _needs(self, method: str, request: Any, rule: RpcRule) -> tuple[Need, ...]:
@@ -500,7 +515,7 @@ class RpcGuard(grpc.aio.ServerInterceptor):
                 )  # Callers without permission must not learn whether the message exists.
         return needs
 
-    # --- behind --------------------------------------------------------------------------------------------------------
+    # --- behind -----------------------------------------------------------------------------------
 
     async def _served(
         self,

@@ -1,7 +1,9 @@
-"""The `Network` through which processes listen and connect, at the addresses of qmq/process/address.py.
+"""The `Network` through which processes listen and connect, at the addresses of
+qmq/process/address.py.
 
-Each component gets the `Network` through which it opens connections: the machine's network, or in a test a network whose connections can be
-cut (qmq/testing). Port 0 takes a free port; of the sockets in a folder, the lowest number that is free.
+Each component gets the `Network` through which it opens connections: the machine's network, or in a
+test a network whose connections can be cut (qmq/testing). Port 0 takes a free port; of the sockets
+in a folder, the lowest number that is free.
 """
 
 from __future__ import annotations
@@ -45,8 +47,8 @@ Refused = Callable[[str, str], None]
 
 
 def choose_port(host: str, port: int) -> int:
-    """The port to listen on. For a Unix domain socket, 0 becomes the lowest free number. Raises InvalidArgument; OSError if the port is
-    taken.
+    """The port to listen on. For a Unix domain socket, 0 becomes the lowest free number. Raises
+    InvalidArgument; OSError if the port is taken.
     """
     if not host.startswith(UNIX):
         return port
@@ -60,7 +62,9 @@ def choose_port(host: str, port: int) -> int:
 
 
 def _require_free(path: str) -> None:
-    """Raise OSError if a process listens on the path: another listener would take the path from that process."""
+    """Raise OSError if a process listens on the path: another listener would take the path from
+    that process.
+    """
     with socket.socket(socket.AF_UNIX) as caller:
         caller.settimeout(_LOOK_S)
         try:
@@ -71,7 +75,9 @@ def _require_free(path: str) -> None:
 
 
 def uid_of_peer(connection: Any) -> int | None:
-    """The user id of the process at the other end of a Unix domain socket, from the kernel. None for TCP, and if the system cannot tell."""
+    """The user id of the process at the other end of a Unix domain socket, from the kernel. None
+    for TCP, and if the system cannot tell.
+    """
     if (
         connection is None
         or connection.family != socket.AF_UNIX
@@ -86,10 +92,12 @@ def uid_of_peer(connection: Any) -> int | None:
 
 
 def only_uid(host: str, port: int) -> int | None:
-    """The only user, besides root, who can connect to a Unix domain socket. None for TCP, and if others can connect.
+    """The only user, besides root, who can connect to a Unix domain socket. None for TCP, and if
+    others can connect.
 
-    gRPC does not identify the peer of a socket, but the socket's permissions limit the possible peers. Raises Stopping if the socket's file
-    is gone: a server that stops deletes it while calls on open connections still arrive.
+    gRPC does not identify the peer of a socket, but the socket's permissions limit the possible
+    peers. Raises Stopping if the socket's file is gone: a server that stops deletes it while calls
+    on open connections still arrive.
     """
     if not host.startswith(UNIX):
         return None
@@ -98,7 +106,8 @@ def only_uid(host: str, port: int) -> int | None:
         found = os.stat(path)
     except FileNotFoundError:
         raise Stopping(
-            f"the socket {path} is gone, so this server is stopping: ask another one, or connect again"
+            f"the socket {path} is gone, so this server is stopping: ask another one, or "
+            "connect again"
         ) from None
     return None if found.st_mode & 0o022 else found.st_uid
 
@@ -121,8 +130,8 @@ class ServerListener:
         return False
 
     def pause(self, pause_s: float) -> None:
-        """Accept no connections for the given time: new connections wait in the kernel's queue. Used where accepting costs more than the
-        kernel's part of it.
+        """Accept no connections for the given time: new connections wait in the kernel's queue.
+        Used where accepting costs more than the kernel's part of it.
         """
 
     def close(self) -> None:
@@ -130,8 +139,8 @@ class ServerListener:
         loop = asyncio.get_running_loop()
         for each in self._server.sockets:
             loop.remove_reader(each.fileno())
-        # A connection that asyncio has accepted gets its transport in this round. If the server is closed before that, asyncio drops the
-        # connection without closing it.
+        # A connection that asyncio has accepted gets its transport in this round. If the server is
+        # closed before that, asyncio drops the connection without closing it.
         loop.call_soon(self._server.close)
         if self._path:
             with suppress(OSError):
@@ -158,7 +167,9 @@ class Network:
     """TLS credentials for connections; None: no TLS."""
 
     def rpc_descriptors(self, host: str) -> int:
-        """The number of descriptors that a connection to a gRPC server's port takes, if the server listens on this host."""
+        """The number of descriptors that a connection to a gRPC server's port takes, if the server
+        listens on this host.
+        """
         return 1
 
     def token_for(self, address: str) -> str:
@@ -172,7 +183,8 @@ class Network:
     async def listen(
         self, host: str, port: int, factory: Factory, refused: Refused = ignored
     ) -> ServerListener:
-        """Accept connections; port 0 takes a free port. `refused` is called for each handshake of TLS that fails.
+        """Accept connections; port 0 takes a free port. `refused` is called for each handshake of
+        TLS that fails.
 
         Raises OSError if the port is taken, InvalidArgument if a path is too long.
         """
@@ -187,7 +199,9 @@ class Network:
         return ServerListener(server, server.sockets[0].getsockname()[1])
 
     async def connect(self, address: str, factory: Factory) -> None:
-        """Open a connection, which belongs to the protocol from then on. Raises OSError, InvalidArgument."""
+        """Open a connection, which belongs to the protocol from then on. Raises OSError,
+        InvalidArgument.
+        """
         place = parse(address)
         if place.path:
             await asyncio.get_running_loop().create_unix_connection(factory, place.path)
@@ -197,8 +211,8 @@ class Network:
     def channel(
         self, address: str, server: NameSource, token: TokenSource = no_token
     ) -> grpc.aio.Channel:
-        """A control connection to a server that now has this address. It is opened at its first use, names the server and shows a token
-        with each call; the caller closes it.
+        """A control connection to a server that now has this address. It is opened at its first
+        use, names the server and shows a token with each call; the caller closes it.
         """
         from qmq.rpc.channel import RpcChannel
 
@@ -207,7 +221,9 @@ class Network:
     async def serve(
         self, server: grpc.aio.Server, host: str, port: int, door: RpcListener
     ) -> RpcPort:
-        """Start a gRPC server at a port; port 0 takes a free port. Raises OSError if the port is taken, InvalidArgument."""
+        """Start a gRPC server at a port; port 0 takes a free port. Raises OSError if the port is
+        taken, InvalidArgument.
+        """
         try:
             bound = bind(server, host, port)
         except BaseException:
@@ -227,7 +243,9 @@ async def open_tcp(
     tls: ssl.SSLContext | None = None,
     handshake_s: float | None = None,
 ) -> None:
-    """Connect to a host and port, with TLS if there is a context. Raises socket.gaierror as `require_resolvable`, OSError."""
+    """Connect to a host and port, with TLS if there is a context. Raises socket.gaierror as
+    `require_resolvable`, OSError.
+    """
     host = place.host.strip("[]")
     await require_resolvable(host)
     await asyncio.get_running_loop().create_connection(
@@ -257,7 +275,8 @@ async def require_resolvable(host: str) -> None:
 class _Resolver(Executor):
     """Asks for the addresses of names. All callers share one thread for a name.
 
-    The system may ask a silent DNS for a minute, and a process that ends waits for the threads of its loop: so these are daemons.
+    The system may ask a silent DNS for a minute, and a process that ends waits for the threads of
+    its loop: so these are daemons.
     """
 
     def __init__(self) -> None:
@@ -268,7 +287,8 @@ class _Resolver(Executor):
         found = self._asked.get(args)
         if found is None:
             found = self._asked[args] = Future()
-            found.set_running_or_notify_cancel()  # one who stops waiting does not cancel it for others
+            # one who stops waiting does not cancel it for others
+            found.set_running_or_notify_cancel()
             threading.Thread(
                 target=self._ask, args=(fn, args, found), name="qmq-resolve", daemon=True
             ).start()
@@ -291,8 +311,8 @@ _RESOLVER: Final = _Resolver()
 class TokenNetwork(Network):
     """A network whose connections show a token to servers.
 
-    A token is sent over TLS, to Unix domain sockets, and to this machine. Calls to any other address fail; with `is_required` False
-    (servers), they are made without the token.
+    A token is sent over TLS, to Unix domain sockets, and to this machine. Calls to any other
+    address fail; with `is_required` False (servers), they are made without the token.
     """
 
     def __init__(self, inner: Network, token: TokenSource, *, is_required: bool = True) -> None:
@@ -333,7 +353,9 @@ class TokenNetwork(Network):
 
 
 async def end_unstarted(server: grpc.aio.Server) -> None:
-    """End a server that got no port. Otherwise gRPC would abort the process when it destroys a server that was never started."""
+    """End a server that got no port. Otherwise gRPC would abort the process when it destroys a
+    server that was never started.
+    """
     await server.start()
     await server.stop(None)
 

@@ -1,37 +1,45 @@
-"""The port of a gRPC server that other machines reach: accepts connections as a data port does, and passes their bytes on to the server.
+"""The port of a gRPC server that other machines reach: accepts connections as a data port does, and
+passes their bytes on to the server.
 
-gRPC for Python offers no bound on the rate of handshakes, does not report those that fail, and accepts TLS 1.2. So the listener of the data
-port does the handshakes here, too; gRPC gets a peer only after TLS has accepted it, over a socket in a folder that only this process's
-user can enter.
+gRPC for Python offers no bound on the rate of handshakes, does not report those that fail, and
+accepts TLS 1.2. So the listener of the data port does the handshakes here, too; gRPC gets a peer
+only after TLS has accepted it, over a socket in a folder that only this process's user can enter.
 
     client  -- TLS -->  TlsListener  -->  RelayedConnection  -- folder/socket -->  gRPC
 
 Without TLS (`--insecure`) the same bounds hold for connections.
 
-gRPC knows a relayed peer by the name that the socket's near end is bound to; `RpcListener.peers` has the peer for each name. A name is
-removed before its socket is closed, so no other connection can have it. A peer without an entry is anonymous.
+gRPC knows a relayed peer by the name that the socket's near end is bound to; `RpcListener.peers`
+has the peer for each name. A name is removed before its socket is closed, so no other connection
+can have it. A peer without an entry is anonymous.
 
-A port that also accepts plain text (`RpcListener.takes_plaintext`) passes such connections on in the same way.
+A port that also accepts plain text (`RpcListener.takes_plaintext`) passes such connections on in
+the same way.
 
 A connection takes three descriptors: one of the peer, and both ends of the socket.
 
-What passes is counted (`UnfinishedMessages`): messages that are not whole, which gRPC holds, take bounded memory and time.
+What passes is counted (`UnfinishedMessages`): messages that are not whole, which gRPC holds, take
+bounded memory and time.
 
-Bytes that one side has not read yet wait in the kernel and in a bounded buffer for each direction (asyncio's marks). Meanwhile nothing is
-read from the other side. When one side ends, the other is closed after gRPC's last answer is sent, or after 30 s (asyncio's time
-for closing TLS).
+Bytes that one side has not read yet wait in the kernel and in a bounded buffer for each direction
+(asyncio's marks). Meanwhile nothing is read from the other side. When one side ends, the other is
+closed after gRPC's last answer is sent, or after 30 s (asyncio's time for closing TLS).
 
-The bytes of gRPC messages that are not whole yet are counted from the frames of a connection. gRPC holds a message until it is whole, up to
-16 MiB for each of a connection's calls, and does not tell. Who passes on the bytes of a connection sees the frames, and so the messages:
+The bytes of gRPC messages that are not whole yet are counted from the frames of a connection. gRPC
+holds a message until it is whole, up to 16 MiB for each of a connection's calls, and does not tell.
+Who passes on the bytes of a connection sees the frames, and so the messages:
 
-    frame     length 3 | kind 1 | flags 1 | call 4 | payload      DATA (kind 0) has bytes of a call's messages
-    message   compressed 1 | length 4 | body                      in one frame, or in several beside frames of other calls
+    frame     length 3 | kind 1 | flags 1 | call 4 | payload      DATA (kind 0) has bytes of a
+                                                                  call's messages
+    message   compressed 1 | length 4 | body                      in one frame, or in several beside
+                                                                  frames of other calls
 
     DATA of call 1, 40 bytes: 00 00000064 and 35 of 100 bytes     40 bytes are unfinished
     DATA of call 1, 65 bytes                                      the message is whole: 0 bytes
 
-A message that is not whole when its first bytes arrive is a stranger (`qmq.rpc.strangers`) until it is whole, or until its call or
-connection ends. Bytes for a call that the server has ended are of no message: gRPC drops them.
+A message that is not whole when its first bytes arrive is a stranger (`qmq.rpc.strangers`) until it
+is whole, or until its call or connection ends. Bytes for a call that the server has ended are of no
+message: gRPC drops them.
 """
 
 from __future__ import annotations
@@ -74,8 +82,8 @@ _PADDED: Final = 0x8
 
 
 class UnfinishedMessages:
-    """The unfinished messages of a connection from `address`, in the budget `strangers`. `end` ends the connection if the budget is used
-    up, or a message's time is over.
+    """The unfinished messages of a connection from `address`, in the budget `strangers`. `end` ends
+    the connection if the budget is used up, or a message's time is over.
     """
 
     def __init__(self, strangers: Strangers, address: str, end: Callable[[], None]) -> None:
@@ -134,7 +142,9 @@ class UnfinishedMessages:
 
 
 def _after_whole(data: bytes, place: int) -> int:
-    """Where the message begins that is not whole, after the whole ones from `place` on; the end of the data if there is none."""
+    """Where the message begins that is not whole, after the whole ones from `place` on; the end of
+    the data if there is none.
+    """
     while (begun := place + _MESSAGE_HEAD_BYTES) <= len(data):
         end = begun + int.from_bytes(data[place + 1 : begun], "big")
         if end > len(data):
@@ -169,8 +179,8 @@ class _Message:
 
 
 class _Frames:
-    """Finds the frames of one direction, which come in pieces. `begin` gets each call that begins, `take` the bytes of its messages, and
-    `end` each call that ends.
+    """Finds the frames of one direction, which come in pieces. `begin` gets each call that begins,
+    `take` the bytes of its messages, and `end` each call that ends.
     """
 
     def __init__(
@@ -267,7 +277,9 @@ class _NearEnd(asyncio.Protocol):
 
 
 class RelayedConnection(asyncio.Protocol):
-    """A connection of one peer, after TLS accepted it or without TLS. Bytes in both directions wait until the other side reads."""
+    """A connection of one peer, after TLS accepted it or without TLS. Bytes in both directions wait
+    until the other side reads.
+    """
 
     peer: asyncio.Transport
     network: str
@@ -311,7 +323,8 @@ class RelayedConnection(asyncio.Protocol):
             self._near.write(data)
             return
         self._early += data
-        self.peer.pause_reading()  # again: uvloop begins to read a connection without TLS after `connection_made`
+        # again: uvloop begins to read a connection without TLS after `connection_made`
+        self.peer.pause_reading()
 
     def pause_writing(self) -> None:
         if self._near is not None:
@@ -366,7 +379,9 @@ class RpcRelay(RpcPort):
         """The same, of each network the one that has been silent for longest first."""
 
     async def start(self) -> None:
-        """Serve. Raises OSError, InvalidArgument: the server's certificate cannot be used, or TMPDIR is too long."""
+        """Serve. Raises OSError, InvalidArgument: the server's certificate cannot be used, or
+        TMPDIR is too long.
+        """
         try:
             self.server.add_insecure_port(f"unix:{self.folder}/{_SOCKET}")
         except RuntimeError as cause:
@@ -420,8 +435,9 @@ class RpcRelay(RpcPort):
         return self._listener is not None and self._listener.is_paused
 
     def _has_room(self, host: str) -> bool:
-        """Whether a host may connect. If all places are taken, the network with the most connections makes room for another one: it loses
-        the connection that has been silent for longest.
+        """Whether a host may connect. If all places are taken, the network with the most
+        connections makes room for another one: it loses the connection that has been silent for
+        longest.
         """
         assert self._listener is not None
         if len(self.connections) + self._listener.handshakes < self._door.bounds.connections_max:
@@ -480,12 +496,17 @@ class RpcRelay(RpcPort):
         return f"{self.folder}/peer-{number}"
 
     def failed(self, cause: OSError) -> None:
-        """Log that a peer, which TLS accepted, cannot be passed on, unless this was logged a moment ago."""
+        """Log that a peer, which TLS accepted, cannot be passed on, unless this was logged a moment
+        ago.
+        """
         now_s = asyncio.get_running_loop().time()
         if not self._has_stopped and now_s >= self._silent_until_s:
             self._silent_until_s = now_s + SILENCE_S
             log.error(
-                "connections to port %d are closed, because none can be passed on to gRPC in %s: %s",
+                (
+                    "connections to port %d are closed, because none can be passed on to gRPC in "
+                    "%s: %s"
+                ),
                 self.port,
                 self.folder,
                 cause,

@@ -1,8 +1,10 @@
-"""The gRPC server of a control port, with the bounds of its `RpcListener`, and the refusal of calls that mean another server.
+"""The gRPC server of a control port, with the bounds of its `RpcListener`, and the refusal of calls
+that mean another server.
 
-`RpcListener` bounds the resources that all peers together can take, and has the identity of each peer. At a port without TLS that only this
-machine reaches, gRPC accepts the connections. At other ports they come through `qmq.rpc.relay`, which bounds the new connections in a
-second, with TLS and without.
+`RpcListener` bounds the resources that all peers together can take, and has the identity of each
+peer. At a port without TLS that only this machine reaches, gRPC accepts the connections. At other
+ports they come through `qmq.rpc.relay`, which bounds the new connections in a second, with TLS and
+without.
 
     a peer that sends nothing, or stops within its handshake    cut after `handshake_ms`
     connections beyond `handshakes_per_s`                       wait in the system's queue
@@ -15,14 +17,16 @@ second, with TLS and without.
     calls beyond `calls_max`                                    refused immediately (Overloaded)
     messages that are not whole, beyond `unfinished`            through the relay, the address with the most loses a connection
 
-`RequestBodies` reads the body of a request after its caller is known, and bounds the bodies of callers without a name. gRPC reads a request
-before it calls a method with one request, so it holds 16 MiB for callers that say nothing about themselves. It calls a method with a stream
-of requests first, and the bytes on the wire are the same. So the methods of a server are served as streams:
+`RequestBodies` reads the body of a request after its caller is known, and bounds the bodies of
+callers without a name. gRPC reads a request before it calls a method with one request, so it holds
+16 MiB for callers that say nothing about themselves. It calls a method with a stream of requests
+first, and the bytes on the wire are the same. So the methods of a server are served as streams:
 
     metadata, certificate  ──▶  who is it?  ──▶  `read`: the only request  ──▶  the method
 
-Meanwhile a call that sends its body holds what HTTP/2 allows without a reader, 64 KiB. gRPC does not tell how many bytes of a request are
-there: the body of a stranger that is not whole after `GRACE_S` counts as REQUEST_BYTES_MAX (`qmq.rpc.strangers`), and has `time_s`.
+Meanwhile a call that sends its body holds what HTTP/2 allows without a reader, 64 KiB. gRPC does
+not tell how many bytes of a request are there: the body of a stranger that is not whole after
+`GRACE_S` counts as REQUEST_BYTES_MAX (`qmq.rpc.strangers`), and has `time_s`.
 """
 
 from __future__ import annotations
@@ -55,20 +59,30 @@ class RpcBounds:
     connections_max: int
     calls_max: int
     handshakes_per_s: int = 250
-    """New connections a second, with TLS or without. A TLS handshake takes 2 to 3 ms of the event loop, which also serves calls."""
+    """New connections a second, with TLS or without. A TLS handshake takes 2 to 3 ms of the event
+    loop, which also serves calls.
+    """
     handshakes_max: int = 1_000
-    """TLS handshakes under way at one time; beyond it, the address with the most loses its oldest."""
+    """TLS handshakes under way at one time; beyond it, the address with the most loses its
+    oldest.
+    """
     handshake_ms: int = 10_000
     """Time for the TLS handshake, and again for HTTP/2; gRPC's default is two minutes."""
     idle_ms: int = 300_000
     ping_ms: int = 60_000
-    """The server pings a connection with a call under way after this time of silence; gRPC's default is two hours."""
+    """The server pings a connection with a call under way after this time of silence; gRPC's
+    default is two hours.
+    """
     ping_timeout_ms: int = 20_000
     unfinished: StrangerBounds = UNFINISHED
-    """The messages that gRPC holds because they are not whole yet, of all calls together (`qmq.rpc.relay`)."""
+    """The messages that gRPC holds because they are not whole yet, of all calls together
+    (`qmq.rpc.relay`).
+    """
 
     def fitting(self, descriptors: int) -> Self:
-        """These bounds, with no more connections than this process's file descriptors allow, by the number that each takes."""
+        """These bounds, with no more connections than this process's file descriptors allow, by the
+        number that each takes.
+        """
         return replace(
             self, connections_max=connections_max(self.connections_max, limit() // descriptors)
         )
@@ -76,15 +90,17 @@ class RpcBounds:
 
 @dataclass(frozen=True, slots=True)
 class RpcListener:
-    """The admission of peers to a port. `refused` is called with the address of each peer that TLS does not accept, and the reason. `peers`
-    gets the identity behind each accepted TLS connection.
+    """The admission of peers to a port. `refused` is called with the address of each peer that TLS
+    does not accept, and the reason. `peers` gets the identity behind each accepted TLS connection.
     """
 
     bounds: RpcBounds
     refused: Callable[[str, str], None] = lambda _address, _why: None
     peers: RpcPeers = field(default_factory=dict)
     shares_port: bool = False
-    """True if other processes of this user may listen at the same port: the kernel gives each connection to one of them (SO_REUSEPORT)."""
+    """True if other processes of this user may listen at the same port: the kernel gives each
+    connection to one of them (SO_REUSEPORT).
+    """
     takes_plaintext: bool = False
     """True if a port with TLS also serves peers that speak HTTP/2 without TLS."""
 
@@ -102,9 +118,11 @@ class RequestBodies:
         self._strangers = Strangers(bounds, time.monotonic)
 
     async def read(self, context: Any, stranger: str) -> Any:
-        """The request of a call. `stranger` is the address of a caller without a name (`peer_address`), "" for one with a name.
+        """The request of a call. `stranger` is the address of a caller without a name
+        (`peer_address`), "" for one with a name.
 
-        Raises InvalidArgument if there is none, or bytes that are no such request; Overloaded if a stranger's was not whole in time.
+        Raises InvalidArgument if there is none, or bytes that are no such request; Overloaded if a
+        stranger's was not whole in time.
         """
         loop = asyncio.get_running_loop()
         host = peer_host(stranger) if stranger else ""
@@ -129,7 +147,8 @@ class RequestBodies:
             ) from None
         except TimeoutError:
             raise Overloaded(
-                "the request did not arrive in time: show a token or a certificate, or send it again"
+                "the request did not arrive in time: show a token or a certificate, or send "
+                "it again"
             ) from None
         if found is grpc.aio.EOF:
             raise InvalidArgument("the call has no request")
@@ -142,7 +161,9 @@ def peer_host(address: str) -> str:
 
 
 def late_unary(handler: Any, serve: Callable[[Any], Awaitable[Any]]) -> Any:
-    """The handler of a method with one answer; `serve` gets the context, and reads the request itself."""
+    """The handler of a method with one answer; `serve` gets the context, and reads the request
+    itself.
+    """
 
     async def served(_: Any, context: Any) -> Any:
         return await serve(context)
@@ -193,7 +214,9 @@ def rpc_server(
 
 
 class NameCheck(grpc.aio.ServerInterceptor):
-    """Refuses calls that mean another server than this one, `own`. Calls without a name are accepted: release 0.2.0 sends none."""
+    """Refuses calls that mean another server than this one, `own`. Calls without a name are
+    accepted: release 0.2.0 sends none.
+    """
 
     def __init__(self, own: NameSource) -> None:
         self._own = own
@@ -235,9 +258,11 @@ def _refusing(handler: Any, refusal: QmqError) -> Any:
 def add_unregistered(
     add: Callable[[Any, Any], None], service: object, server: grpc.aio.Server
 ) -> None:
-    """Add a service by generated code, without registering its methods with gRPC's core: calls are found by their names.
+    """Add a service by generated code, without registering its methods with gRPC's core: calls are
+    found by their names.
 
-    gRPC's loop keeps a task for each registered method of a server, and waits for all of these tasks again at each call.
+    gRPC's loop keeps a task for each registered method of a server, and waits for all of these
+    tasks again at each call.
     """
     add(service, _Unregistered(server))
 

@@ -1,17 +1,19 @@
-"""The name of a server: its cluster, its group and its replica. Calls and connections carry the name of the server that they mean.
+"""The name of a server: its cluster, its group and its replica. Calls and connections carry the
+name of the server that they mean.
 
-An address is no name. Containers, pods and machines get each other's addresses, and a caller that only knows an address then talks to
-another server, which may answer as if it were meant. So:
+An address is no name. Containers, pods and machines get each other's addresses, and a caller that
+only knows an address then talks to another server, which may answer as if it were meant. So:
 
     control call, call to a metaserver    the metadata `qmq-server`          another server answers WrongServer (E315)
     data connection                       the field `server` of HELLO        another server answers WrongServer (E315)
     replication link                      the field `to` of PeerHello        another replica refuses (qmq_replication/links.py)
 
-The caller then resolves the address again, and looks for the server's latest address. An empty part of a name matches anything. Callers of
-release 0.2.0 send no name, and their calls are accepted; servers of that release ignore a name.
+The caller then resolves the address again, and looks for the server's latest address. An empty part
+of a name matches anything. Callers of release 0.2.0 send no name, and their calls are accepted;
+servers of that release ignore a name.
 
-The cluster's part is a random number, which the first server writes into the coordination store. A client learns it from the first
-metaserver that answers.
+The cluster's part is a random number, which the first server writes into the coordination store. A
+client learns it from the first metaserver that answers.
 """
 
 from __future__ import annotations
@@ -50,14 +52,16 @@ class ServerName:
         """Raise WrongServer if this server's name contradicts the meant one."""
         if "" not in (self.cluster, meant.cluster) and self.cluster != meant.cluster:
             raise WrongServer(
-                f"this is {self}, and {meant} is meant: was the cluster replaced or restored? Then restart the client"
+                f"this is {self}, and {meant} is meant: was the cluster replaced or "
+                "restored? Then restart the client"
             )
         if any(
             own and other and own != other
             for own, other in zip(astuple(self)[1:], astuple(meant)[1:], strict=True)
         ):
             raise WrongServer(
-                f"this is {self}, and {meant} is meant: the address belongs to another server now, so look it up again"
+                f"this is {self}, and {meant} is meant: the address belongs to another "
+                "server now, so look it up again"
             )
 
     def __str__(self) -> str:

@@ -1,16 +1,21 @@
-"""Bounds what strangers take at a port: connections and requests whose peers have not proven a name. Pure; the clock is handed in.
+"""Bounds what strangers take at a port: connections and requests whose peers have not proven a
+name. Pure; the clock is handed in.
 
-A stranger takes a place, and memory for the bytes that it has sent of something unfinished: a handshake, a request. It has `time_s`, and a
-further second for each `BYTES_PER_S` that arrive, so that slow uploads finish. It leaves when its name is proven or what it sends is whole.
+A stranger takes a place, and memory for the bytes that it has sent of something unfinished: a
+handshake, a request. It has `time_s`, and a further second for each `BYTES_PER_S` that arrive, so
+that slow uploads finish. It leaves when its name is proven or what it sends is whole.
 
-All strangers of a port share `places` and `bytes_max`. When they need more, the address that takes most of it pays, with its oldest
-stranger: one address pushes out nobody but itself. IPv6 addresses count by their /64, which one machine may own.
+All strangers of a port share `places` and `bytes_max`. When they need more, the address that takes
+most of it pays, with its oldest stranger: one address pushes out nobody but itself. IPv6 addresses
+count by their /64, which one machine may own.
 
     10 places    address A has 9, B has 1    one more of A or B: A's oldest is ended
 
-`owes_s` bounds in the same way how often an address may try to prove a name, which costs a question to somebody else.
+`owes_s` bounds in the same way how often an address may try to prove a name, which costs a question
+to somebody else.
 
-`payer` and `SharedPlaces` hold the same rule for other things that owners share: when all places are taken, who holds most pays.
+`payer` and `SharedPlaces` hold the same rule for other things that owners share: when all places
+are taken, who holds most pays.
 """
 
 from __future__ import annotations
@@ -28,9 +33,11 @@ K = TypeVar("K")
 
 
 def payer(held: Iterable[tuple[K, Hashable, int]]) -> K:
-    """The thing to give up, of (thing, owner, amount), the oldest first: the oldest with an amount, of the owner that holds most.
+    """The thing to give up, of (thing, owner, amount), the oldest first: the oldest with an amount,
+    of the owner that holds most.
 
-    Of several owners that hold most, the one with the oldest thing pays. Raises ValueError if nothing is held.
+    Of several owners that hold most, the one with the oldest thing pays. Raises ValueError if
+    nothing is held.
 
         A: a1 a2 a3, B: b1    a1 goes, also if b1 is older
     """
@@ -45,7 +52,8 @@ def payer(held: Iterable[tuple[K, Hashable, int]]) -> K:
 class SharedPlaces:
     """Things under way, of owners that share `places_max` places. `end` ends a thing.
 
-    If all places are taken, a further thing gets one if its owner then holds less than the owner that holds most, which loses its oldest.
+    If all places are taken, a further thing gets one if its owner then holds less than the owner
+    that holds most, which loses its oldest.
     """
 
     def __init__(self, places_max: int) -> None:
@@ -100,7 +108,9 @@ class _Stranger:
 
 
 class Strangers:
-    """The strangers of one port, each under a key that the port chooses. `now_s` is a monotonic clock."""
+    """The strangers of one port, each under a key that the port chooses. `now_s` is a monotonic
+    clock.
+    """
 
     def __init__(self, bounds: StrangerBounds, now_s: Callable[[], float]) -> None:
         self._bounds, self._now_s = bounds, now_s
@@ -113,7 +123,9 @@ class Strangers:
         return len(self._all)
 
     def came(self, who: Hashable, address: str, end: Callable[[], None]) -> None:
-        """A stranger is here; `end` ends it, and is called once at most. Of a known stranger only `end` changes."""
+        """A stranger is here; `end` ends it, and is called once at most. Of a known stranger only
+        `end` changes.
+        """
         present = self._all.get(who)
         if present is not None:
             present.end = end
@@ -147,7 +159,9 @@ class Strangers:
                 self._end(who)
 
     def owes_s(self, address: str) -> float:
-        """Count an attempt to prove a name. Returns 0, or the seconds to wait: the attempt must then be refused, and is not counted."""
+        """Count an attempt to prove a name. Returns 0, or the seconds to wait: the attempt must
+        then be refused, and is not counted.
+        """
         now_s, network = self._now_s(), network_of(address)
         meter = self._proofs.get(network)
         if meter is None:
@@ -166,7 +180,9 @@ class Strangers:
 
 
 def network_of(address: str) -> str:
-    """Whom an address counts for: an IPv4 address itself, the /64 of an IPv6 address. Other text counts as it is. Pure."""
+    """Whom an address counts for: an IPv4 address itself, the /64 of an IPv6 address. Other text
+    counts as it is. Pure.
+    """
     try:
         found = ipaddress.ip_address(address.partition("%")[0])
     except ValueError:

@@ -1,10 +1,12 @@
 """Listens with TLS, with TLS and plain text at the same port, or without TLS.
 
-The listener accepts connections itself, without asyncio's server: so each handshake uses the current certificates, accepting can pause,
-and a failed handshake is reported with the peer's address.
+The listener accepts connections itself, without asyncio's server: so each handshake uses the
+current certificates, accepting can pause, and a failed handshake is reported with the peer's
+address.
 
-With `takes_plaintext` the listener looks at a connection's first byte, which stays in the kernel's buffer. HTTP/2 begins with "PRI", a
-handshake of TLS with byte 22. A connection that does not begin with "P" must be TLS. Any other connection is refused and reported.
+With `takes_plaintext` the listener looks at a connection's first byte, which stays in the kernel's
+buffer. HTTP/2 begins with "PRI", a handshake of TLS with byte 22. A connection that does not begin
+with "P" must be TLS. Any other connection is refused and reported.
 """
 
 from __future__ import annotations
@@ -27,7 +29,9 @@ from qmq.text import joined
 log = logging.getLogger("qmq.security")
 
 SHORTAGE_S: Final = 1.0
-"""How long a listener waits when the process is out of descriptors or memory, or when it failed to take a connection."""
+"""How long a listener waits when the process is out of descriptors or memory, or when it failed to
+take a connection.
+"""
 HANDSHAKE_S: Final = 10.0
 """How long a peer may take for a handshake; asyncio gives it a minute."""
 HANDSHAKES_MAX: Final = 1_000
@@ -37,7 +41,9 @@ _HTTP2: Final = b"P"
 
 
 class ServerContexts(Protocol):
-    """Certificates for a server. `version` changes with each change of the files, which then need a new context."""
+    """Certificates for a server. `version` changes with each change of the files, which then need a
+    new context.
+    """
 
     @property
     def version(self) -> int: ...
@@ -46,7 +52,9 @@ class ServerContexts(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class HandshakeBounds:
-    """How long a peer may take for a handshake, how many are under way at one time, and whether there is room for a host."""
+    """How long a peer may take for a handshake, how many are under way at one time, and whether
+    there is room for a host.
+    """
 
     handshake_s: float = HANDSHAKE_S
     handshakes_max: int = HANDSHAKES_MAX
@@ -59,15 +67,18 @@ BOUNDS: Final = HandshakeBounds()
 
 
 class TlsListener(ServerListener):
-    """Accepts connections at `listening`, and does their handshakes beside each other. Made in a running loop.
+    """Accepts connections at `listening`, and does their handshakes beside each other. Made in a
+    running loop.
 
-    Handshakes under way are strangers (`qmq.rpc.strangers`): beyond `handshakes_max` the address with the most loses its oldest. So a
-    peer that begins thousands and does not continue takes bounded memory, and pushes out nobody else. With `bounds.strangers`, the
-    protocols stay in that budget, each by itself as the key, until the port says that they left.
+    Handshakes under way are strangers (`qmq.rpc.strangers`): beyond `handshakes_max` the address
+    with the most loses its oldest. So a peer that begins thousands and does not continue takes
+    bounded memory, and pushes out nobody else. With `bounds.strangers`, the protocols stay in that
+    budget, each by itself as the key, until the port says that they left.
 
-    `on_look` is called every `LOOK_S`, `refused` for each handshake whose peer TLS does not accept. A connection from a host for which
-    there is no room (`has_room`) is closed before its handshake. With `takes_plaintext` connections with HTTP/2 need no TLS. Without
-    credentials no connection has TLS.
+    `on_look` is called every `LOOK_S`, `refused` for each handshake whose peer TLS does not accept.
+    A connection from a host for which there is no room (`has_room`) is closed before its handshake.
+    With `takes_plaintext` connections with HTTP/2 need no TLS. Without credentials no connection
+    has TLS.
     """
 
     def __init__(
@@ -118,7 +129,9 @@ class TlsListener(ServerListener):
         return self._is_paused
 
     def pause(self, pause_s: float) -> None:
-        """A handshake costs a millisecond of the loop: with thousands of connections at once, open connections must be served too."""
+        """A handshake costs a millisecond of the loop: with thousands of connections at once, open
+        connections must be served too.
+        """
         self._pause_s = max(self._pause_s, pause_s)
 
     async def _look_for_ever(self) -> None:
@@ -138,7 +151,9 @@ class TlsListener(ServerListener):
             self._is_paused = pause_s > 0
             await asyncio.sleep(
                 pause_s
-            )  # also without a pause: one connection in a round of the loop, so that others have their turn
+                # also without a pause: one connection in a round of the loop, so that others have
+                # their turn
+            )
             self._is_paused = False
             try:
                 accepted, address = await loop.sock_accept(self._listening)
@@ -171,7 +186,9 @@ class TlsListener(ServerListener):
     async def _shake_hands(
         self, accepted: socket.socket, address: str, protocol: asyncio.BaseProtocol
     ) -> bool:
-        """Give a connection to its protocol, after the handshake. False if there is no connection."""
+        """Give a connection to its protocol, after the handshake. False if there is no
+        connection.
+        """
         loop = asyncio.get_running_loop()
         try:
             context = self._present_context()
@@ -199,8 +216,8 @@ class TlsListener(ServerListener):
         return False
 
     async def _first_byte(self, accepted: socket.socket) -> bytes:
-        """The first bytes of a peer, without taking them. Empty if the peer closes before. Raises OSError: the peer has disconnected, or is
-        slow.
+        """The first bytes of a peer, without taking them. Empty if the peer closes before. Raises
+        OSError: the peer has disconnected, or is slow.
         """
         loop = asyncio.get_running_loop()
         is_there = asyncio.Event()
@@ -225,7 +242,9 @@ class TlsListener(ServerListener):
 
 
 def listening_at(host: str, port: int, *, shares_port: bool = False) -> socket.socket:
-    """A socket that listens on the first address of a host. Raises OSError if the port is taken, InvalidArgument for no host."""
+    """A socket that listens on the first address of a host. Raises OSError if the port is taken,
+    InvalidArgument for no host.
+    """
     bare = host.strip("[]")
     try:
         family, kind, protocol, _, place = socket.getaddrinfo(

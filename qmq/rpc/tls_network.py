@@ -1,5 +1,5 @@
-"""The machine's network with TLS: every TCP connection is encrypted, and the server's name is checked. Sockets in the file system are
-without TLS.
+"""The machine's network with TLS: every TCP connection is encrypted, and the server's name is
+checked. Sockets in the file system are without TLS.
 """
 
 from __future__ import annotations
@@ -33,11 +33,15 @@ if TYPE_CHECKING:
     from qmq.rpc.server import RpcListener
 
 RELAYED_DESCRIPTORS: Final = 3
-"""The descriptors of a connection to a gRPC server through a relay (qmq/rpc/relay.py): the peer's, and both ends of a socket."""
+"""The descriptors of a connection to a gRPC server through a relay (qmq/rpc/relay.py): the peer's,
+and both ends of a socket.
+"""
 
 
 class ServerNetwork(Network):
-    """The network of a server without TLS. Control ports that other machines reach bound how many connections begin in a second."""
+    """The network of a server without TLS. Control ports that other machines reach bound how many
+    connections begin in a second.
+    """
 
     def rpc_descriptors(self, host: str) -> int:
         return 1 if is_local(host) else RELAYED_DESCRIPTORS
@@ -53,7 +57,9 @@ class ServerNetwork(Network):
 
 
 class TlsNetwork(Network):
-    """`credentials` are for all ports and all connections. `on_look` is called whenever a listener looks at the certificates."""
+    """`credentials` are for all ports and all connections. `on_look` is called whenever a listener
+    looks at the certificates.
+    """
 
     def rpc_descriptors(self, host: str) -> int:
         return 1 if host.startswith(UNIX) else RELAYED_DESCRIPTORS
@@ -109,7 +115,9 @@ class TlsNetwork(Network):
 def network_of(
     tls: Tls | None = None, token: Token = None, environment: Mapping[str, str] | None = None
 ) -> Network:
-    """A network with the given TLS settings and token, or those of the environment (default: this process's). Raises InvalidArgument."""
+    """A network with the given TLS settings and token, or those of the environment (default: this
+    process's). Raises InvalidArgument.
+    """
     tls, source = tls or Tls.from_environment(environment), token_source(token, environment)
     found = NETWORK if tls is None else TlsNetwork(Credentials(tls))
     return found if source is None else TokenNetwork(found, source)

@@ -1,12 +1,15 @@
-"""Serves an ASGI application inside a running event loop: uvicorn behind our own listener, without its signal handlers and logs.
+"""Serves an ASGI application inside a running event loop: uvicorn behind our own listener, without
+its signal handlers and logs.
 
-A connection without a whole request is a stranger (`qmq.rpc.strangers`): from its first byte, before TLS, until its request is whole or the
-application has proven who asks (`proven`). So idle connections take half of the places, and bodies of strangers take bounded memory. Bytes
-count where they arrive. An application asks who it is before it reads the body.
+A connection without a whole request is a stranger (`qmq.rpc.strangers`): from its first byte,
+before TLS, until its request is whole or the application has proven who asks (`proven`). So idle
+connections take half of the places, and bodies of strangers take bounded memory. Bytes count where
+they arrive. An application asks who it is before it reads the body.
 
-A request under way takes a place until the application has answered it, also if its peer has gone. It belongs to the principal that was
-proven, and else to the peer's address. If all places are taken, the owner that holds most makes room for another one with its oldest
-request, which is nearly always one that waits for something (`qmq.rpc.strangers`). The refused request gets 503.
+A request under way takes a place until the application has answered it, also if its peer has gone.
+It belongs to the principal that was proven, and else to the peer's address. If all places are
+taken, the owner that holds most makes room for another one with its oldest request, which is nearly
+always one that waits for something (`qmq.rpc.strangers`). The refused request gets 503.
 """
 
 from __future__ import annotations
@@ -97,7 +100,9 @@ class ServedCertificate:
         return self._context
 
     def look(self) -> None:
-        """Use the files if they changed. Files that cannot be used, as when only one of them was replaced so far, are logged once."""
+        """Use the files if they changed. Files that cannot be used, as when only one of them was
+        replaced so far, are logged once.
+        """
         found = self._content()
         if found is None or found in (self._read, self._seen):
             return
@@ -118,7 +123,9 @@ class ServedCertificate:
 
 
 class _Connection(H11Protocol):
-    """A connection that is a stranger while it has no whole request, and while nobody has proven who asks."""
+    """A connection that is a stranger while it has no whole request, and while nobody has proven
+    who asks.
+    """
 
     strangers: Strangers
 
@@ -150,7 +157,9 @@ class _Connection(H11Protocol):
 
 
 class _Divided:
-    """Divides an application's places among the owners of the requests under way. `refuse` makes the answer that tells an error."""
+    """Divides an application's places among the owners of the requests under way. `refuse` makes
+    the answer that tells an error.
+    """
 
     def __init__(
         self, app: ASGIApp, requests_max: int, refuse: Callable[[QmqError], ASGIApp]
@@ -198,8 +207,9 @@ class _Divided:
 
 
 def proven(scope: Scope, principal: str) -> None:
-    """The peer has proven who it is, before its request was read: its body is no stranger's, and its place is the principal's. `principal`
-    is "" if all peers prove the same: then the place stays the address's.
+    """The peer has proven who it is, before its request was read: its body is no stranger's, and
+    its place is the principal's. `principal` is "" if all peers prove the same: then the place
+    stays the address's.
     """
     state = scope.get("state", {})
     if (connection := state.get(_STATE)) is not None:
@@ -209,7 +219,9 @@ def proven(scope: Scope, principal: str) -> None:
 
 
 def attempt(scope: Scope) -> None:
-    """Call this before a peer's proof is passed on to another server. Raises QuotaExceeded if the peer's address tries too often."""
+    """Call this before a peer's proof is passed on to another server. Raises QuotaExceeded if the
+    peer's address tries too often.
+    """
     connection = scope.get("state", {}).get(_STATE)
     owed_s = (
         0.0
@@ -218,7 +230,8 @@ def attempt(scope: Scope) -> None:
     )
     if owed_s:
         raise QuotaExceeded(
-            f"more than {PROOFS_PER_S} logins a second come from this address: try again in {owed_s:.1f} s"
+            f"more than {PROOFS_PER_S} logins a second come from this address: try again in "
+            f"{owed_s:.1f} s"
         )
 
 
@@ -242,8 +255,9 @@ class WebServer:
         certificate: ServedCertificate | None = None,
         now_s: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`port` 0 takes a free one. A certificate turns TLS on. Connections without a whole request are half as many as requests
-        under way, and take `strangers_bytes_max` together. `refuse` makes the answer that tells an error.
+        """`port` 0 takes a free one. A certificate turns TLS on. Connections without a whole
+        request are half as many as requests under way, and take `strangers_bytes_max` together.
+        `refuse` makes the answer that tells an error.
         """
         self._strangers = Strangers(
             StrangerBounds(max(requests_max // 2, 1), strangers_bytes_max), now_s

@@ -1,7 +1,7 @@
 """An Avro schema as fields. Pure.
 
-A field without a default is required, as Avro's resolution of schemas has it. Logical types date, timestamp-millis and timestamp-micros are
-kept, uuid is a string; others are refused.
+A field without a default is required, as Avro's resolution of schemas has it. Logical types date,
+timestamp-millis and timestamp-micros are kept, uuid is a string; others are refused.
 """
 
 from __future__ import annotations
@@ -79,7 +79,10 @@ class _AvroNodes:
             if found is None:
                 raise _refusal(
                     where,
-                    f"the logical type {node['logicalType']} has no column type here: use its plain type {kind}",
+                    (
+                        f"the logical type {node['logicalType']} has no column type here: use "
+                        f"its plain type {kind}"
+                    ),
                 )
             return found, False
         if kind == "record":

@@ -1,10 +1,13 @@
-"""Bodies into values, by a subject's schema. A value is a msgspec.Struct with one attribute for each field, in the schema's order.
+"""Bodies into values, by a subject's schema. A value is a msgspec.Struct with one attribute for
+each field, in the schema's order.
 
-Null and a missing field are the same in a field that is not required. Fields that the schema does not have are left out.
+Null and a missing field are the same in a field that is not required. Fields that the schema does
+not have are left out.
 
-An Avro body is a single object as Avro's specification encodes it (its fingerprint names the version that wrote it), or else a plain
-datum of the newest version. A plain datum does not say which version wrote it: if an older version reads other values from it, as when two
-fields of one type changed places, it is refused.
+An Avro body is a single object as Avro's specification encodes it (its fingerprint names the
+version that wrote it), or else a plain datum of the newest version. A plain datum does not say
+which version wrote it: if an older version reads other values from it, as when two fields of one
+type changed places, it is refused.
 """
 
 from __future__ import annotations
@@ -29,7 +32,9 @@ _SINGLE_OBJECT: Final = b"\xc3\x01"
 
 
 def decoder_of(versions: Sequence[DeclaredSchema]) -> Decode:
-    """The decoder by the newest version, the last one. Raises InvalidArgument if a library is missing, or a schema cannot be read."""
+    """The decoder by the newest version, the last one. Raises InvalidArgument if a library is
+    missing, or a schema cannot be read.
+    """
     newest = versions[-1]
     try:
         import msgspec
@@ -125,7 +130,8 @@ def _avro(versions: Sequence[DeclaredSchema], kind: Any) -> Decode:
         else:
             return found
         raise ValueError(
-            "versions of the schema read different values from this plain datum: send Avro's single objects, which name theirs"
+            "versions of the schema read different values from this plain datum: send Avro's "
+            "single objects, which name theirs"
         )
 
     return decode

@@ -1,8 +1,9 @@
 """A declared schema as fields, and whether a new version of one may follow an old one. Pure.
 
-A reader's schema reads bodies of a writer's schema if each field that it requires is always written, nothing that it does not take as null
-is written as null, and types are equal or wider: int to long, float to double. These are the changes that Iceberg makes to a column, so
-tables follow a subject's schema. Fields that only one side has, and that are not required, do not matter.
+A reader's schema reads bodies of a writer's schema if each field that it requires is always
+written, nothing that it does not take as null is written as null, and types are equal or wider: int
+to long, float to double. These are the changes that Iceberg makes to a column, so tables follow a
+subject's schema. Fields that only one side has, and that are not required, do not matter.
 """
 
 from __future__ import annotations
@@ -44,7 +45,8 @@ def require(subject: str, old: DeclaredSchema, new: DeclaredSchema) -> None:
         is_backward = direction == "backward"
         if old.format is not new.format:
             raise IncompatibleSchema(
-                f"the schema of {subject!r} is {old.format.value} (version {old.version}), and cannot be replaced by {new.format.value}: "
+                f"the schema of {subject!r} is {old.format.value} (version {old.version}), "
+                f"and cannot be replaced by {new.format.value}: "
                 "choose another subject, or set the new schema with --compatibility none"
             )
         reader, writer = (new, old) if is_backward else (old, new)
@@ -56,7 +58,8 @@ def require(subject: str, old: DeclaredSchema, new: DeclaredSchema) -> None:
                 else f"readers of version {old.version} cannot read"
             )
             raise IncompatibleSchema(
-                f"{who} the new schema of {subject!r} ({direction} compatibility): {'; '.join(wrong)}; "
+                f"{who} the new schema of {subject!r} ({direction} compatibility): "
+                f"{'; '.join(wrong)}; "
                 "or set it with --compatibility none; then such bodies cannot be read"
             )
 
@@ -79,9 +82,15 @@ def _unreadable(reader: Struct, writer: Struct, where: str, is_backward: bool) -
 
 def _unfit(field: Field, written: Field, path: str, is_backward: bool) -> Iterator[str]:
     if field.is_required and not written.is_required:
-        yield f"field {path!r} {'becomes required: leave it optional' if is_backward else 'becomes optional: leave it required'}"
+        yield (
+            f"field {path!r} "
+            f"{'becomes required: leave it optional' if is_backward else 'becomes optional: leave it required'}"
+        )
     elif written.is_nullable and not field.is_nullable and field.is_required:
-        yield f"field {path!r} {'is no longer nullable: leave it nullable' if is_backward else 'becomes nullable: leave it without null'}"
+        yield (
+            f"field {path!r} "
+            f"{'is no longer nullable: leave it nullable' if is_backward else 'becomes nullable: leave it without null'}"
+        )
     yield from _unfit_type(field.type, written.type, path, is_backward)
 
 
@@ -108,12 +117,19 @@ def _unfit_type(reader: Type, writer: Type, path: str, is_backward: bool) -> Ite
         )
     elif reader != writer and not (isinstance(reader, Scalar) and (writer, reader) in WIDER):
         old, new = (writer, reader) if is_backward else (reader, writer)
-        yield f"field {path!r} changes from {spoken(old)} to {spoken(new)}: give the field another name"
+        yield (
+            f"field {path!r} changes from {spoken(old)} to {spoken(new)}: give the field another "
+            "name"
+        )
 
 
 def _unfit_items(
     reader: Type, writer: Type, takes_null: bool, has_null: bool, path: str, is_backward: bool
 ) -> Iterator[str]:
     if has_null and not takes_null:
-        yield f"items of {path!r} {'are no longer nullable' if is_backward else 'become nullable'}: leave that as it was"
+        yield (
+            f"items of {path!r} "
+            f"{'are no longer nullable' if is_backward else 'become nullable'}: leave that as it "
+            "was"
+        )
     yield from _unfit_type(reader, writer, path, is_backward)

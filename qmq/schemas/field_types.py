@@ -11,7 +11,9 @@ from typing import Final, TypeAlias
 from qmq.errors import InvalidArgument
 
 TYPES_MAX: Final = 10_000
-"""The most types within a schema. One that is referred to counts each time: a short schema may refer to itself billions of times."""
+"""The most types within a schema. One that is referred to counts each time: a short schema may
+refer to itself billions of times.
+"""
 LEVELS_MAX: Final = 100
 """The most types inside each other: every caller can walk through so many by recursion."""
 
@@ -66,7 +68,9 @@ class Struct:
 Type: TypeAlias = Scalar | ListOf | MapOf | Struct
 
 WIDER = frozenset({(Scalar.INT, Scalar.LONG), (Scalar.FLOAT, Scalar.DOUBLE)})
-"""Pairs (from, to) of types where `to` holds every value of `from`: the only changes of a column's type that Iceberg allows."""
+"""Pairs (from, to) of types where `to` holds every value of `from`: the only changes of a column's
+type that Iceberg allows.
+"""
 
 
 class TypeCount:
@@ -82,7 +86,8 @@ class TypeCount:
         self._levels += 1
         if self._types > TYPES_MAX or self._levels > LEVELS_MAX:
             raise InvalidArgument(
-                f"the schema has more than {TYPES_MAX} types, or more than {LEVELS_MAX} inside each other: make it simpler"
+                f"the schema has more than {TYPES_MAX} types, or more than {LEVELS_MAX} "
+                "inside each other: make it simpler"
             )
         yield
         self._levels -= 1
@@ -103,7 +108,8 @@ def field_name(name: str) -> str:
     """The name, if it can name a column and a field of JSON. Raises InvalidArgument."""
     if not name or not name.isprintable() or "\\" in name or '"' in name:
         raise InvalidArgument(
-            f"{name[:100]!r} cannot be a field's name: give one without quotes, backslashes and control characters"
+            f"{name[:100]!r} cannot be a field's name: give one without quotes, backslashes "
+            "and control characters"
         )
     return name
 

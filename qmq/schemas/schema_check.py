@@ -2,7 +2,8 @@
 
 check = await SchemaCheck.load("localhost:20880", ["orders"])
 async with qmq.connect("localhost:20880", interceptors=[check]) as mq:
-    await mq.send("orders", b"{}")                                # SchemaMismatch: Object missing required field `id`
+    await mq.send("orders", b"{}")                                # SchemaMismatch: Object missing
+                                                                  required field `id`
 """
 
 from __future__ import annotations
@@ -19,7 +20,8 @@ from qmq.schemas.body_decoder import decoder_of, reason_of
 class SchemaCheck(BaseInterceptor):
     """An interceptor. Messages of subjects without a schema here pass.
 
-    `schemas`: by subject, all versions, the newest one last: messages must fit that one. Raises InvalidArgument.
+    `schemas`: by subject, all versions, the newest one last: messages must fit that one. Raises
+    InvalidArgument.
     """
 
     def __init__(self, schemas: Mapping[str, Sequence[DeclaredSchema]]) -> None:
@@ -28,7 +30,9 @@ class SchemaCheck(BaseInterceptor):
 
     @classmethod
     async def load(cls, addresses: str | Sequence[str], subjects: Iterable[str]) -> SchemaCheck:
-        """Read the schemas as they are now. Raises UnknownSubject; InvalidArgument for a subject without a schema; NotConnected."""
+        """Read the schemas as they are now. Raises UnknownSubject; InvalidArgument for a subject
+        without a schema; NotConnected.
+        """
         async with Client(addresses) as mq:
             return cls({each: await mq.metadata.subject_schemas(each) for each in subjects})
 
@@ -45,7 +49,8 @@ class SchemaCheck(BaseInterceptor):
                         else "the message"
                     )
                     raise SchemaMismatch(
-                        f"{which} does not fit version {self._newest[outgoing.subject]} of the schema of {outgoing.subject!r} and was not "
+                        f"{which} does not fit version {self._newest[outgoing.subject]} of "
+                        f"the schema of {outgoing.subject!r} and was not "
                         f"sent: {reason_of(failure)}"
                     ) from failure
         return {}

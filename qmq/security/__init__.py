@@ -1,3 +1,3 @@
-"""Security: certificates, encrypted connections, principals, access rules, tokens, quotas, audit. docs/SECURITY.md and docs/ACCESS.md
-describe them.
+"""Security: certificates, encrypted connections, principals, access rules, tokens, quotas, audit.
+docs/SECURITY.md and docs/ACCESS.md describe them.
 """

@@ -4,22 +4,24 @@
     allow  role:support  browse, describe   subject  *
     deny   app:legacy    *                  subject  payments.*
 
-A rule names a principal, operations, a kind of resource and a pattern. A pattern is a name, a prefix before one `*`, or `*` alone; a
-principal may be given as a pattern of that form too, or as `role:NAME`.
+A rule names a principal, operations, a kind of resource and a pattern. A pattern is a name, a
+prefix before one `*`, or `*` alone; a principal may be given as a pattern of that form too, or as
+`role:NAME`.
 
 * A rule that denies wins over every rule that allows, in any order.
 * An operation that no rule allows is denied.
-* Servers (`node:`, `meta:`) may do everything, because they form the cluster. No rule grants that to others.
-* A principal that is allowed any operation on a resource may also describe it, unless that is denied: a producer must be able to find its
-  subject.
+* Servers (`node:`, `meta:`) may do everything, because they form the cluster. No rule grants that
+  to others.
+* A principal that is allowed any operation on a resource may also describe it, unless that is
+  denied: a producer must be able to find its subject.
 
 A team administers its own namespace, which is a prefix of names:
 
     allow  op:bob   administer   namespace  payments.
 
-* The rule allows changes of rules about subjects and groups whose names, or whole patterns, are below the prefix, and of roles and tokens
-  of applications with such names. The team cannot change a rule with a wider pattern, so an operation that the cluster denies
-  by `*` stays denied.
+* The rule allows changes of rules about subjects and groups whose names, or whole patterns, are
+  below the prefix, and of roles and tokens of applications with such names. The team cannot change
+  a rule with a wider pattern, so an operation that the cluster denies by `*` stays denied.
 * A principal that may administer the cluster may administer every namespace.
 """
 
@@ -104,7 +106,9 @@ def on_subject(operation: Operation, subject: str) -> Need:
 
 
 def on_group(operation: Operation, group: str) -> Need:
-    """The need of an operation on a group. For a consumer of a broadcast group, the resource is the broadcast group."""
+    """The need of an operation on a group. For a consumer of a broadcast group, the resource is the
+    broadcast group.
+    """
     return Need(operation, ResourceKind.GROUP, base_group(group))
 
 
@@ -123,7 +127,9 @@ def on_namespace(prefix: str) -> Need:
 
 @dataclass(frozen=True, slots=True)
 class AccessRule:
-    """One rule. The module's docstring describes `principal` and `pattern`; empty `operations` mean all."""
+    """One rule. The module's docstring describes `principal` and `pattern`; empty `operations` mean
+    all.
+    """
 
     id: str
     is_deny: bool
@@ -154,7 +160,8 @@ class AccessRule:
         check_name("namespace", self.pattern)
         if self.operations != {Operation.ADMINISTER}:
             raise InvalidArgument(
-                f"a namespace has one operation, administer: allow others on its subjects and groups ('{self.pattern}*'), as two rules"
+                "a namespace has one operation, administer: allow others on its subjects "
+                f"and groups ('{self.pattern}*'), as two rules"
             )
 
     def covers(self, need: Need) -> bool:
@@ -168,7 +175,9 @@ class AccessRule:
         return need.kind is self.kind and matches(self.pattern, need.name)
 
     def _overlaps(self, prefix: str) -> bool:
-        """True if a namespace's rule concerns the prefix: an allow rule covers prefixes below its own, a deny rule also wider ones."""
+        """True if a namespace's rule concerns the prefix: an allow rule covers prefixes below its
+        own, a deny rule also wider ones.
+        """
         return prefix.startswith(self.pattern) or (self.is_deny and self.pattern.startswith(prefix))
 
     @property
@@ -185,7 +194,10 @@ class AccessRule:
             if self.kind is ResourceKind.CLUSTER
             else f"{self.kind.value} {self.pattern}"
         )
-        return f"{self.id}: {'deny' if self.is_deny else 'allow'} {self.principal} {operations} {where}"
+        return (
+            f"{self.id}: {'deny' if self.is_deny else 'allow'} {self.principal} {operations} "
+            f"{where}"
+        )
 
 
 def matches(pattern: str, name: str) -> bool:
@@ -217,13 +229,16 @@ def check_principal_pattern(text: str) -> None:
     kind, separator, name = text.partition(":")
     if not separator or kind not in KINDS:
         raise InvalidArgument(
-            f"a rule is for KIND:NAME with a kind of {', '.join(KINDS)}, for role:NAME, or for '*', not {text!r}"
+            f"a rule is for KIND:NAME with a kind of {', '.join(KINDS)}, for role:NAME, or "
+            f"for '*', not {text!r}"
         )
     check_pattern("principal", name)
 
 
 class Decision(NamedTuple):
-    """A decision, and the rule that made it; None: no rule allows the operation, or the decision did not need a rule."""
+    """A decision, and the rule that made it; None: no rule allows the operation, or the decision
+    did not need a rule.
+    """
 
     is_allowed: bool
     rule: AccessRule | None = None

@@ -1,7 +1,10 @@
-"""The audit log: one JSON object a line, for every administrative act, every refusal and every login that failed.
+"""The audit log: one JSON object a line, for every administrative act, every refusal and every
+login that failed.
 
-    {"at": "2026-11-23T12:00:00.000Z", "principal": "op:alice", "how": "token", "from": "10.0.0.7:51322", "action": "DeleteSubject",
-     "request": "5f0c0e2ba31c77d4", "on": "subject orders", "result": "done", "details": "subject: \\"orders\\""}
+    {"at": "2026-11-23T12:00:00.000Z", "principal": "op:alice", "how": "token", "from":
+    "10.0.0.7:51322", "action": "DeleteSubject",
+     "request": "5f0c0e2ba31c77d4", "on": "subject orders", "result": "done", "details": "subject:
+     \\"orders\\""}
 
     at         when the record was made, UTC
     principal  the caller; any:anonymous for a peer without certificate and token
@@ -16,8 +19,9 @@
     rule       the rule that decided, if one did
     error      the error's text, if there is one
 
-The same refusal of the same principal is written at most once in `REPEAT_S`, with the count of the omitted ones, so that a client that
-repeats a refused request does not fill the disk. Messages' bodies, tokens and keys are never written.
+The same refusal of the same principal is written at most once in `REPEAT_S`, with the count of the
+omitted ones, so that a client that repeats a refused request does not fill the disk. Messages'
+bodies, tokens and keys are never written.
 """
 
 from __future__ import annotations
@@ -42,7 +46,8 @@ TEXT_CHARS_MAX: Final = 300
 
 
 def write_audit_to(path: Path) -> None:
-    """Write the audit log to a file, in addition to other logging. Only its owner can read the file. It is reopened after a rotation.
+    """Write the audit log to a file, in addition to other logging. Only its owner can read the
+    file. It is reopened after a rotation.
 
     Raises InvalidArgument.
     """
@@ -58,7 +63,9 @@ def write_audit_to(path: Path) -> None:
 
 
 class AuditLog:
-    """Writes records by the logger `qmq.audit`: refusals at the level WARNING, everything else at INFO."""
+    """Writes records by the logger `qmq.audit`: refusals at the level WARNING, everything else at
+    INFO.
+    """
 
     def __init__(
         self,
@@ -123,7 +130,9 @@ class AuditLog:
         result: str = "denied",
         **more: object,
     ) -> None:
-        """Record a refusal. Repeated refusals are counted, and written at most once in `REPEAT_S`."""
+        """Record a refusal. Repeated refusals are counted, and written at most once in
+        `REPEAT_S`.
+        """
         self.refusals += 1
         what, now_s = (principal, action, on, result), self._monotonic_s()
         written_s, left_out = self._refused.get(what, (float("-inf"), 0))

@@ -1,25 +1,32 @@
-"""A small certificate authority for a cluster, and all certificates of one: `qmq cert`. Needs `cryptography` (`pip install qmq[server]`).
+"""A small certificate authority for a cluster, and all certificates of one: `qmq cert`. Needs
+`cryptography` (`pip install qmq[server]`).
 
-    FOLDER/ca.pem, ca.key          the authority; its key can certify any name: keep it off the servers
+    FOLDER/ca.pem, ca.key          the authority; its key can certify any name: keep it off the
+                                   servers
     FOLDER/NAME.pem, NAME.key      a certificate and its key, for one server or one client
 
-A certificate names its principal in a URI, `spiffe://DOMAIN/KIND/NAME`, and a server's addresses as DNS names and IP addresses. Keys are
-elliptic (P-256). Only their owner can read files with keys. A certificate is valid from an hour before it is made, because clocks differ.
-You can also use a company's own authority: QMQ needs only PEM files.
+A certificate names its principal in a URI, `spiffe://DOMAIN/KIND/NAME`, and a server's addresses as
+DNS names and IP addresses. Keys are elliptic (P-256). Only their owner can read files with keys. A
+certificate is valid from an hour before it is made, because clocks differ. You can also use a
+company's own authority: QMQ needs only PEM files.
 
 `qmq cert cluster` makes all certificates of a cluster:
 
-    FOLDER/authority/ca.pem, ca.key             signs what QMQ's servers and clients show to each other
-    FOLDER/etcd-authority/ca.pem, ca.key        signs what etcd's members, and servers as etcd's clients, show
+    FOLDER/authority/ca.pem, ca.key             signs what QMQ's servers and clients show to each
+                                                other
+    FOLDER/etcd-authority/ca.pem, ca.key        signs what etcd's members, and servers as etcd's
+                                                clients, show
     FOLDER/members/NAME/ca.pem, cert.pem, key.pem
     FOLDER/members/NAME/etcd-ca.pem, etcd-cert.pem, etcd-key.pem      of a metaserver, a broker or a delay server
     FOLDER/members/etcd-root/etcd-*.pem         etcd's root user, for `qmq etcd protect`
 
-Each member gets only its own folder. etcd uses the common name of a client certificate as the name of its user, so it has a separate
-authority: an application's certificate with the name `root` has no rights there.
+Each member gets only its own folder. etcd uses the common name of a client certificate as the name
+of its user, so it has a separate authority: an application's certificate with the name `root` has
+no rights there.
 
-What if it crashes here? A member's certificate is written after its authority's and its key, so a folder with a certificate has all three;
-the next run makes the missing files. A crash during `--renew` leaves a key that does not fit: run it again.
+What if it crashes here? A member's certificate is written after its authority's and its key, so a
+folder with a certificate has all three; the next run makes the missing files. A crash during
+`--renew` leaves a key that does not fit: run it again.
 """
 
 from __future__ import annotations
@@ -65,10 +72,13 @@ class Issued(NamedTuple):
 
 
 def create_authority(folder: Path, *, now: datetime | None = None, days: int = CA_DAYS) -> Issued:
-    """Make an authority. Raises InvalidArgument if the folder has one: a new authority would make its certificates worthless."""
+    """Make an authority. Raises InvalidArgument if the folder has one: a new authority would make
+    its certificates worthless.
+    """
     if _key_path(folder, CA).exists():
         raise InvalidArgument(
-            f"{folder} has an authority already: issue certificates with it, or choose another folder"
+            f"{folder} has an authority already: issue certificates with it, or choose "
+            "another folder"
         )
     make_private(folder)
     now = now or datetime.now(UTC)
@@ -93,7 +103,9 @@ def create_authority(folder: Path, *, now: datetime | None = None, days: int = C
 
 
 class Place(NamedTuple):
-    """Where a certificate, its key and a copy of its authority's certificate go, if not into the authority's folder."""
+    """Where a certificate, its key and a copy of its authority's certificate go, if not into the
+    authority's folder.
+    """
 
     ca: Path
     cert: Path
@@ -112,9 +124,10 @@ def issue(
 ) -> Issued:
     """Make a certificate that the folder's authority signs, and replace an existing one.
 
-    `hosts` are the names and addresses by which a server is reached; a client needs none. A client's certificate has the purpose (extended
-    key usage) of clients only, so TLS does not accept it as a server's certificate, with any host names. Raises InvalidName,
-    InvalidArgument: no such kind, no host, or no authority in the folder.
+    `hosts` are the names and addresses by which a server is reached; a client needs none. A
+    client's certificate has the purpose (extended key usage) of clients only, so TLS does not
+    accept it as a server's certificate, with any host names. Raises InvalidName, InvalidArgument:
+    no such kind, no host, or no authority in the folder.
     """
     if kind not in KINDS:
         raise InvalidArgument(f"a certificate is for one of {', '.join(KINDS)}, not {kind!r}")
@@ -181,7 +194,8 @@ def _host(text: str) -> x509.GeneralName:
     except ValueError:
         if not _DNS_NAME.fullmatch(bare):
             raise InvalidArgument(
-                f"{text!r} is neither a host name nor an address: write broker0.example.com or 10.0.0.1"
+                f"{text!r} is neither a host name nor an address: write broker0.example.com "
+                "or 10.0.0.1"
             ) from None
         return x509.DNSName(bare)
 
@@ -227,7 +241,9 @@ def _write_to(
 
 
 def _replace(path: Path, content: bytes, mode: int) -> None:
-    """Replace a file atomically: a process that reads the file gets the old content or the new content."""
+    """Replace a file atomically: a process that reads the file gets the old content or the new
+    content.
+    """
     beside = path.with_name(f"{path.name}.new")
     with os.fdopen(os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode), "wb") as file:
         file.write(content)
@@ -249,7 +265,9 @@ NEED_ETCD: Final = ("meta", "node")
 
 @dataclass(frozen=True, slots=True)
 class CertificateHolder:
-    """The server, person or application that gets a certificate. `kind` is 'etcd' or a kind of principal; a server has `hosts`."""
+    """The server, person or application that gets a certificate. `kind` is 'etcd' or a kind of
+    principal; a server has `hosts`.
+    """
 
     kind: str
     name: str
@@ -273,13 +291,15 @@ def make_certificates(
     now: datetime | None = None,
     days: int = DAYS,
 ) -> list[Issued]:
-    """Make the missing certificates; with `renews`, make all certificates again, with the existing authorities. Returns the new ones.
+    """Make the missing certificates; with `renews`, make all certificates again, with the existing
+    authorities. Returns the new ones.
 
     Raises InvalidArgument, InvalidName.
     """
     if not members:
         raise InvalidArgument(
-            "name at least one member: --meta NAME=HOST, --node NAME=HOST, --etcd NAME=HOST, --op NAME or --app NAME"
+            "name at least one member: --meta NAME=HOST, --node NAME=HOST, --etcd NAME=HOST, "
+            "--op NAME or --app NAME"
         )
     made = []
     for asked in _papers(members):
@@ -306,7 +326,9 @@ class _Paper:
     folder: str
     by_etcd: bool
     is_second: bool
-    """If true, the certificate lies beside the member's certificate for QMQ, under another file name."""
+    """If true, the certificate lies beside the member's certificate for QMQ, under another file
+    name.
+    """
     name: str
     kind: str
     hosts: tuple[str, ...] = ()

@@ -1,10 +1,12 @@
-"""Contexts: the clusters of a person or a machine by name, each with its addresses and its credentials.
+"""Contexts: the clusters of a person or a machine by name, each with its addresses and its
+credentials.
 
     ~/.config/qmq/contexts.json     (or below XDG_CONFIG_HOME) for its owner only
 
-A context gives values to environment variables that are not set: an argument overrides a variable, and a variable overrides the context.
-A program uses the context that QMQ_CONTEXT names; without that variable, the command line uses the current context. The file has no
-secrets, only the names of the files that hold them.
+A context gives values to environment variables that are not set: an argument overrides a variable,
+and a variable overrides the context. A program uses the context that QMQ_CONTEXT names; without
+that variable, the command line uses the current context. The file has no secrets, only the names of
+the files that hold them.
 """
 
 from __future__ import annotations
@@ -49,7 +51,9 @@ class ClusterContext:
 
 
 class ContextFile:
-    """The file of all contexts. Every method raises InvalidArgument for a file that cannot be used."""
+    """The file of all contexts. Every method raises InvalidArgument for a file that cannot be
+    used.
+    """
 
     def __init__(self, path: Path | None) -> None:
         """None: a user without a home folder, who has no contexts and can make none."""
@@ -86,11 +90,14 @@ class ContextFile:
             return "", {}
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as cause:
             raise InvalidArgument(
-                f"{self.path} cannot be used ({cause}): move it away, and `qmq context add` writes a new one"
+                f"{self.path} cannot be used ({cause}): move it away, and `qmq context add` "
+                "writes a new one"
             ) from cause
 
     def add(self, context: ClusterContext) -> None:
-        """Store a context, and replace the one of the same name. The first context becomes the current one."""
+        """Store a context, and replace the one of the same name. The first context becomes the
+        current one.
+        """
         check_name("context", context.name)
         current, contexts = self.load()
         self._save(current or context.name, {**contexts, context.name: context})
@@ -114,7 +121,8 @@ class ContextFile:
     def _known(self, name: str, contexts: Mapping[str, ClusterContext]) -> ClusterContext:
         if name not in contexts:
             raise InvalidArgument(
-                f"there is no context {name!r}: `qmq context list` shows {', '.join(sorted(contexts)) or 'none'}"
+                f"there is no context {name!r}: `qmq context list` shows "
+                f"{', '.join(sorted(contexts)) or 'none'}"
             )
         return contexts[name]
 
@@ -131,14 +139,18 @@ class ContextFile:
 
 
 def default_server(environment: Mapping[str, str] = os.environ) -> str:
-    """The server's default address: from the environment or its context, else this machine. Raises InvalidArgument."""
+    """The server's default address: from the environment or its context, else this machine. Raises
+    InvalidArgument.
+    """
     return environment_of(environment).get(SERVER_VARIABLE) or "localhost:20880"
 
 
 def environment_of(
     environment: Mapping[str, str] = os.environ, *, uses_current: bool = False
 ) -> dict[str, str]:
-    """The environment with the context's variables. `uses_current`: use the current context if none is named. Raises InvalidArgument."""
+    """The environment with the context's variables. `uses_current`: use the current context if none
+    is named. Raises InvalidArgument.
+    """
     name, file = environment.get(CONTEXT_VARIABLE, ""), ContextFile.of_user(environment)
     if not name and uses_current:
         name = file.load()[0]

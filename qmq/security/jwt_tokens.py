@@ -1,15 +1,18 @@
 """Tokens of an identity provider: JWTs, checked against the provider's public keys.
 
-These are checked: the signature (ES256, EdDSA or RS256; never `none`, never a shared secret), the issuer, the audience, and that the token
-has an expiry in the future. Clocks may differ by `LEEWAY_S`.
+These are checked: the signature (ES256, EdDSA or RS256; never `none`, never a shared secret), the
+issuer, the audience, and that the token has an expiry in the future. Clocks may differ by
+`LEEWAY_S`.
 
-The keys come from a file (a JWKS, or one public key in PEM) or from a JWKS at an https:// address. A thread fetches them when the server
-starts, then every `REFRESH_S` and when a token names an unknown key, so no login waits for the provider. While the provider is
-unavailable, the last fetched keys are used.
+The keys come from a file (a JWKS, or one public key in PEM) or from a JWKS at an https:// address.
+A thread fetches them when the server starts, then every `REFRESH_S` and when a token names an
+unknown key, so no login waits for the provider. While the provider is unavailable, the last fetched
+keys are used.
 
-The principal is the claim `sub`, or the configured claim: `app:NAME` and `op:NAME` are taken unchanged, any other text is an application's
-name. A claim that people may choose for themselves (OpenID Connect Core 5.1) names an application only. Of an email address in the
-configured domain the name is the part before the @; an address of another domain is somebody else, and is refused.
+The principal is the claim `sub`, or the configured claim: `app:NAME` and `op:NAME` are taken
+unchanged, any other text is an application's name. A claim that people may choose for themselves
+(OpenID Connect Core 5.1) names an application only. Of an email address in the configured domain
+the name is the part before the @; an address of another domain is somebody else, and is refused.
 """
 
 from __future__ import annotations
@@ -54,7 +57,9 @@ CHOSEN_CLAIMS: Final = frozenset(
 )
 
 _INVALID: Final = (jwt.PyJWTError, ValueError, TypeError, OverflowError, RecursionError)
-"""What PyJWT and `int` raise for a token: not all versions of PyJWT turn errors of Python's JSON parser into their own."""
+"""What PyJWT and `int` raise for a token: not all versions of PyJWT turn errors of Python's JSON
+parser into their own.
+"""
 
 Fetch = Callable[[], bytes]
 
@@ -68,7 +73,9 @@ class _Keys:
 
 
 class JwtVerifier:
-    """Verifies tokens. Raises InvalidArgument if the keys' file cannot be used. `fetch` returns the keys' text; a test hands in its own."""
+    """Verifies tokens. Raises InvalidArgument if the keys' file cannot be used. `fetch` returns the
+    keys' text; a test hands in its own.
+    """
 
     def __init__(
         self,
@@ -93,10 +100,12 @@ class JwtVerifier:
                 ) from cause
             log.warning("the keys of %s cannot be fetched, trying again: %s", config.issuer, cause)
 
-    # --- checking ------------------------------------------------------------------------------------------------------
+    # --- checking ---------------------------------------------------------------------------------
 
     def verify(self, token: str) -> tuple[Principal, int]:
-        """The token's principal, and its expiry with the leeway in milliseconds since 1970. Raises NotAuthenticated."""
+        """The token's principal, and its expiry with the leeway in milliseconds since 1970. Raises
+        NotAuthenticated.
+        """
         claims, ends_ms = self.claims(token)
         return self._principal(claims), ends_ms
 
@@ -141,7 +150,8 @@ class JwtVerifier:
             )
         if self._config.claim == "email" and claims.get("email_verified") in (False, "false"):
             raise NotAuthenticated(
-                "the identity provider has not verified this email address: it names whom the person chose"
+                "the identity provider has not verified this email address: it names whom "
+                "the person chose"
             )
         name, at, domain = claim.rpartition("@") if "@" in claim else (claim, "", "")
         wanted = self._config.email_domain.lower()
@@ -157,13 +167,15 @@ class JwtVerifier:
         has_kind = name.partition(":")[0] in CLIENTS
         if has_kind and self._config.claim in CHOSEN_CLAIMS:
             raise NotAuthenticated(
-                f"people choose the claim {self._config.claim!r} themselves, so it names no kind of principal: {name!r}"
+                f"people choose the claim {self._config.claim!r} themselves, so it names no "
+                f"kind of principal: {name!r}"
             )
         try:
             return Principal.parse(name if has_kind else f"app:{name}")
         except CallerError:
             raise NotAuthenticated(
-                f"the claim {self._config.claim!r} holds no name of a principal: QMQ_JWT_CLAIM names another one"
+                f"the claim {self._config.claim!r} holds no name of a principal: "
+                "QMQ_JWT_CLAIM names another one"
             ) from None
 
     def _key_of(self, token: str) -> Any:
@@ -182,11 +194,12 @@ class JwtVerifier:
         found = keys.by_id.get(key_id) or keys.by_id.get("")
         if found is None:
             raise NotAuthenticated(
-                f"the token is signed with a key that {self._config.issuer} does not publish (yet): try again"
+                f"the token is signed with a key that {self._config.issuer} does not publish "
+                "(yet): try again"
             )
         return found
 
-    # --- keys ----------------------------------------------------------------------------------------------------------
+    # --- keys -------------------------------------------------------------------------------------
 
     def _refresh(self) -> None:
         """Fetch the keys in a thread, at most once in `ASK_AGAIN_S`."""
@@ -236,7 +249,9 @@ def _parse(text: bytes) -> dict[str, Any]:
 
 class _NoRedirects(urllib.request.HTTPRedirectHandler):
     def redirect_request(self, *_: Any) -> None:
-        """Refuse redirects: another server, or one without TLS, would get the secret of a form, or choose the keys."""
+        """Refuse redirects: another server, or one without TLS, would get the secret of a form, or
+        choose the keys.
+        """
         return
 
 

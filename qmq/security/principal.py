@@ -7,8 +7,8 @@
     uid:1000         a user of the server's machine      from a Unix domain socket: the kernel reports who connected
     any:anonymous    a peer without certificate and token
 
-A certificate has its principal in a URI, `spiffe://DOMAIN/KIND/NAME`, as `qmq cert` writes it; for certificates of a company's own
-authority another field may be used (`PrincipalRule`).
+A certificate has its principal in a URI, `spiffe://DOMAIN/KIND/NAME`, as `qmq cert` writes it; for
+certificates of a company's own authority another field may be used (`PrincipalRule`).
 """
 
 from __future__ import annotations
@@ -49,7 +49,8 @@ class Principal(NamedTuple):
         kind, separator, name = text.partition(":")
         if not separator or kind not in KINDS:
             raise InvalidArgument(
-                f"a principal is KIND:NAME with a kind of {', '.join(KINDS)}, such as app:orders, not {text!r}"
+                f"a principal is KIND:NAME with a kind of {', '.join(KINDS)}, such as "
+                f"app:orders, not {text!r}"
             )
         return cls(kind, check_name("principal", name))
 
@@ -102,9 +103,11 @@ class CertificateNames:
         )
 
     def names_server(self, name: str) -> bool:
-        """Whether the certificate is for the server of this name: by a URI of a server, or by a DNS name.
+        """Whether the certificate is for the server of this name: by a URI of a server, or by a DNS
+        name.
 
-        One certificate serves several replicas if it has the name of each as a DNS name. A client's certificate is for no server.
+        One certificate serves several replicas if it has the name of each as a DNS name. A client's
+        certificate is for no server.
         """
         if self.is_of_client:
             return False
@@ -122,7 +125,9 @@ class CertificateNames:
 
     @property
     def is_of_nobody(self) -> bool:
-        """True if the peer showed a certificate without a principal, such as a certificate of another authority."""
+        """True if the peer showed a certificate without a principal, such as a certificate of
+        another authority.
+        """
         return not self._principals() and self != CertificateNames()
 
     def _principals(self) -> list[re.Match[str]]:
@@ -130,7 +135,9 @@ class CertificateNames:
 
 
 class RpcPeer(NamedTuple):
-    """The peer of a connection to a gRPC server: its address, the names in its certificate, and whether it uses TLS."""
+    """The peer of a connection to a gRPC server: its address, the names in its certificate, and
+    whether it uses TLS.
+    """
 
     address: str
     names: CertificateNames
@@ -179,7 +186,9 @@ class PrincipalRule:
 
 
 TokenSource = Callable[[], str]
-"""The source of the token that a process shows to servers: returns the current one. Raises InvalidArgument."""
+"""The source of the token that a process shows to servers: returns the current one. Raises
+InvalidArgument.
+"""
 
 
 def no_token() -> str:

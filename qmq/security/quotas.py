@@ -9,29 +9,36 @@
     requests_per_s          changes and questions a second at one metaserver
     subjects                existing subjects that it created; of `subject:PREFIX*`: those that fit the pattern, of all creators
 
-`subject:NAME` in a principal's place limits all producers of a subject together, and all its consumers together: bytes and messages;
-`subject:PREFIX*` limits each of these subjects. `namespace:PREFIX` limits all producers of all subjects with that prefix together: bytes
-and messages, nothing else. All of these apply in addition to the principal's quota. Two limits count what subjects hold:
+`subject:NAME` in a principal's place limits all producers of a subject together, and all its
+consumers together: bytes and messages; `subject:PREFIX*` limits each of these subjects.
+`namespace:PREFIX` limits all producers of all subjects with that prefix together: bytes and
+messages, nothing else. All of these apply in addition to the principal's quota. Two limits count
+what subjects hold:
 
     groups                  how many groups consume the subject
     delayed_messages        of the subject, that one delay group still has to deliver
 
-In a principal's quota these two count over all subjects that the principal created, no matter which principals consume or send.
+In a principal's quota these two count over all subjects that the principal created, no matter which
+principals consume or send.
 
-A quota names a principal, a pattern (`app:*`) or a role, as rules do. The most specific one applies: the principal's own, then a role's,
-then the longest pattern, then `*`. Each broker counts separately.
+A quota names a principal, a pattern (`app:*`) or a role, as rules do. The most specific one
+applies: the principal's own, then a role's, then the longest pattern, then `*`. Each broker counts
+separately.
 
-The administrator of a namespace sets quotas for its own subjects, applications and narrower namespaces (`is_team`). They apply in addition
-to the cluster's: for each limit, the smaller one of the nearest cluster's quota and the nearest team's quota. So a team cannot avoid the
-cluster's quota.
+The administrator of a namespace sets quotas for its own subjects, applications and narrower
+namespaces (`is_team`). They apply in addition to the cluster's: for each limit, the smaller one of
+the nearest cluster's quota and the nearest team's quota. So a team cannot avoid the cluster's
+quota.
 
-A sender over its rate is not refused: the broker stops reading from its connections until the excess is used up, as Kafka mutes a channel.
-Clients need not know about quotas; TCP slows them down.
+A sender over its rate is not refused: the broker stops reading from its connections until the
+excess is used up, as Kafka mutes a channel. Clients need not know about quotas; TCP slows them
+down.
 
-A meter is a bucket that fills with the rate and holds one second. A batch is never cut, so it may bring the bucket below zero. The pause is
-the time until the bucket is at zero again.
+A meter is a bucket that fills with the rate and holds one second. A batch is never cut, so it may
+bring the bucket below zero. The pause is the time until the bucket is at zero again.
 
-Example: 1 MB/s, and a batch of 3 MB comes to a full bucket: it is at -2 MB, and nothing is read for 2 s.
+Example: 1 MB/s, and a batch of 3 MB comes to a full bucket: it is at -2 MB, and nothing is read for
+2 s.
 """
 
 from __future__ import annotations
@@ -61,7 +68,9 @@ NAMESPACE: Final = "namespace:"
 
 @dataclass(frozen=True, slots=True)
 class Quota:
-    """Limits of one principal or of a pattern of principals. 0: no limit. `is_team`: set by a namespace's administrator."""
+    """Limits of one principal or of a pattern of principals. 0: no limit. `is_team`: set by a
+    namespace's administrator.
+    """
 
     id: str
     principal: str
@@ -81,8 +90,8 @@ class Quota:
     def of(
         cls, quota_id: str, principal: str, limits: Mapping[str, int], *, is_team: bool = False
     ) -> Quota:
-        """The quota with these limits by name. Unknown names belong to a newer release and are ignored. Raises InvalidArgument,
-        InvalidName.
+        """The quota with these limits by name. Unknown names belong to a newer release and are
+        ignored. Raises InvalidArgument, InvalidName.
         """
         if principal.startswith(SUBJECT):
             check_pattern("subject", principal[len(SUBJECT) :])
@@ -99,7 +108,8 @@ class Quota:
         alien = [name for name, value in known.items() if value and name not in OF_NAMESPACES]
         if principal.startswith(NAMESPACE) and alien:
             raise InvalidArgument(
-                f"{alien[0]} is not a limit of a namespace, which has {' and '.join(OF_NAMESPACES)}; "
+                f"{alien[0]} is not a limit of a namespace, which has "
+                f"{' and '.join(OF_NAMESPACES)}; "
                 f"set others for {SUBJECT}PREFIX* or a role"
             )
         return cls(quota_id, principal, **known, is_team=is_team)
@@ -123,7 +133,9 @@ LIMITS: Final = tuple(
 
 
 def need_of(principal: str) -> Need:
-    """The permission that a change to this quota needs: to administer a namespace, or the cluster."""
+    """The permission that a change to this quota needs: to administer a namespace, or the
+    cluster.
+    """
     kind, _, name = principal.partition(":")
     return on_namespace(
         name.removesuffix(EVERY)
@@ -146,17 +158,21 @@ def require_room_for(quotas: Iterable[Quota], subject: str, subjects: Collection
         count = sum([matches(pattern, each) for each in subjects])
         if count >= quota.subjects:
             raise QuotaExceeded(
-                f"{count} subjects fit {pattern!r}, the most that quota {quota.id!r} allows: delete one, or raise the quota"
+                f"{count} subjects fit {pattern!r}, the most that quota {quota.id!r} allows: "
+                "delete one, or raise the quota"
             )
 
 
 def require_room_of(quota: Quota | None, principal: Principal, created_by: Iterable[str]) -> None:
-    """`created_by`: the creators of all subjects. Raises QuotaExceeded if the principal may not create one more."""
+    """`created_by`: the creators of all subjects. Raises QuotaExceeded if the principal may not
+    create one more.
+    """
     if quota is not None and quota.subjects:
         count = sum([each == str(principal) for each in created_by])
         if count >= quota.subjects:
             raise QuotaExceeded(
-                f"{principal} has created {count} subjects, the most that quota {quota.id!r} allows: delete one, or raise the quota"
+                f"{principal} has created {count} subjects, the most that quota {quota.id!r} "
+                "allows: delete one, or raise the quota"
             )
 
 
@@ -188,7 +204,9 @@ def _nearest(quotas: Iterable[Quota], text: str, named: set[str]) -> tuple[Quota
 
 
 def _of_both(quotas: list[Quota], nearness: Callable[[Quota], Any]) -> tuple[Quota, ...]:
-    """The nearest of the cluster's quotas and the nearest of the teams' quotas, as far as they exist."""
+    """The nearest of the cluster's quotas and the nearest of the teams' quotas, as far as they
+    exist.
+    """
     nearest_two = (
         max([each for each in quotas if each.is_team is is_team], key=nearness, default=None)
         for is_team in (False, True)

@@ -3,15 +3,16 @@
     TlsFiles       the paths of the files, and the requirements for the other side
     Credentials    the current content of the files: contexts for listening and connecting, credentials for gRPC channels
 
-A process has one `Credentials` for all of its ports and connections. To renew certificates, replace the files; within `LOOK_S` new
-connections use the new certificate, and open connections stay. If the files do not fit each other (only one of them was replaced so far),
-or are invalid, the process continues with the old ones, logs this once, and looks again.
+A process has one `Credentials` for all of its ports and connections. To renew certificates, replace
+the files; within `LOOK_S` new connections use the new certificate, and open connections stay. If
+the files do not fit each other (only one of them was replaced so far), or are invalid, the process
+continues with the old ones, logs this once, and looks again.
 
-Connections use TLS 1.3; `allows_tls12` also accepts peers without TLS 1.3. The name or address in a server's certificate must be
-the one to which the connection was opened.
+Connections use TLS 1.3; `allows_tls12` also accepts peers without TLS 1.3. The name or address in a
+server's certificate must be the one to which the connection was opened.
 
-`left_s` and `ExpiryWarning` tell servers when their own certificate ends: a metric, and a daily warning in the last week. They need
-`cryptography`, which servers have.
+`left_s` and `ExpiryWarning` tell servers when their own certificate ends: a metric, and a daily
+warning in the last week. They need `cryptography`, which servers have.
 """
 
 from __future__ import annotations
@@ -36,7 +37,9 @@ if TYPE_CHECKING:
 log = logging.getLogger("qmq.security")
 
 LOOK_S: Final = 10.0
-"""The files are checked at this interval. Certificates are renewed days before they expire, so this is often enough."""
+"""The files are checked at this interval. Certificates are renewed days before they expire, so this
+is often enough.
+"""
 ALPN: Final = "qmq"
 """The protocol that data ports speak."""
 RPC_ALPN: Final = "h2"
@@ -50,8 +53,9 @@ KEY_VARIABLE: Final = "QMQ_TLS_KEY"
 class Tls:
     """Where a process finds its certificates: PEM files.
 
-    ca: the certificates of those who sign for the other side.
-    cert, key: this process's own certificate, with the chain behind it, and its private key without a password. A server needs them;
+    ca: the certificates of those who sign for the other side. cert, key: this process's own
+    certificate, with the chain behind it, and its private key without a password. A server needs
+    them;
         a client needs them where servers ask clients for a certificate.
     requires_clients: whether a server takes only clients that show a certificate which `ca` signed.
     allows_tls12: whether TLS 1.2 is spoken besides 1.3.
@@ -69,7 +73,9 @@ class Tls:
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str] | None = None) -> Tls | None:
-        """The files of QMQ_TLS_CA, QMQ_TLS_CERT and QMQ_TLS_KEY, or of the context; None without QMQ_TLS_CA. Raises InvalidArgument."""
+        """The files of QMQ_TLS_CA, QMQ_TLS_CERT and QMQ_TLS_KEY, or of the context; None without
+        QMQ_TLS_CA. Raises InvalidArgument.
+        """
         environment = environment_of() if environment is None else environment
         ca, cert, key = (
             environment.get(name) for name in (CA_VARIABLE, CERT_VARIABLE, KEY_VARIABLE)
@@ -77,7 +83,8 @@ class Tls:
         if not ca:
             if cert or key:
                 raise InvalidArgument(
-                    f"{CERT_VARIABLE} and {KEY_VARIABLE} need {CA_VARIABLE}: the CA that signs the servers' certificates"
+                    f"{CERT_VARIABLE} and {KEY_VARIABLE} need {CA_VARIABLE}: the CA that "
+                    "signs the servers' certificates"
                 )
             return None
         return cls(Path(ca), Path(cert) if cert else None, Path(key) if key else None)
@@ -93,7 +100,9 @@ class Pem(NamedTuple):
 
 
 Signature = tuple[tuple[int, int, int], ...]
-"""(inode, size, modification time in nanoseconds) of each file. A replaced file has another signature."""
+"""(inode, size, modification time in nanoseconds) of each file. A replaced file has another
+signature.
+"""
 
 
 class Credentials:
@@ -111,7 +120,7 @@ class Credentials:
         self._rejected: Signature | None = None
         self._client_context: tuple[int, ssl.SSLContext] | None = None
 
-    # --- what the files hold -------------------------------------------------------------------------------------------
+    # --- what the files hold ----------------------------------------------------------------------
 
     @property
     def pem(self) -> Pem:
@@ -164,7 +173,7 @@ class Credentials:
             ) from cause
         return pem
 
-    # --- contexts for ports and for the data plane -----------------------------------------------------------------------------------
+    # --- contexts for ports and for the data plane ------------------------------------------------
 
     def _fill(self, context: ssl.SSLContext, pem: Pem, alpn: str = ALPN) -> ssl.SSLContext:
         context.minimum_version = (
@@ -177,7 +186,9 @@ class Credentials:
         return context
 
     def server_context(self, alpn: str = ALPN) -> ssl.SSLContext:
-        """The context for listening, from the files' current content. Raises InvalidArgument without a certificate."""
+        """The context for listening, from the files' current content. Raises InvalidArgument
+        without a certificate.
+        """
         if self.files.cert is None:
             raise InvalidArgument(
                 "a server needs a certificate and a key: --tls-cert and --tls-key"
@@ -198,7 +209,7 @@ class Credentials:
             )
         return self._client_context[1]
 
-    # --- credentials for gRPC ------------------------------------------------------------------------------------------
+    # --- credentials for gRPC ---------------------------------------------------------------------
 
     def channel_credentials(self) -> grpc.ChannelCredentials:
         """The credentials for a gRPC channel, from the files' current content."""
@@ -209,7 +220,9 @@ class Credentials:
 
     @property
     def version(self) -> int:
-        """The number of changes of the files. The owner of a channel replaces the channel after a change."""
+        """The number of changes of the files. The owner of a channel replaces the channel after a
+        change.
+        """
         return self.pem.version
 
 
@@ -226,11 +239,15 @@ def _what_to_do(reason: str) -> str:
 _ADVICE: Final = (
     (
         re.compile("has expired|not yet valid"),
-        "The server's certificate is not valid now: replace it (`qmq cert server`), or correct this machine's clock",
+        (
+            "The server's certificate is not valid now: replace it (`qmq cert server`), or "
+            "correct this machine's clock"
+        ),
     ),
     (
         re.compile("Hostname Verification|mismatch"),
-        "The server's certificate is not for this address: use a name that it has (servers: --advertise), or make one with this address"
+        "The server's certificate is not for this address: use a name that it has (servers: "
+        "--advertise), or make one with this address"
         " (`qmq cert server NAME --host HOST`)",
     ),
     (
@@ -247,7 +264,8 @@ _IS_CERTAIN: Final = re.compile(
 )
 """What a reason says if TLS itself has failed, and not only the connection under it."""
 _ASK_ALL: Final = (
-    f"Does {CA_VARIABLE} name the CA that signed the server's certificate, is the server's name in that certificate, and does the server"
+    f"Does {CA_VARIABLE} name the CA that signed the server's certificate, is the server's "
+    "name in that certificate, and does the server"
     " speak TLS?"
 )
 
@@ -255,17 +273,24 @@ _ASK_ALL: Final = (
 def ended_unheard(address: str, files: Tls | None) -> QmqError:
     """The error for a server that ended a connection before it said anything.
 
-    With TLS 1.3 a server sees its client's certificate after the client's part of the handshake, so a client whose certificate is refused
-    sees an end without a reason.
+    With TLS 1.3 a server sees its client's certificate after the client's part of the handshake, so
+    a client whose certificate is refused sees an end without a reason.
     """
     if files is None:
         return NotConnected(
-            f"{address} ended the connection before its greeting. Does it ask for TLS ({CA_VARIABLE})?"
+            f"{address} ended the connection before its greeting. Does it ask for TLS "
+            f"({CA_VARIABLE})?"
         )
     if files.cert is None:
-        advice = f"does it take only clients with a certificate? {CERT_VARIABLE} and {KEY_VARIABLE} name one"
+        advice = (
+            f"does it take only clients with a certificate? {CERT_VARIABLE} and {KEY_VARIABLE} "
+            "name one"
+        )
     else:
-        advice = f"does it refuse the certificate {files.cert}? A CA that the server trusts must have signed it, and it must be valid now"
+        advice = (
+            f"does it refuse the certificate {files.cert}? A CA that the server trusts must have "
+            "signed it, and it must be valid now"
+        )
     return TlsEnded(f"{address} ended the connection behind the handshake of TLS: {advice}")
 
 
@@ -282,7 +307,9 @@ def _end(cert: bytes) -> datetime:
 
 
 def now() -> datetime:
-    """The machine's wall clock. A certificate's expiry depends on this clock, even if the process uses another one."""
+    """The machine's wall clock. A certificate's expiry depends on this clock, even if the process
+    uses another one.
+    """
     return datetime.now(UTC)
 
 

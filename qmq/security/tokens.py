@@ -1,15 +1,19 @@
 """Random tokens for applications and people without certificates, and where a client finds its own.
 
-    qmq_ID_SECRET      ID names the record in the coordination store, SECRET is 32 random bytes, base64 without padding
+    qmq_ID_SECRET      ID names the record in the coordination store, SECRET is 32 random bytes,
+                       base64 without padding
 
-The coordination store has only the SHA-256 of the token. A secret of 256 random bits needs no slow hash: it cannot be guessed, and a slow
-hash at each login would help attackers to overload the broker. A comparison takes the same time wherever two digests differ.
+The coordination store has only the SHA-256 of the token. A secret of 256 random bits needs no slow
+hash: it cannot be guessed, and a slow hash at each login would help attackers to overload the
+broker. A comparison takes the same time wherever two digests differ.
 
-A token is sent only over TLS, over a socket of the machine or to a loopback address; a client refuses otherwise.
+A token is sent only over TLS, over a socket of the machine or to a loopback address; a client
+refuses otherwise.
 
 A client's token is an argument, or in the environment:
 
-    QMQ_TOKEN_FILE   a file with the token, which is read again when it changes: as Kubernetes renews it
+    QMQ_TOKEN_FILE   a file with the token, which is read again when it changes: as Kubernetes
+                     renews it
     QMQ_TOKEN        the token itself
 """
 
@@ -58,14 +62,17 @@ class NewToken(NamedTuple):
 
 
 def new_token(principal: Principal, *, by: str, now_ms: int, ends_ms: int = 0) -> NewToken:
-    """Make a token. Raises InvalidArgument for a server's principal, which shows a certificate, and for a user of one machine."""
+    """Make a token. Raises InvalidArgument for a server's principal, which shows a certificate, and
+    for a user of one machine.
+    """
     if principal.is_server:
         raise InvalidArgument(
             f"{principal} is a server, which shows a certificate: `qmq cert server`"
         )
     if principal.kind == LOCAL:
         raise InvalidArgument(
-            f"{principal} is a user of one machine, identified by the kernel: tokens are for app:NAME or op:NAME"
+            f"{principal} is a user of one machine, identified by the kernel: tokens are for "
+            "app:NAME or op:NAME"
         )
     number = secrets.token_hex(ID_CHARS // 2)
     token = f"{PREFIX}{number}_{secrets.token_urlsafe(SECRET_BYTES)}"
@@ -86,7 +93,9 @@ def id_of(token: str) -> str:
 
 
 def check_token(token: str, record: TokenRecord | None, now_ms: int) -> Principal:
-    """The token's principal. Raises NotAuthenticated, with the same text and after the same work for an unknown and for a wrong token."""
+    """The token's principal. Raises NotAuthenticated, with the same text and after the same work
+    for an unknown and for a wrong token.
+    """
     known = record.digest if record is not None else _NOBODYS
     if not hmac.compare_digest(known, digest_of(token)) or record is None:
         raise NotAuthenticated(
@@ -109,7 +118,9 @@ Token = str | Path | TokenSource | None
 
 
 class TokenFile:
-    """A file that contains a token. A call returns the current token. Raises InvalidArgument if the file cannot be read."""
+    """A file that contains a token. A call returns the current token. Raises InvalidArgument if the
+    file cannot be read.
+    """
 
     def __init__(self, path: Path, monotonic_s: Callable[[], float] = time.monotonic) -> None:
         self._path, self._monotonic_s = path, monotonic_s
@@ -132,7 +143,9 @@ class TokenFile:
 
 
 def check(token: str, where: str) -> str:
-    """Return the token. Raises InvalidArgument for an impossible token; the error's text does not contain the token."""
+    """Return the token. Raises InvalidArgument for an impossible token; the error's text does not
+    contain the token.
+    """
     if (
         not token
         or len(token) > TOKEN_CHARS_MAX
@@ -147,7 +160,9 @@ def check(token: str, where: str) -> str:
 
 
 def token_source(token: Token, environment: Mapping[str, str] | None = None) -> TokenSource | None:
-    """The token's source: the argument, or else the environment or its context; None if there is none. Raises InvalidArgument."""
+    """The token's source: the argument, or else the environment or its context; None if there is
+    none. Raises InvalidArgument.
+    """
     if token is None:
         environment = environment_of() if environment is None else environment
         path, text = environment.get(TOKEN_FILE_VARIABLE), environment.get(TOKEN_VARIABLE)

@@ -1,7 +1,8 @@
-"""QMQ with an application's own database: sending in its transactions (docs/OUTBOX.md), and exactly-once effects (docs/DEDUP.md).
+"""QMQ with an application's own database: sending in its transactions (docs/OUTBOX.md), and
+exactly-once effects (docs/DEDUP.md).
 
-`pip install qmq[sql]` installs SQLAlchemy, which compiles the statements. Printing migrations does not need it, so it is imported with
-`SqlDedup`.
+`pip install qmq[sql]` installs SQLAlchemy, which compiles the statements. Printing migrations does
+not need it, so it is imported with `SqlDedup`.
 """
 
 from __future__ import annotations

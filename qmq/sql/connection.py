@@ -1,24 +1,28 @@
-"""Runs statements on the application's database connection: SQLAlchemy's or a plain driver's, sync or async.
+"""Runs statements on the application's database connection: SQLAlchemy's or a plain driver's, sync
+or async.
 
     DatabaseConnection(connection).execute(Statement) ──▶ Answer (rows, how many were changed)
 
 Rules:
-* A `DatabaseConnection` never begins, commits or rolls back: its maker does (`outbox_runner.py`, `dedup_transactions.py`).
-* A driver's result is awaited if it is awaitable. So one coroutine serves both kinds; with a sync connection it never waits for the event
-  loop, and `finish` runs it in any thread, without a loop.
+* A `DatabaseConnection` never begins, commits or rolls back: its maker does (`outbox_runner.py`,
+  `dedup_transactions.py`).
+* A driver's result is awaited if it is awaitable. So one coroutine serves both kinds; with a sync
+  connection it never waits for the event loop, and `finish` runs it in any thread, without a loop.
 * Both get the same text: expressions are compiled here, not by SQLAlchemy's `execute`.
 
 A SQLAlchemy Core expression becomes text and parameters for a driver, compiled once for each form:
 
     Statement(expression, values) ── prepared(expression, dialect, paramstyle) ──▶ text, parameters ──▶ any driver's cursor
 
-SQLAlchemy's own `execute` makes a key of all expressions and values at each call, and compiles an INSERT of several rows each time. An
-outbox inserts in the application's transaction, so the compiled text is kept here, and connections of SQLAlchemy get it by
-`exec_driver_sql`, plain drivers by their cursors.
+SQLAlchemy's own `execute` makes a key of all expressions and values at each call, and compiles an
+INSERT of several rows each time. An outbox inserts in the application's transaction, so the
+compiled text is kept here, and connections of SQLAlchemy get it by `exec_driver_sql`, plain drivers
+by their cursors.
 
 Rules:
 * Every value is a parameter, whose name is no column's name. The driver converts its type.
-* A list of values (`IN`) has as many places as the next power of two, filled with the last value. So one statement has few forms.
+* A list of values (`IN`) has as many places as the next power of two, filled with the last value.
+  So one statement has few forms.
 * A table's name is written as the application gave it, without quotes, as in its migration.
 """
 
@@ -214,14 +218,18 @@ class AlchemyConnection(DatabaseConnection):
 
 
 class DriverConnection(DatabaseConnection):
-    """Runs statements on a plain driver's connection. For an unknown driver, the application gives dialect and paramstyle."""
+    """Runs statements on a plain driver's connection. For an unknown driver, the application gives
+    dialect and paramstyle.
+    """
 
     def __init__(self, connection: Any, driver: PlainDriver | None = None) -> None:
         found = driver or driver_of(connection)
         if found is None:
             raise InvalidArgument(
-                f"a {type(connection).__module__}.{type(connection).__name__} is not a connection that the outbox supports: give one of"
-                f" SQLAlchemy 2 (Connection, Session, Engine, and their async forms), or of {', '.join(DRIVERS)}"
+                f"a {type(connection).__module__}.{type(connection).__name__} is not a "
+                "connection that the outbox supports: give one of"
+                " SQLAlchemy 2 (Connection, Session, Engine, and their async forms), or of "
+                f"{', '.join(DRIVERS)}"
             )
         super().__init__(found.dialect, found.paramstyle)
         self._connection = connection

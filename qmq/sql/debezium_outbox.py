@@ -1,17 +1,22 @@
-"""An outbox in Debezium's table layout: the application writes rows as Debezium's EventRouter reads them, and a watchdog moves them.
+"""An outbox in Debezium's table layout: the application writes rows as Debezium's EventRouter reads
+them, and a watchdog moves them.
 
     application ── write_event ──▶ outboxevent (id, aggregatetype, aggregateid, type, payload) ──▶ Debezium, which reads the database's log
                                                     │ or
                                                     └── DebeziumIntake.move ──▶ qmq_outbox ──▶ watchdog ──▶ broker
 
 Rules:
-* One transaction deletes rows here and inserts them into the outbox. So a row is moved once, even if two watchdogs try, and then has
-  all guarantees of the outbox.
-* As with EventRouter, the subject is `outbox.event.AGGREGATETYPE`, the key is `aggregateid`, and the header `id` is the row's id.
-* Applications that delete the row right after its insertion need Debezium: a reader of the table never sees it.
+* One transaction deletes rows here and inserts them into the outbox. So a row is moved once, even
+  if two watchdogs try, and then has all guarantees of the outbox.
+* As with EventRouter, the subject is `outbox.event.AGGREGATETYPE`, the key is `aggregateid`, and
+  the header `id` is the row's id.
+* Applications that delete the row right after its insertion need Debezium: a reader of the table
+  never sees it.
 * The message's id is the row's id, so a row that another process sends as well is recognised.
-* A row that cannot become a message stays in the table, an error is logged, and other rows are not delayed.
-* A row whose message is in the outbox already, as when an id is used twice, waits until that message was sent; other rows are not delayed.
+* A row that cannot become a message stays in the table, an error is logged, and other rows are not
+  delayed.
+* A row whose message is in the outbox already, as when an id is used twice, waits until that
+  message was sent; other rows are not delayed.
 """
 
 from __future__ import annotations
@@ -61,7 +66,9 @@ _TYPES_MYSQL: Final = ("CHAR(36)", "VARCHAR(255)", "JSON")
 
 
 def migration(dialect: str, table: str = TABLE) -> str:
-    """The statement that creates the table as Debezium's documentation has it. Raises InvalidArgument, InvalidName."""
+    """The statement that creates the table as Debezium's documentation has it. Raises
+    InvalidArgument, InvalidName.
+    """
     key, text, payload = _TYPES.get(check_dialect(dialect), _TYPES_MYSQL)
     columns = (
         f"id {key} NOT NULL PRIMARY KEY",
@@ -90,7 +97,9 @@ def time_ordered_id(now_ns: Callable[[], int] = time.time_ns) -> UUID:
 
 @dataclass(frozen=True, slots=True)
 class DebeziumEvent:
-    """One row. `payload` is JSON text, or a value that can be encoded as JSON; None is a tombstone."""
+    """One row. `payload` is JSON text, or a value that can be encoded as JSON; None is a
+    tombstone.
+    """
 
     aggregatetype: str
     aggregateid: str
@@ -115,8 +124,8 @@ class DebeziumEvent:
 
 
 async def write_event(connection: Any, event: DebeziumEvent, *, table: str = TABLE) -> None:
-    """Insert a row in the transaction of the application's own connection (as in `Client.outbox`). Raises InvalidArgument, InvalidName,
-    what the driver raises.
+    """Insert a row in the transaction of the application's own connection (as in `Client.outbox`).
+    Raises InvalidArgument, InvalidName, what the driver raises.
     """
     statement = insert(named_table(check_table(table), *COLUMNS)).values(
         {each: bindparam(f"new_{each}") for each in COLUMNS}
@@ -134,10 +143,12 @@ def write_event_blocking(connection: Any, event: DebeziumEvent, *, table: str = 
 
 @dataclass(frozen=True, slots=True)
 class DebeziumTable:
-    """A table in Debezium's layout, from which a watchdog sends: `mq.outbox_watchdog(engine, debezium=DebeziumTable())`.
+    """A table in Debezium's layout, from which a watchdog sends: `mq.outbox_watchdog(engine,
+    debezium=DebeziumTable())`.
 
-    Rows are sent in the order of the column `order_by`. Ids of version 4 have no order: then name a column that grows, if the order of an
-    aggregate's events matters. Raises InvalidName, InvalidArgument.
+    Rows are sent in the order of the column `order_by`. Ids of version 4 have no order: then name a
+    column that grows, if the order of an aggregate's events matters. Raises InvalidName,
+    InvalidArgument.
     """
 
     name: str = TABLE
@@ -153,7 +164,8 @@ class DebeziumTable:
             self.subject.format(aggregatetype="a")
         except (LookupError, ValueError):
             raise InvalidArgument(
-                f"subject may contain the field {{aggregatetype}} and no other, not {self.subject!r}"
+                "subject may contain the field {aggregatetype} and no other, not "
+                f"{self.subject!r}"
             ) from None
 
 
@@ -176,8 +188,8 @@ class DebeziumIntake:
         """The ids of rows whose messages are in the outbox already, of the present `move`."""
 
     async def move(self) -> int:
-        """Move all committed rows, without those whose messages the outbox has already. Returns their number. Raises what the driver
-        raises.
+        """Move all committed rows, without those whose messages the outbox has already. Returns
+        their number. Raises what the driver raises.
         """
         before, self._repeated = self._repeated, set()
         moved = 0
@@ -224,7 +236,8 @@ class DebeziumIntake:
                 taken
             ):
                 raise RuntimeError(
-                    f"another process took rows of {self._source.name} at the same time: they are read again"
+                    f"another process took rows of {self._source.name} at the same time: "
+                    "they are read again"
                 )
         return len(found), len(taken)
 
@@ -262,7 +275,9 @@ class DebeziumIntake:
 
 
 def message_id(identifier: Any) -> tuple[MessageId, str]:
-    """The id of the message that a row becomes, and the row's id as a text. An id that is no UUID is hashed. Raises InvalidArgument."""
+    """The id of the message that a row becomes, and the row's id as a text. An id that is no UUID
+    is hashed. Raises InvalidArgument.
+    """
     if isinstance(identifier, bytes | bytearray | memoryview) and len(identifier) == 16:
         identifier = UUID(bytes=bytes(identifier))
     shown = str(identifier)
@@ -275,8 +290,8 @@ def message_id(identifier: Any) -> tuple[MessageId, str]:
 
 
 def body_of(payload: Any) -> bytes:
-    """The body for a payload from the database: bytes and text unchanged, parsed values as JSON text; empty for a tombstone. Raises
-    InvalidArgument.
+    """The body for a payload from the database: bytes and text unchanged, parsed values as JSON
+    text; empty for a tombstone. Raises InvalidArgument.
     """
     if payload is None:
         return b""

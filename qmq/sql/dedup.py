@@ -11,12 +11,13 @@ docs/DEDUP.md says why it holds.
     open -> claim -> handler -> check -> commit -> (expire) -> close -> acknowledge
                  \\-> the record is there: close -> acknowledge
 
-A crash before the commit leaves nothing, and the message is handed out again. A crash after it leaves record and effect, and the next claim
-finds the record. No other outcome is possible.
+A crash before the commit leaves nothing, and the message is handed out again. A crash after it
+leaves record and effect, and the next claim finds the record. No other outcome is possible.
 
-The handler and the database must be of the same kind: `async def` with AsyncEngine or async_sessionmaker, plain `def` with Engine,
-sessionmaker or a DB-API driver. A sync database under an `async def` handler would block the event loop, and two handlers that want the
-same row would deadlock: one waits for the row, the other for the loop.
+The handler and the database must be of the same kind: `async def` with AsyncEngine or
+async_sessionmaker, plain `def` with Engine, sessionmaker or a DB-API driver. A sync database under
+an `async def` handler would block the event loop, and two handlers that want the same row would
+deadlock: one waits for the row, the other for the loop.
 """
 
 from __future__ import annotations
@@ -58,10 +59,12 @@ class Once:
 class SqlDedup:
     """Records handled messages in the application's own database.
 
-    `database` is an Engine, AsyncEngine, sessionmaker or async_sessionmaker of SQLAlchemy, or a function that returns a new DB-API
-    connection; `dialect` and `paramstyle` are for an unknown driver. `table` must exist (`qmq dedup migration`,
-    `create_tables`). Records are kept for `keep` since the message was last handed out: docs/DEDUP.md says what to choose. `key` gives
-    a name of the application's own, text of up to 255 bytes, instead of the message id: then a message that was sent twice has one effect.
+    `database` is an Engine, AsyncEngine, sessionmaker or async_sessionmaker of SQLAlchemy, or a
+    function that returns a new DB-API connection; `dialect` and `paramstyle` are for an unknown
+    driver. `table` must exist (`qmq dedup migration`, `create_tables`). Records are kept for `keep`
+    since the message was last handed out: docs/DEDUP.md says what to choose. `key` gives a name of
+    the application's own, text of up to 255 bytes, instead of the message id: then a message that
+    was sent twice has one effect.
 
     Raises InvalidArgument.
     """
@@ -78,7 +81,8 @@ class SqlDedup:
     ) -> None:
         if not isinstance(keep, timedelta) or keep < KEEP_MIN:
             raise InvalidArgument(
-                f"keep is a timedelta of a minute at least, and should be days (see docs/DEDUP.md), not {keep!r}"
+                "keep is a timedelta of a minute at least, and should be days (see "
+                f"docs/DEDUP.md), not {keep!r}"
             )
         self.table = check_table(table)
         self._keep_ms = keep // timedelta(milliseconds=1)
@@ -88,27 +92,33 @@ class SqlDedup:
         self._statements: DedupStatements | None = None
 
     def check_handler(self, *, is_async: bool) -> None:
-        """Raise InvalidArgument if this kind of handler does not fit the database (see the module's docstring)."""
+        """Raise InvalidArgument if this kind of handler does not fit the database (see the module's
+        docstring).
+        """
         if is_async and self._async_opener is None:
             raise InvalidArgument(
-                "an `async def` handler needs an AsyncEngine or async_sessionmaker, since a sync database holds up the event loop, perhaps "
-                "forever: give SqlDedup one, or make the handler a plain `def`, which runs in a thread"
+                "an `async def` handler needs an AsyncEngine or async_sessionmaker, since a "
+                "sync database holds up the event loop, perhaps "
+                "forever: give SqlDedup one, or make the handler a plain `def`, which runs "
+                "in a thread"
             )
         if not is_async and self._opener is None:
             raise InvalidArgument(
-                "a plain `def` handler runs in a thread and needs an Engine, sessionmaker or DB-API connections: give SqlDedup one, "
+                "a plain `def` handler runs in a thread and needs an Engine, sessionmaker or "
+                "DB-API connections: give SqlDedup one, "
                 "or make the handler an `async def`"
             )
 
-    # --- a message -----------------------------------------------------------------------------------------------------
+    # --- a message --------------------------------------------------------------------------------
 
     @contextmanager
     def once_sync(self, message: Named, group: str) -> Iterator[Once]:
         """The transaction of one message, for a plain `def` handler; all of it in one thread.
 
-        Raises on the way in InvalidArgument, and Unavailable if another transaction handles the message or the database cannot be reached;
-        on the way out InvalidArgument if the handler let the transaction be rolled back, and the database's errors: then nothing was done,
-        unless only the answer to the commit was lost, which the next claim finds out.
+        Raises on the way in InvalidArgument, and Unavailable if another transaction handles the
+        message or the database cannot be reached; on the way out InvalidArgument if the handler let
+        the transaction be rolled back, and the database's errors: then nothing was done, unless
+        only the answer to the commit was lost, which the next claim finds out.
         """
         self.check_handler(is_async=False)
         assert self._opener is not None
@@ -167,11 +177,11 @@ class SqlDedup:
             group, message.subject, name, os.urandom(16).hex(), message.append_time_ms
         ).check_width()
 
-    # --- before the first message --------------------------------------------------------------------------------------
+    # --- before the first message -----------------------------------------------------------------
 
     def _prove(self, transaction: Transaction) -> DedupStatements:
-        """Check that the table holds the longest record, and that a rollback removes it. That fails with autocommit, and on an engine
-        without transactions (MyISAM).
+        """Check that the table holds the longest record, and that a rollback removes it. That fails
+        with autocommit, and on an engine without transactions (MyISAM).
         """
         statements, trial = statements_for(transaction.dialect, self.table), _trial()
         transaction.run(lambda executor: dedup_records.claim(executor, statements, trial))
@@ -202,7 +212,7 @@ class SqlDedup:
         self._statements = statements
         return statements
 
-    # --- after some messages -------------------------------------------------------------------------------------------
+    # --- after some messages ----------------------------------------------------------------------
 
     def _is_time_to_expire(self) -> bool:
         return next(self._turns) % EXPIRE_EVERY == 0
@@ -238,8 +248,9 @@ class SqlDedup:
 def create_tables(
     database: Any, table: str = TABLE, *, dialect: str | None = None, paramstyle: str | None = None
 ) -> None:
-    """Create the table if it does not exist. `database` is an Engine or sessionmaker of SQLAlchemy, or a function that returns a new DB-API
-    connection. With an AsyncEngine: `create_tables_async`. Raises InvalidArgument, and the database's errors.
+    """Create the table if it does not exist. `database` is an Engine or sessionmaker of SQLAlchemy,
+    or a function that returns a new DB-API connection. With an AsyncEngine: `create_tables_async`.
+    Raises InvalidArgument, and the database's errors.
     """
     opener, _ = openers(database, dialect, paramstyle)
     if opener is None:
@@ -269,13 +280,15 @@ def _trial() -> Record:
 
 def _too_narrow(table: str) -> InvalidArgument:
     return InvalidArgument(
-        f"table {table!r} truncates long names, and could confuse two messages: create it with the output of `qmq dedup migration`"
+        f"table {table!r} truncates long names, and could confuse two messages: create it "
+        "with the output of `qmq dedup migration`"
     )
 
 
 def _no_transactions(table: str) -> InvalidArgument:
     return InvalidArgument(
-        f"table {table!r} keeps rows that were rolled back: use an engine with transactions (on MySQL "
+        f"table {table!r} keeps rows that were rolled back: use an engine with transactions "
+        "(on MySQL "
         f"InnoDB, for the application's tables too) and connections without autocommit"
     )
 

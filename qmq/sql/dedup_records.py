@@ -1,19 +1,23 @@
-"""The statements on the table of finished messages, as expressions of SQLAlchemy Core, and the operations that run them inside one
-transaction, for SQLAlchemy and for DB-API drivers.
+"""The statements on the table of finished messages, as expressions of SQLAlchemy Core, and the
+operations that run them inside one transaction, for SQLAlchemy and for DB-API drivers.
 
-    claim     writes the record; False if it exists: then its time begins again, since the message is still delivered
+    claim     writes the record; False if it exists: then its time begins again, since the message
+              is still delivered
     check     before the commit: the record is still this transaction's own
     expire    deletes a batch of old records
 
-Why `check`: a handler may swallow an error after which the transaction is not what it was. PostgreSQL answers a commit of a failed
-transaction with a rollback and no error; MySQL ends a transaction on a deadlock, SQLite on a full disk, and what follows is another
-transaction without the record. In each case the message would be acknowledged without its effect, or with half of it.
+Why `check`: a handler may swallow an error after which the transaction is not what it was.
+PostgreSQL answers a commit of a failed transaction with a rollback and no error; MySQL ends a
+transaction on a deadlock, SQLite on a full disk, and what follows is another transaction without
+the record. In each case the message would be acknowledged without its effect, or with half of it.
 
 Rules:
-* No statement fails because a record exists, since a failed statement would end the whole transaction on PostgreSQL: the result is the
-  number of rows. MySQL can say that only by an error (1062), which costs its transaction nothing.
-* Records expire by two statements: one selects keys and locks nothing, the other deletes each key if its record is still as old. A record
-  that was touched in between stays, and no gap is locked in which others insert.
+* No statement fails because a record exists, since a failed statement would end the whole
+  transaction on PostgreSQL: the result is the number of rows. MySQL can say that only by an error
+  (1062), which costs its transaction nothing.
+* Records expire by two statements: one selects keys and locks nothing, the other deletes each key
+  if its record is still as old. A record that was touched in between stays, and no gap is locked in
+  which others insert.
 """
 
 from __future__ import annotations
@@ -62,7 +66,9 @@ class DedupStatements:
     touch: ClauseElement
     """Begins the record's time again."""
     expiring: ClauseElement
-    """The keys of the oldest records that are older than `keep` milliseconds, both by the database's clock and at the time `stored`."""
+    """The keys of the oldest records that are older than `keep` milliseconds, both by the
+    database's clock and at the time `stored`.
+    """
     expire: ClauseElement
     """Deletes one of these records, if it is still as old."""
 
@@ -81,7 +87,9 @@ class DedupStatements:
 
 @lru_cache(maxsize=32)
 def statements_for(dialect: str, table: str) -> DedupStatements:
-    """The statements for a database. Raises InvalidArgument for an invalid dialect or table name."""
+    """The statements for a database. Raises InvalidArgument for an invalid dialect or table
+    name.
+    """
     known = check_dialect(dialect)
     records = named_table(check_table(table), *_KEY, "token", "recorded_ms")
     columns, now = records.c, now_ms(known)
@@ -124,16 +132,21 @@ _NO_TABLE: Final = tuple([mark for dialect in DIALECTS.values() for mark in dial
 _BUSY: Final = tuple([mark for dialect in DIALECTS.values() for mark in dialect.busy])
 _AWAY: Final = tuple([state for dialect in DIALECTS.values() for state in dialect.away])
 _TRANSIENT: Final = frozenset({"OperationalError", "InterfaceError", "TimeoutError"})
-"""The names of errors: the DB-API's, in every driver and in SQLAlchemy; and an error for a time that is over."""
+"""The names of errors: the DB-API's, in every driver and in SQLAlchemy; and an error for a time
+that is over.
+"""
 
 
 def claim(executor: Executor, statements: DedupStatements, record: Record) -> bool:
-    """Whether this transaction must make the effect. Waits for another transaction that handles the same message."""
+    """Whether this transaction must make the effect. Waits for another transaction that handles the
+    same message.
+    """
     parameters = statements.parameters(record)
     if _add(executor, statements, parameters):
         return True
     if not executor.execute(statements.touch, parameters):
-        # The record expired just now, but it existed (or, on MySQL, was touched in this millisecond already).
+        # The record expired just now, but it existed (or, on MySQL, was touched in this millisecond
+        # already).
         _add(executor, statements, parameters)
     return False
 
@@ -150,12 +163,13 @@ def _add(executor: Executor, statements: DedupStatements, parameters: Mapping[st
 
 
 def check(executor: Executor, statements: DedupStatements, record: Record) -> None:
-    """Raises InvalidArgument if the record is missing: then some of the handler's writes were rolled back, too, and must not be
-    committed.
+    """Raises InvalidArgument if the record is missing: then some of the handler's writes were
+    rolled back, too, and must not be committed.
     """
     if not is_there(executor, statements, record):
         raise InvalidArgument(
-            "the transaction of this message was rolled back while its handler ran, in whole or in part: let the error that did it "
+            "the transaction of this message was rolled back while its handler ran, in whole "
+            "or in part: let the error that did it "
             "leave the handler, or use a savepoint around what may fail"
         )
 
@@ -166,8 +180,9 @@ def is_there(executor: Executor, statements: DedupStatements, record: Record) ->
 
 
 def expire(executor: Executor, statements: DedupStatements, keep_ms: int, stored_ms: int) -> int:
-    """Delete a batch of the oldest records that were not touched for `keep_ms`, by the earlier of the database's clock and `stored_ms`,
-    when a message was stored that was handled just now. Returns the number of deleted records.
+    """Delete a batch of the oldest records that were not touched for `keep_ms`, by the earlier of
+    the database's clock and `stored_ms`, when a message was stored that was handled just now.
+    Returns the number of deleted records.
     """
     limits = {"keep": keep_ms, "stored": stored_ms}
     found = executor.fetch(statements.expiring, limits)
@@ -186,7 +201,7 @@ def create(executor: Executor, dialect: str, table: str) -> None:
         executor.execute(text(statement), {})
 
 
-# --- errors ----------------------------------------------------------------------------------------------------------------
+# --- errors ---------------------------------------------------------------------------------------
 
 
 def codes(failure: BaseException) -> list[Any]:
@@ -198,18 +213,20 @@ def codes(failure: BaseException) -> list[Any]:
 
 @contextmanager
 def on_the_way_in(table: str) -> Iterator[None]:
-    """Around everything before the handler: converts errors of the database that the application did not cause.
+    """Around everything before the handler: converts errors of the database that the application
+    did not cause.
 
     Raises:
-        NotConnected: the database cannot be reached.
-        Overloaded: another transaction handles the message, or the database is busy, or its pool has no free connection.
-        InvalidArgument: the table does not exist.
+        NotConnected: the database cannot be reached. Overloaded: another transaction handles the
+        message, or the database is busy, or its pool has no free connection. InvalidArgument: the
+        table does not exist.
     """
     try:
         yield
     except PoolTimeout as failure:
         raise Overloaded(
-            f"no connection of the engine's pool came free, and nothing was done: give the pool as many connections as handlers run at "
+            "no connection of the engine's pool came free, and nothing was done: give the "
+            "pool as many connections as handlers run at "
             f"once, in all listeners that share it ({failure})"
         ) from failure
     except Exception as failure:
@@ -220,17 +237,21 @@ def on_the_way_in(table: str) -> Iterator[None]:
             ) from failure
         if _says(failure, found, _BUSY):
             raise Overloaded(
-                f"another transaction handles this message, or table {table!r} is busy; nothing was done: {failure}"
+                f"another transaction handles this message, or table {table!r} is busy; "
+                f"nothing was done: {failure}"
             ) from failure
         if _is_transient(failure, found):
             raise NotConnected(
-                f"the database that has table {table!r} cannot be reached; nothing was done: {failure}"
+                f"the database that has table {table!r} cannot be reached; nothing was done: "
+                f"{failure}"
             ) from failure
         raise
 
 
 def _says(failure: Exception, found: Iterable[Any], marks: Sequence[str | int]) -> bool:
-    """Whether an error has one of these codes, or, for SQLite, which has no codes, contains the text."""
+    """Whether an error has one of these codes, or, for SQLite, which has no codes, contains the
+    text.
+    """
     return any(code in marks for code in found) or any(
         mark in str(failure) for mark in marks if isinstance(mark, str) and " " in mark
     )

@@ -1,12 +1,15 @@
-"""The transactions of SqlDedup, by SQLAlchemy's connections and sessions, sync and async, or by a DB-API driver alone.
+"""The transactions of SqlDedup, by SQLAlchemy's connections and sessions, sync and async, or by a
+DB-API driver alone.
 
-An *opener*, chosen by SQLAlchemy's object or the function that connects, opens one transaction after another. A transaction is closed when
-its block is left; uncommitted changes are rolled back. It has the connection for the handler (`handed`), and runs our own statements in the
-same transaction (`run`), as sync code on an `Executor`.
+An *opener*, chosen by SQLAlchemy's object or the function that connects, opens one transaction
+after another. A transaction is closed when its block is left; uncommitted changes are rolled back.
+It has the connection for the handler (`handed`), and runs our own statements in the same
+transaction (`run`), as sync code on an `Executor`.
 
-The handler must not end the transaction: after such a commit, a crash could lose its later writes although the record exists. So commits
-are refused while the handler runs: SQLAlchemy's by the event before the commit; a driver's connection, which the application's function
-returns, is handed without `commit`, `rollback`, `close` and `with`.
+The handler must not end the transaction: after such a commit, a crash could lose its later writes
+although the record exists. So commits are refused while the handler runs: SQLAlchemy's by the event
+before the commit; a driver's connection, which the application's function returns, is handed
+without `commit`, `rollback`, `close` and `with`.
 
 Statements on an async connection are also sync code, which SQLAlchemy runs by `run_sync`.
 """
@@ -68,7 +71,9 @@ class _Cursor(sqlite3.Cursor):
 
 
 class _Guard:
-    """Refuses commits of one connection or session, but not of its savepoints. SQLAlchemy calls it before each commit."""
+    """Refuses commits of one connection or session, but not of its savepoints. SQLAlchemy calls it
+    before each commit.
+    """
 
     def __init__(self, handed: Connection | Session) -> None:
         self.is_handed = False
@@ -79,14 +84,17 @@ class _Guard:
         self._handed = handed
 
     def hand(self) -> None:
-        """The handler gets the connection or session; for a session, also the connection of its transaction."""
+        """The handler gets the connection or session; for a session, also the connection of its
+        transaction.
+        """
         if isinstance(self._handed, Session):
             event.listen(self._handed.connection(), "commit", self._connection_commits)
         self.is_handed = True
 
     def _connection_commits(self, connection: Connection) -> None:
         if self.is_handed:
-            # After an error here SQLAlchemy considers the transaction ended, and would return the connection to its pool unchanged.
+            # After an error here SQLAlchemy considers the transaction ended, and would return the
+            # connection to its pool unchanged.
             connection.connection.rollback()
             raise InvalidArgument(f"commit {NOT_YOURS}")
 
@@ -97,7 +105,9 @@ class _Guard:
 
 
 class AlchemyTransaction:
-    """A transaction for a thread, on a Connection or a Session (`handed`). After its end, statements belong to another one."""
+    """A transaction for a thread, on a Connection or a Session (`handed`). After its end,
+    statements belong to another one.
+    """
 
     def __init__(self, handed: Connection | Session) -> None:
         self.handed: Any = handed
@@ -205,8 +215,8 @@ AsyncOpener = Callable[[], AbstractAsyncContextManager[AsyncTransaction]]
 
 
 class DriverOpener:
-    """Opens transactions of a driver. The driver is known by the module of its connections' class; its `paramstyle` is the form of
-    parameters.
+    """Opens transactions of a driver. The driver is known by the module of its connections' class;
+    its `paramstyle` is the form of parameters.
     """
 
     def __init__(
@@ -228,7 +238,9 @@ class DriverOpener:
         finally:
             with suppress(
                 Exception
-            ):  # a broken connection has nothing to roll back, and the exception under way says more
+                # a broken connection has nothing to roll back, and the exception under way says
+                # more
+            ):
                 connection.rollback()
             connection.close()
 
@@ -243,7 +255,8 @@ class DriverOpener:
         )
         if dialect is None or paramstyle not in PARAMSTYLES:
             raise InvalidArgument(
-                f"which database {type(connection).__qualname__} of {module} uses is not known: give dialect='postgresql' (sqlite, "
+                f"which database {type(connection).__qualname__} of {module} uses is not "
+                "known: give dialect='postgresql' (sqlite, "
                 f"mysql) and paramstyle='pyformat' ({', '.join(PARAMSTYLES)})"
             )
         return PlainDriver(dialect, str(paramstyle))
@@ -252,8 +265,8 @@ class DriverOpener:
 def openers(
     database: Any, dialect: str | None, paramstyle: str | None
 ) -> tuple[Opener | None, AsyncOpener | None]:
-    """The openers of a database's transactions: the first for threads, the second for an event loop; None if the kind does not apply.
-    Raises InvalidArgument.
+    """The openers of a database's transactions: the first for threads, the second for an event
+    loop; None if the kind does not apply. Raises InvalidArgument.
     """
     if isinstance(database, Engine | sessionmaker):
         return opener(database.connect if isinstance(database, Engine) else database), None
@@ -263,7 +276,8 @@ def openers(
         )
     if not callable(database):
         raise InvalidArgument(
-            f"{database!r} is not a database: give an Engine, AsyncEngine, sessionmaker or async_sessionmaker of SQLAlchemy, or a function "
+            f"{database!r} is not a database: give an Engine, AsyncEngine, sessionmaker or "
+            "async_sessionmaker of SQLAlchemy, or a function "
             f"that returns a new DB-API connection"
         )
     return DriverOpener(database, dialect, paramstyle), None

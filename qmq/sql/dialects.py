@@ -1,7 +1,8 @@
-"""The differences between SQLite, PostgreSQL, and MySQL or MariaDB, besides the migrations of the tables: one `Dialect` for each. Pure.
+"""The differences between SQLite, PostgreSQL, and MySQL or MariaDB, besides the migrations of the
+tables: one `Dialect` for each. Pure.
 
-This module does not need SQLAlchemy: the command line prints migrations without it. Code that opens an outbox or a SqlDedup calls
-`check_installed`.
+This module does not need SQLAlchemy: the command line prints migrations without it. Code that opens
+an outbox or a SqlDedup calls `check_installed`.
 """
 
 from __future__ import annotations
@@ -18,21 +19,29 @@ class Dialect:
     name: str
     """SQLAlchemy's name of the dialect. MariaDB is mysql."""
     now_ms: str
-    """The database's clock in milliseconds since 1970. The value is constant within a statement, so that indexes can be used, and advances
-    within a transaction.
+    """The database's clock in milliseconds since 1970. The value is constant within a statement, so
+    that indexes can be used, and advances within a transaction.
     """
     is_hex: bool = False
-    """Whether bytes are passed as hexadecimal digits: since PyMySQL 1.2.3 aiomysql cannot pass bytes (its issue 1080), and PyMySQL writes
-    digits itself.
+    """Whether bytes are passed as hexadecimal digits: since PyMySQL 1.2.3 aiomysql cannot pass
+    bytes (its issue 1080), and PyMySQL writes digits itself.
     """
     duplicate: int | None = None
-    """The error number for an existing key. None: the statement says ON CONFLICT DO NOTHING and inserts no row."""
+    """The error number for an existing key. None: the statement says ON CONFLICT DO NOTHING and
+    inserts no row.
+    """
     no_table: tuple[str | int, ...] = ()
-    """Marks of the error for a missing table: PostgreSQL's state, MySQL's number, or for SQLite a part of the text."""
+    """Marks of the error for a missing table: PostgreSQL's state, MySQL's number, or for SQLite a
+    part of the text.
+    """
     busy: tuple[str | int, ...] = ()
-    """Marks of the error for a row or database that another transaction has locked: serialization failure, deadlock, lock timeout."""
+    """Marks of the error for a row or database that another transaction has locked: serialization
+    failure, deadlock, lock timeout.
+    """
     away: tuple[str, ...] = ()
-    """Beginnings of states that mean that the database cannot be reached: connection, resources, operator."""
+    """Beginnings of states that mean that the database cannot be reached: connection, resources,
+    operator.
+    """
 
 
 DIALECTS: Final[Mapping[str, Dialect]] = {
@@ -99,7 +108,9 @@ def check_installed() -> None:
 
 
 def check_dialect(name: str) -> str:
-    """Returns sqlite, postgresql or mysql (also for MariaDB). Raises InvalidArgument for another name."""
+    """Returns sqlite, postgresql or mysql (also for MariaDB). Raises InvalidArgument for another
+    name.
+    """
     found = "mysql" if name == "mariadb" else name
     if found not in DIALECTS:
         raise InvalidArgument(
@@ -114,7 +125,9 @@ def packages(thing: object) -> set[str]:
 
 
 def driver_of(connection: object) -> PlainDriver | None:
-    """The driver of a connection, also of one that SqlDedup passes to a handler. None if the driver is not known."""
+    """The driver of a connection, also of one that SqlDedup passes to a handler. None if the driver
+    is not known.
+    """
     if "qmq" in packages(connection):  # dedup's HandedConnection
         connection = getattr(connection, "_connection", connection)
     found = packages(connection)

@@ -1,36 +1,48 @@
-"""The outbox: messages that are sent if, and only if, the application's own database transaction commits (docs/OUTBOX.md).
+"""The outbox: messages that are sent if, and only if, the application's own database transaction
+commits (docs/OUTBOX.md).
 
     async with engine.begin() as connection:
         await connection.execute(...)                                  # the business
         async with mq.outbox(connection) as box:
-            box.send("order.created", body, key="42")                  # inserted at the block's end, through the same connection
+            box.send("order.created", body, key="42")                  # inserted at the block's
+                                                                       end, through the same
+                                                                       connection
     # committed here: sent at once; and if this process dies before that, by a watchdog
 
 Rules:
 * A message's id is fixed by `send`, and is the same however often the message is sent.
 * The messages of the block are inserted when the block ends; if it raises, none are.
-* With an engine the outbox makes the transaction: `box.connection` is for the business, and the block's end commits.
-* SQLAlchemy reports the commit. A plain driver does not: call `await box.committed()` after the commit, or a watchdog sends seconds later.
+* With an engine the outbox makes the transaction: `box.connection` is for the business, and the
+  block's end commits.
+* SQLAlchemy reports the commit. A plain driver does not: call `await box.committed()` after the
+  commit, or a watchdog sends seconds later.
 
 An application passes its own connection or session, or an engine:
 
-    lent by the application (its transaction)     AlchemyTarget (Connection, Session, and async), PlainTarget (a driver's connection)
+    lent by the application (its transaction)     AlchemyTarget (Connection, Session, and async),
+                                                  PlainTarget (a driver's connection)
     opened by the outbox (a transaction of ours)  EngineTarget (Engine, AsyncEngine)
 
 Rules:
-* The outbox never begins, commits or rolls back a lent transaction. An autocommitting connection without a transaction is refused: there a
-  message would be committed even if the rest is rolled back.
-* `tells` is whether the commit is reported. A plain driver does not report it: the application calls `committed()`.
+* The outbox never begins, commits or rolls back a lent transaction. An autocommitting connection
+  without a transaction is refused: there a message would be committed even if the rest is rolled
+  back.
+* `tells` is whether the commit is reported. A plain driver does not report it: the application
+  calls `committed()`.
 
-SQLAlchemy's events report, for each engine, when a connection's outermost transaction is about to be committed or rolled back.
+SQLAlchemy's events report, for each engine, when a connection's outermost transaction is about to
+be committed or rolled back.
 
-    when(connection, committing, rolled_back)   one of the two is called, once, in the thread that ends the transaction
+    when(connection, committing, rolled_back)   one of the two is called, once, in the thread that
+                                                ends the transaction
 
-Savepoints are not reported, and need not be: the outbox reads in its table which messages were committed. `committing` is called just
-*before* the commit, with a function that says whether the transaction has ended. Each engine keeps one listener for its life, since a
-listener must not be removed while its event is being handled.
+Savepoints are not reported, and need not be: the outbox reads in its table which messages were
+committed. `committing` is called just *before* the commit, with a function that says whether the
+transaction has ended. Each engine keeps one listener for its life, since a listener must not be
+removed while its event is being handled.
 
-In the blocking client (`BlockingOutbox`), the application's thread works on the sync connection, and the client's event loop sends.
+In the blocking client (`BlockingOutbox`), the application's thread works on the sync connection,
+and the client's event loop sends.
 """
 
 from __future__ import annotations
@@ -95,7 +107,9 @@ class Target:
         raise NotImplementedError
 
     def runner(self) -> tuple[object, Runner]:
-        """A runner of the outbox's own transactions on the same database, and a key that identifies the database."""
+        """A runner of the outbox's own transactions on the same database, and a key that identifies
+        the database.
+        """
         raise NotImplementedError
 
     def when(self, committing: Callable[[IsOver], None], rolled_back: Callable[[], None]) -> None:
@@ -155,7 +169,9 @@ class AlchemyTarget(Target):
 
 
 class EngineTarget(AlchemyTarget):
-    """A transaction of the outbox's own: committed when the block ends, rolled back if the block raises."""
+    """A transaction of the outbox's own: committed when the block ends, rolled back if the block
+    raises.
+    """
 
     def __init__(self, engine: Any) -> None:
         super().__init__(None)
@@ -247,7 +263,8 @@ def autocommits(raw: Any) -> bool:
 
 def _autocommit() -> InvalidArgument:
     return InvalidArgument(
-        "the connection commits each statement immediately, so a message would be sent even after a rollback: begin a transaction first"
+        "the connection commits each statement immediately, so a message would be sent even "
+        "after a rollback: begin a transaction first"
     )
 
 
@@ -260,7 +277,9 @@ _R = TypeVar("_R")
 
 
 class Outboxes:
-    """All outboxes of one client: makes ids, and has a relay for each database. Create it in the client's event loop."""
+    """All outboxes of one client: makes ids, and has a relay for each database. Create it in the
+    client's event loop.
+    """
 
     def __init__(
         self, sender: Sender, producer_id: int, chain: Chain, now_ns: Callable[[], int]
@@ -273,7 +292,9 @@ class Outboxes:
         self._relays: dict[tuple[object, str, int], Relay] = {}
 
     def outbox(self, target: Any, *, table: str, grace: timedelta) -> Outbox:
-        """Make an outbox. `grace` is how long a new row belongs to its sender before a watchdog takes it."""
+        """Make an outbox. `grace` is how long a new row belongs to its sender before a watchdog
+        takes it.
+        """
         return Outbox(self, target_of(target), check_table(table), grace_ms(grace))
 
     def relay(self, target: Target, table: str, grace: int) -> Relay:
@@ -304,7 +325,9 @@ class Outbox:
 
     @property
     def connection(self) -> Any:
-        """The application's connection; with an engine, the connection whose transaction the outbox commits at the block's end."""
+        """The application's connection; with an engine, the connection whose transaction the outbox
+        commits at the block's end.
+        """
         return self._target.connection
 
     @property
@@ -323,10 +346,11 @@ class Outbox:
         delay: timedelta | None = None,
         at: datetime | None = None,
     ) -> MessageId:
-        """Send a message after the commit. Returns its id. On an ordered subject it needs a key, and is sent after earlier messages of the
-        key.
+        """Send a message after the commit. Returns its id. On an ordered subject it needs a key,
+        and is sent after earlier messages of the key.
 
-        `delay` counts from now; `at` is a datetime with a time zone. Raises InvalidName, InvalidArgument, MessageTooLarge, DelayTooLong.
+        `delay` counts from now; `at` is a datetime with a time zone. Raises InvalidName,
+        InvalidArgument, MessageTooLarge, DelayTooLong.
         """
         if self._state != "open":
             raise InvalidArgument(
@@ -361,7 +385,7 @@ class Outbox:
         self._messages.append(message)
         return number
 
-    # --- the block -----------------------------------------------------------------------------------------------------
+    # --- the block --------------------------------------------------------------------------------
 
     async def __aenter__(self) -> Outbox:
         if self._state != "new":
@@ -428,18 +452,22 @@ class Outbox:
                     else InvalidArgument("the outbox's block has ended: make a new outbox"),
                 )
 
-    # --- after the commit ----------------------------------------------------------------------------------------------
+    # --- after the commit -------------------------------------------------------------------------
 
     async def committed(self) -> bool:
-        """After the transaction: wait until its messages are sent. Returns False if some were not sent: rolled back, or left to a watchdog.
+        """After the transaction: wait until its messages are sent. Returns False if some were not
+        sent: rolled back, or left to a watchdog.
 
-        With a plain driver's connection this call sends them, and uses the connection for short transactions; otherwise they are sent
-        without it. Raises InvalidArgument if the transaction is still open; what the driver raises.
+        With a plain driver's connection this call sends them, and uses the connection for short
+        transactions; otherwise they are sent without it. Raises InvalidArgument if the transaction
+        is still open; what the driver raises.
         """
         return await asyncio.wrap_future(await self.outcome(self.sender))
 
     async def outcome(self, sender: Sender) -> Future[bool]:
-        """The result for `committed`. With a plain connection it is decided here, and `sender` sends; otherwise the relay decides it."""
+        """The result for `committed`. With a plain connection it is decided here, and `sender`
+        sends; otherwise the relay decides it.
+        """
         if not self._is_inserted:
             return _decided(self._state == "closed" and not self._messages)
         if self._target.tells:
@@ -498,10 +526,11 @@ def _still_open() -> InvalidArgument:
 
 
 def create_tables(engine: Any, table: str = TABLE) -> None:
-    """Create the tables of an outbox through an `Engine`, for tests and small programs; harmless to call again.
+    """Create the tables of an outbox through an `Engine`, for tests and small programs; harmless to
+    call again.
 
-    Larger applications copy the output of `qmq outbox migration` into their migrations. Raises InvalidArgument, InvalidName; what
-    SQLAlchemy raises.
+    Larger applications copy the output of `qmq outbox migration` into their migrations. Raises
+    InvalidArgument, InvalidName; what SQLAlchemy raises.
     """
     runner = EngineRunner(engine)
     runner.run_here(_creating(runner.dialect, table))
@@ -573,7 +602,9 @@ def when(
 
 
 class BlockingOutbox:
-    """An outbox for the blocking client, on sync connections, sessions and engines. `Outbox` describes the methods."""
+    """An outbox for the blocking client, on sync connections, sessions and engines. `Outbox`
+    describes the methods.
+    """
 
     def __init__(self, box: Outbox, run: Callable[[Coroutine[Any, Any, Any]], Any]) -> None:
         self._box, self._run = box, run

@@ -18,7 +18,9 @@ _R = TypeVar("_R")
 
 @dataclass(frozen=True, slots=True)
 class Listed:
-    """One message in an outbox. Times are milliseconds since 1970; `claimed_ms` is how long its sender still claims it."""
+    """One message in an outbox. Times are milliseconds since 1970; `claimed_ms` is how long its
+    sender still claims it.
+    """
 
     id: int
     message_id: str

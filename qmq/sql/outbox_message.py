@@ -1,11 +1,11 @@
-"""One message in an outbox: converted from the application's values to a row, and from a row to a message that is sent. Pure. The id is
-fixed here, before the row is inserted: the message has this id however often, and by whichever process, it is sent, so that consumers
-recognise duplicates.
+"""One message in an outbox: converted from the application's values to a row, and from a row to a
+message that is sent. Pure. The id is fixed here, before the row is inserted: the message has this
+id however often, and by whichever process, it is sent, so that consumers recognise duplicates.
 
     producer id (64 bits, new for each client) | number of the message (48 bits) | 0
 
-`key_hash` stands for subject and key in the index by which earlier messages of a key are found. Two keys with the same hash are only kept
-in order without need.
+`key_hash` stands for subject and key in the index by which earlier messages of a key are found. Two
+keys with the same hash are only kept in order without need.
 """
 
 from __future__ import annotations
@@ -26,7 +26,9 @@ from qmq.sql.outbox_tables import ERROR_CHARS_MAX, HOLDER_CHARS_MAX
 from qmq.text import parse_json
 
 OTHERS_BYTES: Final = 256
-"""The most bytes that a message takes in a batch besides key, tags, headers and body: its id, due time and offsets."""
+"""The most bytes that a message takes in a batch besides key, tags, headers and body: its id, due
+time and offsets.
+"""
 _PER_ITEM_BYTES: Final = 32
 
 
@@ -43,7 +45,9 @@ class MessageIds:
 
 @dataclass(frozen=True, slots=True)
 class OutboxMessage:
-    """One message. `due_ms` (of a delayed message) and `create_time_ms` are milliseconds since 1970."""
+    """One message. `due_ms` (of a delayed message) and `create_time_ms` are milliseconds since
+    1970.
+    """
 
     message_id: bytes
     subject: str
@@ -94,7 +98,9 @@ class OutboxMessage:
 
 
 class RowName(NamedTuple):
-    """A row, by its place and its message. The place alone is not enough: a database that is put back gives the same ids to other rows."""
+    """A row, by its place and its message. The place alone is not enough: a database that is put
+    back gives the same ids to other rows.
+    """
 
     id: int
     message_id: bytes
@@ -130,8 +136,8 @@ def new_message(
     delay: timedelta | None = None,
     at: datetime | None = None,
 ) -> OutboxMessage:
-    """Check the application's values and make a message. A delay counts from now. Raises InvalidName, InvalidArgument, MessageTooLarge,
-    DelayTooLong.
+    """Check the application's values and make a message. A delay counts from now. Raises
+    InvalidName, InvalidArgument, MessageTooLarge, DelayTooLong.
     """
     return OutboxMessage(
         message_id.to_bytes(),
@@ -152,7 +158,8 @@ def from_row(row: Sequence[Any]) -> OutboxRow:
     found = _content_bytes(key_data, tags, headers, data)
     if found != size:
         fault = InvalidArgument(
-            f"the row has {found} bytes of content where {size} were written: a column of the table is too narrow"
+            f"the row has {found} bytes of content where {size} were written: a column of "
+            "the table is too narrow"
         )
         return OutboxRow(name, None, fault)
     try:
@@ -174,8 +181,8 @@ def from_row(row: Sequence[Any]) -> OutboxRow:
 
 
 def error_text(error: BaseException) -> str:
-    """An error as a row keeps it: ASCII, without control characters, cut to a length; for SQLAlchemy's errors the driver's text, without
-    the values.
+    """An error as a row keeps it: ASCII, without control characters, cut to a length; for
+    SQLAlchemy's errors the driver's text, without the values.
     """
     text = str(getattr(error, "orig", None) or error)
     return _ascii(text or type(error).__name__)[:ERROR_CHARS_MAX]

@@ -1,28 +1,34 @@
-"""The sender of an outbox table: sends the rows of a subject, deletes the sent ones, and records the errors of the others.
+"""The sender of an outbox table: sends the rows of a subject, deletes the sent ones, and records
+the errors of the others.
 
     relay, right after a commit           ── send_committed ──▶ look what is committed, hold back, claim ──┐
     committed() of a plain connection     ── send_committed ──▶                                            ├──▶ send, delete or note
     watchdog, what the others left      ── send_left ───────▶ read the rows                            ──┘
 
 Rules:
-* The table says which messages are committed: rows of a rolled back transaction or savepoint do not exist, and are not sent.
-* A message of an ordered subject is held back while an earlier row of its key waits that is not sent with it.
-* Committed rows stay claimed while they are being sent, so that no watchdog takes them. The watchdog has its lease instead.
+* The table says which messages are committed: rows of a rolled back transaction or savepoint do not
+  exist, and are not sent.
+* A message of an ordered subject is held back while an earlier row of its key waits that is not
+  sent with it.
+* Committed rows stay claimed while they are being sent, so that no watchdog takes them. The
+  watchdog has its lease instead.
 * A crash between sending and deleting leaves a row that is sent again, with the same id.
 
-*The relay* sends the messages that this process committed, right after the commit. There is one for each database and table that a
-client's outboxes use.
+*The relay* sends the messages that this process committed, right after the commit. There is one for
+each database and table that a client's outboxes use.
 
     commit ──▶ committing(messages) ──▶ line of the subject ──▶ OutboxSender.send_committed ──▶ sent, and deleted
                                              ▲                     │ held: something of the key waits before it
                                              └──── soon again ─────┘
 
 Rules:
-* Each subject has its own queue, so that a subject in trouble delays no other. A queue has one round of at most 1,000 messages under way;
-  messages committed meanwhile form the next round.
-* A relay guarantees nothing: the watchdog sends every message that the relay does not, or that a dead process left. So a relay keeps at
-  most 64 MiB, and gives up a message whose database does not answer.
-* SQLAlchemy reports a commit just before it happens. The relay looks into the table only after the transaction has ended.
+* Each subject has its own queue, so that a subject in trouble delays no other. A queue has one
+  round of at most 1,000 messages under way; messages committed meanwhile form the next round.
+* A relay guarantees nothing: the watchdog sends every message that the relay does not, or that a
+  dead process left. So a relay keeps at most 64 MiB, and gives up a message whose database does not
+  answer.
+* SQLAlchemy reports a commit just before it happens. The relay looks into the table only after the
+  transaction has ended.
 """
 
 from __future__ import annotations
@@ -48,8 +54,8 @@ log: Final = logging.getLogger("qmq.outbox")
 
 @dataclass(frozen=True, slots=True)
 class HandedOver:
-    """The outcomes of committed messages by id. Messages that are missing were rolled back, were sent by another process, or are left to
-    the watchdog.
+    """The outcomes of committed messages by id. Messages that are missing were rolled back, were
+    sent by another process, or are left to the watchdog.
     """
 
     sent: frozenset[bytes]
@@ -65,7 +71,9 @@ class LeftOver(NamedTuple):
 
 
 class OutboxSender:
-    """Sends the rows of an outbox. `grace_ms` is how long committed rows are claimed at a time; the watchdog claims none."""
+    """Sends the rows of an outbox. `grace_ms` is how long committed rows are claimed at a time; the
+    watchdog claims none.
+    """
 
     def __init__(self, table: Operations, sender: Sender, grace_ms: int = 0) -> None:
         self.table = table
@@ -100,7 +108,9 @@ class OutboxSender:
         )
 
     async def send_left(self, subject: str, ids: Sequence[int]) -> LeftOver:
-        """Send those of these rows that still wait; unreadable ones are set aside. Raises what the driver raises."""
+        """Send those of these rows that still wait; unreadable ones are set aside. Raises what the
+        driver raises.
+        """
         stored = await self.table.contents(ids)
         await self.table.settle(
             (), [(row.name, row.fault) for row in stored if row.fault is not None]
@@ -130,7 +140,7 @@ class OutboxSender:
         await self.table.settle(sent, failed)
         return set(sent)
 
-    # --- order ---------------------------------------------------------------------------------------------------------
+    # --- order ------------------------------------------------------------------------------------
 
     async def _held(self, subject: str, mine: Sequence[tuple[int, OutboxMessage]]) -> set[int]:
         """Rows that must wait for an earlier row of their key."""
@@ -151,7 +161,7 @@ class OutboxSender:
         except QmqError:
             return False  # sending fails with this error, too, and records it
 
-    # --- claims --------------------------------------------------------------------------------------------------------
+    # --- claims -----------------------------------------------------------------------------------
 
     @asynccontextmanager
     async def _claimed(self, ids: Sequence[int]) -> AsyncIterator[None]:
@@ -172,7 +182,8 @@ class OutboxSender:
             await asyncio.sleep(self._grace_ms / 3000)
             try:
                 await self.table.claim(ids, self._grace_ms)
-            except Exception as failure:  # any exception of a driver: at worst the watchdog sends these messages, too
+            except Exception as failure:
+                # any exception of a driver: at worst the watchdog sends these messages, too
                 log.warning(
                     "messages in outbox %s could not be claimed: %s",
                     self.table.statements.table,
@@ -192,7 +203,9 @@ IsOver = Callable[[], bool]
 
 
 class TransactionMessages:
-    """The messages of one transaction, decided when each message is. The result of `future` is whether all were sent."""
+    """The messages of one transaction, decided when each message is. The result of `future` is
+    whether all were sent.
+    """
 
     def __init__(self, messages: Sequence[OutboxMessage]) -> None:
         self.messages = messages
@@ -224,7 +237,9 @@ class _Entry(NamedTuple):
 
 
 class Relay:
-    """Sends committed messages in the client's event loop; `committing` may be called from any thread."""
+    """Sends committed messages in the client's event loop; `committing` may be called from any
+    thread.
+    """
 
     def __init__(self, rows: OutboxSender, loop: asyncio.AbstractEventLoop, thread: int) -> None:
         self.rows = rows
@@ -318,7 +333,9 @@ class _Line:
         return entries
 
     async def _look(self, entries: list[_Entry]) -> None:
-        """Send the committed messages; those that are still being committed are checked again in a moment."""
+        """Send the committed messages; those that are still being committed are checked again in a
+        moment.
+        """
         now = asyncio.get_running_loop().time()
         over: list[_Entry] = []
         early: list[_Entry] = []

@@ -1,6 +1,8 @@
-"""Runs work on a database in a separate short transaction, through an engine or through a lent connection.
+"""Runs work on a database in a separate short transaction, through an engine or through a lent
+connection.
 
-Work is a coroutine function that is given a connection. Its changes are committed when it returns, and rolled back if it raises.
+Work is a coroutine function that is given a connection. Its changes are committed when it returns,
+and rolled back if it raises.
 """
 
 from __future__ import annotations
@@ -24,14 +26,18 @@ from qmq.sql.dialects import packages
 
 _R = TypeVar("_R")
 CONNECTIONS: Final = 4
-"""The most connections in use at a time, independent of the number of subjects, because the pool belongs to the application."""
+"""The most connections in use at a time, independent of the number of subjects, because the pool
+belongs to the application.
+"""
 END_S: Final = 5.0
 """How long a cancelled task waits for the end of its work."""
 Work = Callable[[DatabaseConnection], Coroutine[Any, Any, _R]]
 
 
 class EngineRunner:
-    """Runs work through an `Engine`, in another thread because it blocks, or through an `AsyncEngine`."""
+    """Runs work through an `Engine`, in another thread because it blocks, or through an
+    `AsyncEngine`.
+    """
 
     def __init__(self, engine: Any) -> None:
         self._engine = check_engine(engine)
@@ -40,9 +46,11 @@ class EngineRunner:
         self.dialect: str = engine.dialect.name
 
     async def run(self, work: Work[_R]) -> _R:
-        """Run the work in a transaction. Raises what the driver raises; then nothing was changed, or the outcome is unknown.
+        """Run the work in a transaction. Raises what the driver raises; then nothing was changed,
+        or the outcome is unknown.
 
-        A caller that is cancelled waits for the end of the work: the work is short, and a driver must not lose its connection half-way.
+        A caller that is cancelled waits for the end of the work: the work is short, and a driver
+        must not lose its connection half-way.
         """
         async with self._room:
             task = asyncio.ensure_future(
@@ -91,14 +99,15 @@ def check_engine(engine: Any) -> Any:
     """Returns a SQLAlchemy `Engine` or `AsyncEngine`. Raises InvalidArgument for anything else."""
     if "sqlalchemy" not in packages(engine) or not hasattr(engine, "dispose"):
         raise InvalidArgument(
-            f"an Engine or AsyncEngine of SQLAlchemy 2 is needed here, not a {type(engine).__name__}"
+            "an Engine or AsyncEngine of SQLAlchemy 2 is needed here, not a "
+            f"{type(engine).__name__}"
         )
     return engine
 
 
 def open_engine(url: str) -> Any:
-    """An engine for a database's URL, async if its driver is. Raises InvalidArgument for an invalid URL, or a driver that is not
-    installed.
+    """An engine for a database's URL, async if its driver is. Raises InvalidArgument for an invalid
+    URL, or a driver that is not installed.
     """
     try:
         parsed = make_url(url)

@@ -1,13 +1,16 @@
-"""Sends messages of an outbox through a client, with their ids and in order, and reports the outcome of each.
+"""Sends messages of an outbox through a client, with their ids and in order, and reports the
+outcome of each.
 
     messages of one subject ──▶ slices (at most 500 messages, 256 KiB) ──▶ one slice after another ──▶ sent | failed | not tried
 
 Rules:
-* A slice is one batch, or for an ordered subject one for each partition: stored as a whole or not at all. The next slice is sent when it is
-  decided, so no message of a key is sent while an earlier one is undecided.
-* A temporary failure (no broker, no quorum, no answer in time) ends the sending: later slices are not tried.
-* A message that can never be sent is found by halving its slice, and fails alone. An error of the subject (it
-  does not exist, it is ordered) fails all of its messages.
+* A slice is one batch, or for an ordered subject one for each partition: stored as a whole or not
+  at all. The next slice is sent when it is decided, so no message of a key is sent while an earlier
+  one is undecided.
+* A temporary failure (no broker, no quorum, no answer in time) ends the sending: later slices are
+  not tried.
+* A message that can never be sent is found by halving its slice, and fails alone. An error of the
+  subject (it does not exist, it is ordered) fails all of its messages.
 * The outbox has its own producers: other messages of the application never share a batch with it.
 """
 
@@ -76,7 +79,9 @@ def is_final(error: QmqError) -> bool:
 
 
 def slices(messages: Sequence[OutboxMessage], places: Sequence[int]) -> Iterator[list[int]]:
-    """Split the messages at these positions into slices, in order: by size, and where create times differ too much. Pure."""
+    """Split the messages at these positions into slices, in order: by size, and where create times
+    differ too much. Pure.
+    """
     batch: list[int] = []
     size = low = high = 0
     for place in places:
@@ -117,7 +122,9 @@ class Sender:
         self._ways: dict[tuple[str, bool], Producer | OrderedProducer] = {}
 
     async def is_ordered(self, subject: str) -> bool:
-        """Whether the subject keeps the order of its keys. Raises UnknownSubject, DeadlineExceeded, ClientClosed."""
+        """Whether the subject keeps the order of its keys. Raises UnknownSubject, DeadlineExceeded,
+        ClientClosed.
+        """
         return isinstance(await self._way(subject, False), OrderedProducer)
 
     async def send(self, subject: str, messages: Sequence[OutboxMessage]) -> Fates:

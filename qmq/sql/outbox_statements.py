@@ -1,9 +1,11 @@
-"""All SQL statements of the outbox, as SQLAlchemy Core expressions with their values, and its operations on the table, each in a separate
-short transaction. No decisions.
+"""All SQL statements of the outbox, as SQLAlchemy Core expressions with their values, and its
+operations on the table, each in a separate short transaction. No decisions.
 
-Each form of a statement is compiled once per table and dialect: `_insert` per number of rows, `_claim` per number of ids.
+Each form of a statement is compiled once per table and dialect: `_insert` per number of rows,
+`_claim` per number of ids.
 
-Work through an engine is retried a few times, since a deadlock, a busy file or a restarted server is temporary. Repeating is harmless.
+Work through an engine is retried a few times, since a deadlock, a busy file or a restarted server
+is temporary. Repeating is harmless.
 """
 
 from __future__ import annotations
@@ -82,7 +84,7 @@ class OutboxStatements:
     def now(self) -> ColumnElement[int]:
         return now_ms(self.dialect)
 
-    # --- rows ----------------------------------------------------------------------------------------------------------
+    # --- rows -------------------------------------------------------------------------------------
 
     def insert(self, rows: Sequence[Mapping[str, Any]], holder: str, grace_ms: int) -> Statement:
         """Insert messages, claimed for `grace_ms` by the relay that sends them after the commit."""
@@ -130,7 +132,9 @@ class OutboxStatements:
         return listed("row", [row.id for row in rows]) | listed("message", ids)
 
     def waiting(self, after: int, limit: int, besides: Sequence[str]) -> Statement:
-        """(id, subject, key hash, size, remaining claim) of rows after `after`, without some subjects."""
+        """(id, subject, key hash, size, remaining claim) of rows after `after`, without some
+        subjects.
+        """
         others = listed("besides", besides) if besides else {}
         return Statement(_waiting(self, len(others)), others | {"after": after, "most": limit})
 
@@ -138,7 +142,7 @@ class OutboxStatements:
         """The contents of those of these messages that wait, in order."""
         return Statement(_contents(self, places_for(len(ids))), listed("row", ids))
 
-    # --- for people ----------------------------------------------------------------------------------------------------
+    # --- for people -------------------------------------------------------------------------------
 
     def list(self, after: int, limit: int, *, only_aside: bool) -> Statement:
         return Statement(_list(self, only_aside), {"after": after, "most": limit})
@@ -151,7 +155,7 @@ class OutboxStatements:
         """Make messages wait again that were set aside."""
         return Statement(_retry(self, places_for(len(ids))), listed("row", ids))
 
-    # --- the lease -----------------------------------------------------------------------------------------------------
+    # --- the lease --------------------------------------------------------------------------------
 
     def view_lease(self) -> Statement:
         """(holder, token, remaining time)."""
@@ -162,14 +166,18 @@ class OutboxStatements:
         return Statement(_leases(self).create, {"outbox": self.table, "nobody": ""})
 
     def take_lease(self, holder: str, token: int, lease_ms: int) -> Statement:
-        """Compare and set: the lease has expired, and was not taken since `token` was read. Changes one row or none."""
+        """Compare and set: the lease has expired, and was not taken since `token` was read. Changes
+        one row or none.
+        """
         return Statement(
             _leases(self).take,
             {"outbox": self.table, "seen": token, "taker": holder, "lease": lease_ms},
         )
 
     def renew_lease(self, holder: str, token: int, lease_ms: int) -> Statement:
-        """Renew the lease, even if it has expired, unless another watchdog has taken it. Changes one row or none."""
+        """Renew the lease, even if it has expired, unless another watchdog has taken it. Changes
+        one row or none.
+        """
         return Statement(
             _leases(self).renew,
             {"outbox": self.table, "mine": holder, "seen": token, "lease": lease_ms},
@@ -182,7 +190,7 @@ class OutboxStatements:
         )
 
 
-# --- forms -----------------------------------------------------------------------------------------------------------------
+# --- forms ----------------------------------------------------------------------------------------
 
 
 @lru_cache(maxsize=_FORMS)
@@ -382,7 +390,9 @@ class Operations:
         self._runner = runner
         self.statements = OutboxStatements(runner.dialect, table)
         self.is_lent = not isinstance(runner, EngineRunner)
-        """Whether this is the application's only connection, on which one operation runs at a time."""
+        """Whether this is the application's only connection, on which one operation runs at a
+        time.
+        """
 
     async def ask(self, *statements: Statement) -> list[Answer]:
         """Run statements in one transaction. Raises what the driver raises."""
@@ -405,7 +415,7 @@ class Operations:
     async def _rows(self, statements: Iterable[Statement]) -> list[tuple[Any, ...]]:
         return [row for answer in await self.ask(*statements) for row in answer.rows]
 
-    # --- rows ----------------------------------------------------------------------------------------------------------
+    # --- rows -------------------------------------------------------------------------------------
 
     async def find(self, message_ids: Sequence[bytes]) -> dict[bytes, Found]:
         """The rows of these messages that are committed and waiting."""
@@ -457,7 +467,7 @@ class Operations:
             from_row(row) for row in await self._rows(map(self.statements.contents, chunks(ids)))
         ]
 
-    # --- the lease -----------------------------------------------------------------------------------------------------
+    # --- the lease --------------------------------------------------------------------------------
 
     async def view_lease(self) -> LeaseRow | None:
         """The lease; None if there is no row yet."""
@@ -465,7 +475,9 @@ class Operations:
         return LeaseRow(*rows[0]) if rows else None
 
     async def create_lease(self) -> None:
-        """Create the lease's row. Raises what the driver raises, also if another process created it just now."""
+        """Create the lease's row. Raises what the driver raises, also if another process created it
+        just now.
+        """
         await self.ask(self.statements.create_lease())
 
     async def changed(self, statement: Statement) -> bool:

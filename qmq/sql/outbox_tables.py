@@ -1,11 +1,14 @@
 """The outbox's tables: what `qmq outbox migration` prints. Pure.
 
-One outbox table holds the messages that are not sent yet; one small table has a row for each outbox table with the lease of its watchdog.
+One outbox table holds the messages that are not sent yet; one small table has a row for each outbox
+table with the lease of its watchdog.
 
 Rules:
-* No value can be truncated: every value fits its column, because it was checked against `qmq/limits.py` or cut before. `content_bytes` is
-  the length of key, tags, headers and body together, so that a column that was made too narrow is noticed.
-* Times are milliseconds since 1970 by the *database's* clock (`Dialect.now_ms`), never a machine's, and never by a session's time zone.
+* No value can be truncated: every value fits its column, because it was checked against
+  `qmq/limits.py` or cut before. `content_bytes` is the length of key, tags, headers and body
+  together, so that a column that was made too narrow is noticed.
+* Times are milliseconds since 1970 by the *database's* clock (`Dialect.now_ms`), never a machine's,
+  and never by a session's time zone.
 * Text is ASCII: tags and headers are JSON with escapes, so no character set can change them.
 * `id` grows with each insertion; it is the order in which messages are sent.
 """
@@ -20,12 +23,16 @@ from qmq.sql.dialects import check_dialect
 
 TABLE: Final = "qmq_outbox"
 TABLE_CHARS_MAX: Final = 48
-"""Together with the suffixes of its indexes a name stays below 63 characters, at which PostgreSQL silently cuts."""
+"""Together with the suffixes of its indexes a name stays below 63 characters, at which PostgreSQL
+silently cuts.
+"""
 
 WAITING: Final = 0
 """`state`: waits to be sent."""
 ASIDE: Final = 1
-"""`state`: the message cannot be sent unchanged; `last_error` has the reason. Needs an operator: `qmq outbox list`."""
+"""`state`: the message cannot be sent unchanged; `last_error` has the reason. Needs an operator:
+`qmq outbox list`.
+"""
 
 ERROR_CHARS_MAX: Final = 2_000
 HOLDER_CHARS_MAX: Final = 200
@@ -123,7 +130,9 @@ _DDL: Final = {"sqlite": _SQLITE, "postgresql": _POSTGRESQL, "mysql": _MYSQL}
 
 
 def check_table(name: object) -> str:
-    """An outbox table's name, perhaps with its schema and a dot before it. Raises InvalidName, InvalidArgument."""
+    """An outbox table's name, perhaps with its schema and a dot before it. Raises InvalidName,
+    InvalidArgument.
+    """
     if not isinstance(name, str):
         raise InvalidArgument(f"a table's name is a str, not {type(name).__name__}")
     if (
@@ -132,21 +141,24 @@ def check_table(name: object) -> str:
         or len(name) > 2 * TABLE_CHARS_MAX
     ):
         raise InvalidName(
-            f"{name!r} is not a name for an outbox table: use letters, digits and _, at most {TABLE_CHARS_MAX}; "
+            f"{name!r} is not a name for an outbox table: use letters, digits and _, at most "
+            f"{TABLE_CHARS_MAX}; "
             "perhaps a schema's name and a dot before it"
         )
     return name
 
 
 def lease_table(table: str) -> str:
-    """The table of leases is in the outbox table's schema, and is shared by all outbox tables of the schema."""
+    """The table of leases is in the outbox table's schema, and is shared by all outbox tables of
+    the schema.
+    """
     schema, dot, _ = table.rpartition(".")
     return f"{schema}{dot}qmq_outbox_lease"
 
 
 def migration(dialect: str, table: str = TABLE) -> str:
-    """The statements that create an outbox's tables, each ending in a semicolon. Harmless to repeat. Raises InvalidArgument,
-    InvalidName.
+    """The statements that create an outbox's tables, each ending in a semicolon. Harmless to
+    repeat. Raises InvalidArgument, InvalidName.
     """
     bare = check_table(table).rpartition(".")[2]
     return (

@@ -1,4 +1,5 @@
-"""Decides whose turn it is: which of several watchdogs works, and which rows it sends next. Pure: the caller passes the time and the rows.
+"""Decides whose turn it is: which of several watchdogs works, and which rows it sends next. Pure:
+the caller passes the time and the rows.
 
 *The lease.* The watchdog that holds the lease row works.
 
@@ -6,11 +7,14 @@
     held ──▶ RENEW after a third of the lease ──▶ held, or LOST: another watchdog took it
 
 Rules:
-* The database decides, in the statement that takes a lease, whether the old one has expired; the clocks of machines do not matter. If two
-  watchdogs take it at the same time, one changes the row, and the other changes none, because the token has changed.
-* The holder counts by its own monotonic clock from *before* its request: its own deadline is earlier than the database's.
-* A holder that was paused past its lease may still send, and delete what it sent. This is harmless: a message that two watchdogs send has
-  one id, and only stored messages are deleted, by their ids and the messages' ids. The lease only avoids double work.
+* The database decides, in the statement that takes a lease, whether the old one has expired; the
+  clocks of machines do not matter. If two watchdogs take it at the same time, one changes the row,
+  and the other changes none, because the token has changed.
+* The holder counts by its own monotonic clock from *before* its request: its own deadline is
+  earlier than the database's.
+* A holder that was paused past its lease may still send, and delete what it sent. This is harmless:
+  a message that two watchdogs send has one id, and only stored messages are deleted, by their ids
+  and the messages' ids. The lease only avoids double work.
 
 *The choice.* It skips subjects that fail for a while.
 
@@ -18,13 +22,15 @@ Rules:
 
 Rules:
 * A row that its sender still claims is left out.
-* Rows after a row of the same subject and key that is left out are left out, too: messages of a key are sent in the order of their ids.
-  This also applies to keys of unordered subjects, at no cost.
-* A subject gets up to `messages_max` messages and `bytes_max` bytes at a time, one message at least; what is behind them waits for the
-  next time.
-* A subject that fails is skipped for 1 s, then 2 s, 4 s, up to 30 s, until one of its messages is sent. So no subject delays another.
+* Rows after a row of the same subject and key that is left out are left out, too: messages of a key
+  are sent in the order of their ids. This also applies to keys of unordered subjects, at no cost.
+* A subject gets up to `messages_max` messages and `bytes_max` bytes at a time, one message at
+  least; what is behind them waits for the next time.
+* A subject that fails is skipped for 1 s, then 2 s, 4 s, up to 30 s, until one of its messages is
+  sent. So no subject delays another.
 
-Worked example: rows 1 (a, key k, claimed), 2 (a, key j), 3 (a, key k), 4 (b): chosen are a: [2] and b: [4]; 3 waits for 1.
+Worked example: rows 1 (a, key k, claimed), 2 (a, key j), 3 (a, key k), 4 (b): chosen are a: [2] and
+b: [4]; 3 waits for 1.
 """
 
 from __future__ import annotations
@@ -39,7 +45,9 @@ PAUSE_S_MAX: Final = 30.0
 
 
 class WaitingRow(NamedTuple):
-    """The columns of a row that the choice needs. `claimed_ms` is how long its sender still claims it; 0 or less if the claim expired."""
+    """The columns of a row that the choice needs. `claimed_ms` is how long its sender still claims
+    it; 0 or less if the claim expired.
+    """
 
     id: int
     subject: str
@@ -110,7 +118,9 @@ class Step(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """A lease that this watchdog holds or held: since when and until when, in seconds of the watchdog's monotonic clock."""
+    """A lease that this watchdog holds or held: since when and until when, in seconds of the
+    watchdog's monotonic clock.
+    """
 
     token: int
     asked_at: float

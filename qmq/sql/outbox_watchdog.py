@@ -1,14 +1,16 @@
-"""The watchdog sends committed messages that were not sent because a process died or no broker was reachable. Of several watchdogs one is
-active.
+"""The watchdog sends committed messages that were not sent because a process died or no broker was
+reachable. Of several watchdogs one is active.
 
     keeping the lease    look ─ take ─ renew ...                                   (outbox_turns.py decides)
     working, while held  look what waits ─ choose ─ for each subject: OutboxSender.send_left     (outbox_turns.py decides)
 
 Rules:
-* Each subject that has work has a task, and the next look leaves it alone until that ends. A subject that fails is skipped for a while.
-* A watchdog never ends because of a database error: it logs the error, and tries again after a growing pause.
-* The lease is released at the end, so that another watchdog takes over immediately; after a crash others wait until the lease expires,
-  `lease` long.
+* Each subject that has work has a task, and the next look leaves it alone until that ends. A
+  subject that fails is skipped for a while.
+* A watchdog never ends because of a database error: it logs the error, and tries again after a
+  growing pause.
+* The lease is released at the end, so that another watchdog takes over immediately; after a crash
+  others wait until the lease expires, `lease` long.
 """
 
 from __future__ import annotations
@@ -105,7 +107,7 @@ class Watchdog:
             if late:
                 await asyncio.wait(late)
 
-    # --- the lease -----------------------------------------------------------------------------------------------------
+    # --- the lease --------------------------------------------------------------------------------
 
     async def _keep_lease(self) -> None:
         while True:
@@ -172,7 +174,7 @@ class Watchdog:
                 "watchdog %s could not release its lease: %s", self._holder, error_text(failure)
             )
 
-    # --- the work ------------------------------------------------------------------------------------------------------
+    # --- the work ---------------------------------------------------------------------------------
 
     async def _send_all(self) -> None:
         while True:
@@ -201,7 +203,8 @@ class Watchdog:
         if self._intake is not None:
             await self._intake.move()
         after = -1
-        # Later pages must not take messages of keys that an earlier page had or left out: they would overtake earlier messages.
+        # Later pages must not take messages of keys that an earlier page had or left out: they
+        # would overtake earlier messages.
         seen = [*self._busy, *self._patience.resting(self._now())]
         while len(self._busy) < SUBJECTS_MAX:
             rows = await self._table.waiting(after, LOOK_ROWS, seen)
@@ -247,7 +250,9 @@ class Watchdog:
 
 
 class Watchdogs:
-    """The watchdogs of some databases and tables in this process. `async with` runs them in the background; or `await run()`."""
+    """The watchdogs of some databases and tables in this process. `async with` runs them in the
+    background; or `await run()`.
+    """
 
     def __init__(
         self,
@@ -267,7 +272,8 @@ class Watchdogs:
             raise InvalidArgument("a watchdog needs a database and a table")
         if debezium is not None and len(tables) > 1:
             raise InvalidArgument(
-                "rows of Debezium's layout go into one outbox table: name one, or run another watchdog"
+                "rows of Debezium's layout go into one outbox table: name one, or run "
+                "another watchdog"
             )
         self.dogs = [
             Watchdog(

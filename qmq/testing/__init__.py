@@ -1,13 +1,14 @@
-"""Support for tests of applications: a whole cluster in the test's process, a clock that the test moves, and faults on request. See
-docs/TESTING.md.
+"""Support for tests of applications: a whole cluster in the test's process, a clock that the test
+moves, and faults on request. See docs/TESTING.md.
 
     async with TestCluster(brokers=3, clock=virtual()) as cluster:
         mq = cluster.client()
         await mq.send("reminder", b"...", delay=timedelta(days=700))
         await cluster.clock.advance(days=700)
 
-With pytest the fixture `qmq_cluster` is a `TestCluster`; `@pytest.mark.qmq_cluster(brokers=3)` passes its arguments. Because pytest loads
-the fixture's module at every run, the servers are imported at the first use only.
+With pytest the fixture `qmq_cluster` is a `TestCluster`; `@pytest.mark.qmq_cluster(brokers=3)`
+passes its arguments. Because pytest loads the fixture's module at every run, the servers are
+imported at the first use only.
 """
 
 from __future__ import annotations

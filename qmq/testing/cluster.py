@@ -1,12 +1,14 @@
 """A whole cluster in the test's own process and event loop. See docs/TESTING.md.
 
-    broker-1, broker-2 ...    replicas of the broker groups: `brokers` of group-1, then as many of group-2, and so on
+    broker-1, broker-2 ...    replicas of the broker groups: `brokers` of group-1, then as many of
+                              group-2, and so on
     delay-1 ...               replicas of the delay group `delay`
     meta                      the metaserver
     coordination, clients     the coordination store; the application. Both can be cut off, but not killed
 
-The code is that of production: brokers on real files, replication, metaserver, delay server, gRPC. Ports are replaced by sockets in a
-temporary folder, etcd by the store of `qmq dev`, and elections take tenths of a second.
+The code is that of production: brokers on real files, replication, metaserver, delay server, gRPC.
+Ports are replaced by sockets in a temporary folder, etcd by the store of `qmq dev`, and elections
+take tenths of a second.
 """
 
 from __future__ import annotations
@@ -47,7 +49,9 @@ _users = [0]
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Let servers log errors only, unless the test set a level for their loggers. May be entered several times concurrently."""
+    """Let servers log errors only, unless the test set a level for their loggers. May be entered
+    several times concurrently.
+    """
     loggers = [logging.getLogger(f"qmq.{each}") for each in SERVERS]
     _users[0] += 1
     for logger in loggers:
@@ -84,11 +88,13 @@ _given_up: Final[list[TestCluster]] = []
 class TestCluster:
     """Use it with `async with`; the end of the block stops everything and deletes the files.
 
-    There are `groups` broker groups of `brokers` replicas each; `delay` says whether there is a delay group, or how many replicas it has.
-    With `clock=virtual()` the test moves the time; the default is the machine's clock. `log` configures the brokers' logs; unless it says
-    otherwise messages are kept for a hundred years. `make_disk` gives each start of a machine its disk, by the machine's name: for tests of
-    QMQ itself, on one that is slow or fails. `make_driver` and `make_store` make the replicas' drivers and the coordination store, for
-    tests that take down what these do.
+    There are `groups` broker groups of `brokers` replicas each; `delay` says whether there is a
+    delay group, or how many replicas it has. With `clock=virtual()` the test moves the time; the
+    default is the machine's clock. `log` configures the brokers' logs; unless it says otherwise
+    messages are kept for a hundred years. `make_disk` gives each start of a machine its disk, by
+    the machine's name: for tests of QMQ itself, on one that is slow or fails. `make_driver` and
+    `make_store` make the replicas' drivers and the coordination store, for tests that take down
+    what these do.
 
     Raises InvalidArgument.
     """
@@ -130,12 +136,14 @@ class TestCluster:
         self._strangers: list[str] = []
         """The machines that have only clients."""
         self.failures: list[str] = []
-        """Replicas that stopped by themselves, with the causes: the end of the cluster raises them."""
+        """Replicas that stopped by themselves, with the causes: the end of the cluster raises
+        them.
+        """
         self._ending: contextlib.AsyncExitStack | None = None
         self._canary: asyncio.Task[Any]
         """A sleeping task. If the task is cancelled, the whole loop is ending."""
 
-    # --- life ----------------------------------------------------------------------------------------------------------
+    # --- life -------------------------------------------------------------------------------------
 
     async def __aenter__(self) -> TestCluster:
         """Start, and wait until each group has a master. A cluster is entered once."""
@@ -184,7 +192,9 @@ class TestCluster:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        """Stop everything. Raises StorageError if a server stopped by itself, unless the test failed already."""
+        """Stop everything. Raises StorageError if a server stopped by itself, unless the test
+        failed already.
+        """
         ending, self._ending = self._ending, contextlib.AsyncExitStack()
         assert ending is not None
         await ending.aclose()
@@ -192,8 +202,8 @@ class TestCluster:
             raise StorageError("; ".join(self.failures))
 
     async def _is_alone(self) -> bool:
-        """True if all other tasks of the loop were cancelled, as by a runner that aborts a test. Only gRPC's servers are stopped then: they
-        cannot be cancelled safely.
+        """True if all other tasks of the loop were cancelled, as by a runner that aborts a test.
+        Only gRPC's servers are stopped then: they cannot be cancelled safely.
         """
         await asyncio.sleep(0)
         return self._canary.done()
@@ -225,20 +235,23 @@ class TestCluster:
         log.error("%s stopped by itself", name, exc_info=cause)
         self.failures.append(f"{name} stopped by itself: {type(cause).__name__}: {cause}")
 
-    # --- parts ---------------------------------------------------------------------------------------------------------
+    # --- parts ------------------------------------------------------------------------------------
 
     @property
     def clock(self) -> VirtualClock:
         """The clock that the cluster was made with. Raises InvalidArgument if there is none."""
         if self._virtual is None:
             raise InvalidArgument(
-                "this cluster uses the machine's clock, which cannot be moved: use TestCluster(clock=virtual())"
+                "this cluster uses the machine's clock, which cannot be moved: use "
+                "TestCluster(clock=virtual())"
             )
         return self._virtual
 
     @property
     def address(self) -> str:
-        """The metaserver's address, for clients in this process that are independent of `client`: `unix:/path/socket`."""
+        """The metaserver's address, for clients in this process that are independent of `client`:
+        `unix:/path/socket`.
+        """
         self._require_running()
         return self._meta.address
 
@@ -253,9 +266,10 @@ class TestCluster:
         return dict(self._shape)
 
     def client(self, *, at: str = "", token: Token = None, **options: Any) -> Client:
-        """A new client, closed with the cluster. `token` and `options` are those of `qmq.connect`; environment variables are ignored. `at`
-        is the machine on which the client runs, whose partitions it shares: one of the cluster's machines, or any other name for a new
-        machine. The default is `clients`. Raises InvalidArgument.
+        """A new client, closed with the cluster. `token` and `options` are those of `qmq.connect`;
+        environment variables are ignored. `at` is the machine on which the client runs, whose
+        partitions it shares: one of the cluster's machines, or any other name for a new machine.
+        The default is `clients`. Raises InvalidArgument.
         """
         self._require_running()
         if at in (META, COORDINATION) or "/" in at:
@@ -278,7 +292,9 @@ class TestCluster:
         return client
 
     def master(self, group: str = "") -> str:
-        """The master of a group, which may be omitted if there is one broker group. Raises NotConnected if it has none at the moment."""
+        """The master of a group, which may be omitted if there is one broker group. Raises
+        NotConnected if it has none at the moment.
+        """
         serving = [each for each in self._replicas(self._group(group)) if each.is_serving]
         if not serving:
             raise NotConnected(
@@ -287,7 +303,8 @@ class TestCluster:
         return max(serving, key=lambda each: each.epoch).name
 
     async def until_master(self, group: str = "", *, other_than: str = "") -> str:
-        """Wait until the group has a master that clients can find and that is not `other_than`. Returns its name.
+        """Wait until the group has a master that clients can find and that is not `other_than`.
+        Returns its name.
 
         Raises NotConnected after twenty seconds without.
         """
@@ -341,11 +358,12 @@ class TestCluster:
                 "this cluster is not started: use `async with TestCluster() as cluster`"
             )
 
-    # --- faults --------------------------------------------------------------------------------------------------------
+    # --- faults -----------------------------------------------------------------------------------
 
     async def kill(self, name: str) -> None:
-        """End a machine as if its process had been killed: connections break, written files stay, and nothing more is written. Raises
-        InvalidArgument if there is no such machine, or it does not run.
+        """End a machine as if its process had been killed: connections break, written files stay,
+        and nothing more is written. Raises InvalidArgument if there is no such machine, or it does
+        not run.
         """
         machine = self.machine(name)
         if not machine.is_running:
@@ -353,16 +371,19 @@ class TestCluster:
         await machine.kill()
 
     async def restart(self, name: str) -> None:
-        """Start a machine on its files; a running machine is killed first. Raises InvalidArgument."""
+        """Start a machine on its files; a running machine is killed first. Raises
+        InvalidArgument.
+        """
         machine = self.machine(name)
         await machine.kill()
         await machine.start()
 
     @asynccontextmanager
     async def partition(self, name: str, other: str = "") -> AsyncIterator[None]:
-        """Inside the block, nothing passes between `name` and `other` in either direction; without `other`, between `name` and everything
-        else: all machines, the coordination store, and the clients that are not `at` that machine. `name` and `other` may also be
-        "coordination", "clients", and where a client is `at`. Raises InvalidArgument.
+        """Inside the block, nothing passes between `name` and `other` in either direction; without
+        `other`, between `name` and everything else: all machines, the coordination store, and the
+        clients that are not `at` that machine. `name` and `other` may also be "coordination",
+        "clients", and where a client is `at`. Raises InvalidArgument.
         """
         heal = self.cut(name, other)
         try:
@@ -412,4 +433,4 @@ def _temporary_folder() -> Path:
         tempfile.mkdtemp(
             prefix="qmq-", dir=usual if len(os.fsencode(usual)) <= _FOLDER_CHARS_MAX else "/tmp"
         )
-    )  # noqa: S108
+    )

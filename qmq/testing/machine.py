@@ -1,7 +1,8 @@
 """A machine of the cluster: a server with its own environment, so that it can be killed.
 
-To kill a machine, its network, disk and access to the coordination store are shut first, all at the same moment. The machine's remaining
-objects have no effect after that, and are cleaned up. The files stay as they were at that moment.
+To kill a machine, its network, disk and access to the coordination store are shut first, all at the
+same moment. The machine's remaining objects have no effect after that, and are cleaned up. The
+files stay as they were at that moment.
 """
 
 from __future__ import annotations
@@ -35,7 +36,9 @@ from qmq.testing.parties import Parties, PartyStore
 
 
 class MortalDisk(Disk):
-    """The real disk until `die`. After that every change fails; open files can be read and closed."""
+    """The real disk until `die`. After that every change fails; open files can be read and
+    closed.
+    """
 
     def __init__(self) -> None:
         self._is_dead = False
@@ -94,7 +97,9 @@ TIMING: Final = Timing(
     quorum_ms=1_000,
     late_ms=90,
 )
-"""Elections take tenths of a second, since everything is in one process. A pause of this process ends no mastership."""
+"""Elections take tenths of a second, since everything is in one process. A pause of this process
+ends no mastership.
+"""
 DELAY: Final = DelayConfig(tick_ms=1, pause_ms=20)
 """Messages are due to the millisecond, because a clock that stops never reaches the next tick."""
 _NOWHERE: Final = EtcdOptions(("127.0.0.1:1",))

@@ -1,12 +1,13 @@
 """The network of a cluster in one process: its parties, and the cuts between them.
 
-A *party* is the unit of faults: a replica, a metaserver, the coordination store, the application's clients. Each party opens its
-connections through its own network, which knows the other party by the address. Cutting two parties apart ends the connections between
-them, both ways, and refuses new ones; calls over gRPC fail as they begin. Shutting a network aborts all its connections, accepted ones
-included, as the death of a process does.
+A *party* is the unit of faults: a replica, a metaserver, the coordination store, the application's
+clients. Each party opens its connections through its own network, which knows the other party by
+the address. Cutting two parties apart ends the connections between them, both ways, and refuses new
+ones; calls over gRPC fail as they begin. Shutting a network aborts all its connections, accepted
+ones included, as the death of a process does.
 
-All parties share one coordination store, that of `qmq dev`, in memory, with leases by the cluster's clock. A party that is cut off or dead
-cannot reach it (`PartyStore`).
+All parties share one coordination store, that of `qmq dev`, in memory, with leases by the cluster's
+clock. A party that is cut off or dead cannot reach it (`PartyStore`).
 """
 
 from __future__ import annotations
@@ -215,7 +216,9 @@ class PartyStore:
         await self._store.revoke(lease)
 
     async def watch(self, prefix: str, start_revision: int) -> AsyncIterator[WatchedChanges]:
-        """See CoordinationStore. The watch breaks with the first change that cannot be delivered."""
+        """See CoordinationStore. The watch breaks with the first change that cannot be
+        delivered.
+        """
         self._require()
         found: Any = self._store.watch(prefix, start_revision)
         async with aclosing(found) as changes:

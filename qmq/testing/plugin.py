@@ -1,13 +1,14 @@
-"""The pytest plugin: a cluster as a fixture, new for each test that requests it. The module is quick to import, since pytest does so at
-each run.
+"""The pytest plugin: a cluster as a fixture, new for each test that requests it. The module is
+quick to import, since pytest does so at each run.
 
     async def test_a_reminder_comes(qmq_cluster): ...
 
     @pytest.mark.qmq_cluster(brokers=3)
     async def test_orders_survive_a_broker(qmq_cluster): ...
 
-The marker's arguments are those of `TestCluster`; without `clock` it has a virtual one, and `clock=None` means the machine's. Coroutine
-tests need a plugin that runs them: pytest-asyncio, in any of its modes, or anyio's.
+The marker's arguments are those of `TestCluster`; without `clock` it has a virtual one, and
+`clock=None` means the machine's. Coroutine tests need a plugin that runs them: pytest-asyncio, in
+any of its modes, or anyio's.
 """
 
 from __future__ import annotations
@@ -22,9 +23,13 @@ import pytest
 if TYPE_CHECKING:
     from qmq.testing.cluster import TestCluster
 
-MARKER = "qmq_cluster(brokers=1, groups=1, delay=True, clock=virtual(), log=None): how the cluster of the fixture is made"
+MARKER = (
+    "qmq_cluster(brokers=1, groups=1, delay=True, clock=virtual(), log=None): how the cluster of "
+    "the fixture is made"
+)
 
-# In its strict mode pytest-asyncio runs only its own fixtures; anyio's plugin runs those that pytest knows.
+# In its strict mode pytest-asyncio runs only its own fixtures; anyio's plugin runs those that
+# pytest knows.
 _fixture: Any = (
     import_module("pytest_asyncio").fixture
     if find_spec("pytest_asyncio") is not None

@@ -1,15 +1,18 @@
-"""A clock that the test moves. Wall time stops until `advance`; the event loop's time keeps running, and `advance` moves it, too.
+"""A clock that the test moves. Wall time stops until `advance`; the event loop's time keeps
+running, and `advance` moves it, too.
 
-Why the loop's time must move: heartbeats sleep, retries pause, long polls time out, and all of them use the event loop's time. The loop's
-time is moved in steps with a little real time in between: a live server sends its heartbeats at each step, and keeps its leases; a server
-that hangs loses them. The rule:
+Why the loop's time must move: heartbeats sleep, retries pause, long polls time out, and all of them
+use the event loop's time. The loop's time is moved in steps with a little real time in between: a
+live server sends its heartbeats at each step, and keeps its leases; a server that hangs loses them.
+The rule:
 
     up to two minutes    wall time and the loop's time move together, a second a step at most
     more                 the wall time is moved in 60 steps; the loop's time by two minutes, a second a step, the second half of it
                          when the wall time has its new value already
 
-All code that reads the wall clock at least once a minute reads the new time in the second half. So one long advance does not end a lease of
-more than two minutes, but several advances of two minutes do.
+All code that reads the wall clock at least once a minute reads the new time in the second half. So
+one long advance does not end a lease of more than two minutes, but several advances of two minutes
+do.
 """
 
 from __future__ import annotations
@@ -34,8 +37,8 @@ _MILLISECOND: Final = timedelta(milliseconds=1)
 
 
 def virtual(start: datetime | None = None) -> VirtualClock:
-    """A clock for one `TestCluster`. It stops at `start` (with a time zone; default: the current second) until it is advanced.
-    Raises InvalidArgument if `start` has no time zone.
+    """A clock for one `TestCluster`. It stops at `start` (with a time zone; default: the current
+    second) until it is advanced. Raises InvalidArgument if `start` has no time zone.
     """
     if start is None:
         return VirtualClock(SystemClock().time_ms() // 1000 * 1000)
@@ -45,7 +48,9 @@ def virtual(start: datetime | None = None) -> VirtualClock:
 
 
 class LoopTime:
-    """The time of one event loop, with the added time. The addition stays as long as the loop lives: time never goes back."""
+    """The time of one event loop, with the added time. The addition stays as long as the loop
+    lives: time never goes back.
+    """
 
     def __init__(self, real: Callable[[], float]) -> None:
         self._real = real
@@ -56,10 +61,13 @@ class LoopTime:
 
 
 def loop_time_of(loop: asyncio.AbstractEventLoop) -> LoopTime:
-    """Replace the loop's time function, once. Raises InvalidArgument for a loop whose time cannot be replaced."""
+    """Replace the loop's time function, once. Raises InvalidArgument for a loop whose time cannot
+    be replaced.
+    """
     if not isinstance(loop, asyncio.BaseEventLoop):
         raise InvalidArgument(
-            f"virtual time needs asyncio's own event loop, and this one is {type(loop).__module__}.{type(loop).__name__}, whose time "
+            "virtual time needs asyncio's own event loop, and this one is "
+            f"{type(loop).__module__}.{type(loop).__name__}, whose time "
             "cannot be moved: run the test without uvloop, or give TestCluster no clock"
         )
     found = loop.time
@@ -80,7 +88,9 @@ def _unhurried(loop: asyncio.AbstractEventLoop) -> Iterator[None]:
 
 
 class VirtualClock:
-    """A `qmq.process.event_loop.Clock`. Make it with `virtual()`; it works once its cluster has started."""
+    """A `qmq.process.event_loop.Clock`. Make it with `virtual()`; it works once its cluster has
+    started.
+    """
 
     def __init__(self, start_ms: int) -> None:
         self._wall_ms = start_ms
@@ -88,7 +98,9 @@ class VirtualClock:
         self._moving = asyncio.Lock()
 
     def attach(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Use the loop in which the cluster starts. Raises InvalidArgument for a loop whose time cannot be moved."""
+        """Use the loop in which the cluster starts. Raises InvalidArgument for a loop whose time
+        cannot be moved.
+        """
         found = loop_time_of(loop)
         if self._loop_time not in (None, found):
             raise InvalidArgument(
@@ -125,8 +137,9 @@ class VirtualClock:
         seconds: float = 0,
         milliseconds: float = 0,
     ) -> None:
-        """Let time pass, as the module describes: `by` plus the other arguments. When this returns, messages that became due are on their
-        way. Raises InvalidArgument for a negative time, or a clock without a cluster.
+        """Let time pass, as the module describes: `by` plus the other arguments. When this returns,
+        messages that became due are on their way. Raises InvalidArgument for a negative time, or a
+        clock without a cluster.
         """
         span = timedelta(
             days=days, hours=hours, minutes=minutes, seconds=seconds, milliseconds=milliseconds

@@ -16,10 +16,14 @@ if TYPE_CHECKING:
 REQUEST_S: Final = 30.0
 """A request that takes longer has failed."""
 RETRY_S: Final = 10.0
-"""How long one call retries server errors and lost connections by itself; after that the copier waits longer."""
+"""How long one call retries server errors and lost connections by itself; after that the copier
+waits longer.
+"""
 
 OBJECT_BYTES_MAX: Final = 128 * MIB
-"""QMQ puts no larger object. A larger one in its place is read up to here, and then its checksum is wrong."""
+"""QMQ puts no larger object. A larger one in its place is read up to here, and then its checksum is
+wrong.
+"""
 READ_S: Final = 15.0
 READ_RETRY_S: Final = 3.0
 """For reads that a client waits for: they fail sooner and are retried."""
@@ -95,7 +99,9 @@ class Objects:
             ) from cause
 
     def names(self, prefix: str) -> list[str]:
-        """The names of the objects whose names begin with `prefix`, a whole path. Raises StoreAway."""
+        """The names of the objects whose names begin with `prefix`, a whole path. Raises
+        StoreAway.
+        """
         import obstore
         from obstore.exceptions import BaseError
 
@@ -108,7 +114,9 @@ class Objects:
 
 
 def put_checked(objects: Objects, name: str, data: bytes) -> bool:
-    """Put an object if it does not exist, read it back and compare. Returns whether it is new. Raises StoreAway, ObjectConflict."""
+    """Put an object if it does not exist, read it back and compare. Returns whether it is new.
+    Raises StoreAway, ObjectConflict.
+    """
     is_new = objects.create(name, data)
     stored = objects.get(name)
     if stored is None:
@@ -119,7 +127,8 @@ def put_checked(objects: Objects, name: str, data: bytes) -> bool:
 
 
 def open_objects(url: str, *, request_s: float = REQUEST_S, retry_s: float = RETRY_S) -> Objects:
-    """The object store at a URL: `s3://bucket/prefix`, `gs://…`, `az://…` or `file:///folder`; a folder is made if it is missing.
+    """The object store at a URL: `s3://bucket/prefix`, `gs://…`, `az://…` or `file:///folder`; a
+    folder is made if it is missing.
 
     Sends no request to a remote store yet. Raises InvalidArgument.
     """

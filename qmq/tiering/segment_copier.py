@@ -1,7 +1,8 @@
-"""Copies a broker's sealed segments to the object store in the background, and deletes objects of segments that retention deleted.
+"""Copies a broker's sealed segments to the object store in the background, and deletes objects of
+segments that retention deleted.
 
-One step at a time (qmq/tiering/stored_segment.py), each in its own daemon thread: neither the event loop nor the end of the process
-waits for the store.
+One step at a time (qmq/tiering/stored_segment.py), each in its own daemon thread: neither the event
+loop nor the end of the process waits for the store.
 """
 
 from __future__ import annotations
@@ -43,7 +44,9 @@ from qmq.wire.batch import ENVELOPE_BYTES
 
 
 class SegmentConflict(Exception):
-    """The store has other bytes under this segment's names: another log uses the prefix, or the store damaged them."""
+    """The store has other bytes under this segment's names: another log uses the prefix, or the
+    store damaged them.
+    """
 
 
 class SegmentDamaged(Exception):
@@ -74,12 +77,14 @@ class SegmentCopying:
         self._chunk_bytes = chunk_bytes
 
     def copy(self, segment: SealedSegment, read_back: set[int]) -> int:
-        """Copy the segment to the store, unless the store has it already. Returns the number of bytes that were put.
+        """Copy the segment to the store, unless the store has it already. Returns the number of
+        bytes that were put.
 
-        `read_back` are the numbers of chunks that were read back in an earlier try; those of this one are added. So a store that fails now
-        and then gets the segment in the end.
+        `read_back` are the numbers of chunks that were read back in an earlier try; those of this
+        one are added. So a store that fails now and then gets the segment in the end.
 
-        Raises FileNotFoundError: retention has deleted it. StoreAway, SegmentConflict, SegmentDamaged, Interrupted.
+        Raises FileNotFoundError: retention has deleted it. StoreAway, SegmentConflict,
+        SegmentDamaged, Interrupted.
         """
         fd = self._disk.open_read(self._folder / segment_name(segment.base))
         try:
@@ -96,7 +101,8 @@ class SegmentCopying:
         self._objects.create(self._names.manifest(segment), manifest.encode())
         if not self._has_manifest(manifest):
             raise StoreAway(
-                f"the manifest of segment {segment.base} was put, but the object store does not return it"
+                f"the manifest of segment {segment.base} was put, but the object store does "
+                "not return it"
             )
         return put
 
@@ -124,7 +130,8 @@ class SegmentCopying:
         found = self.manifest(manifest.segment)
         if found is not None and found != manifest:
             raise SegmentConflict(
-                f"the store has another segment at {manifest.segment.base}, of {found.segment.size} bytes"
+                f"the store has another segment at {manifest.segment.base}, of "
+                f"{found.segment.size} bytes"
             )
         return found is not None
 
@@ -147,7 +154,9 @@ class SegmentCopying:
             raise Interrupted
 
     def manifest(self, segment: SealedSegment) -> Manifest | None:
-        """The manifest that the store has under the segment's name. Raises StoreAway, SegmentConflict."""
+        """The manifest that the store has under the segment's name. Raises StoreAway,
+        SegmentConflict.
+        """
         data = self._objects.get(self._names.manifest(segment))
         try:
             return None if data is None else decode_manifest(data)
@@ -157,9 +166,11 @@ class SegmentCopying:
             ) from cause
 
     def index(self, segment: SealedSegment) -> SegmentIndex | None:
-        """The index that replaces the segment's file, if the store has the file's bytes; None if the store has no manifest.
+        """The index that replaces the segment's file, if the store has the file's bytes; None if
+        the store has no manifest.
 
-        Raises FileNotFoundError: retention has deleted it. StoreAway, SegmentConflict, SegmentDamaged, Interrupted.
+        Raises FileNotFoundError: retention has deleted it. StoreAway, SegmentConflict,
+        SegmentDamaged, Interrupted.
         """
         manifest = self.manifest(segment)
         if manifest is None:
@@ -198,7 +209,9 @@ class SegmentCopying:
             self._objects.delete(self._names.chunk(segment, number))
 
     def is_gone(self, segment: SealedSegment) -> bool:
-        """Whether the store has no object of the segment, or only objects that a running deletion deletes last. Raises StoreAway."""
+        """Whether the store has no object of the segment, or only objects that a running deletion
+        deletes last. Raises StoreAway.
+        """
         return all(
             self._objects.get(name) is None
             for name in (self._names.manifest(segment), self._names.chunk(segment, 0))
@@ -222,8 +235,8 @@ class CopierPace:
     """The pause after a failure of the store. It doubles each time, up to `away_s_max`."""
     away_s_max: float = 60.0
     later_s: float = 60.0
-    """The pause before another try for a segment that could not be copied because of its content, or that the master has not copied or
-    deleted yet.
+    """The pause before another try for a segment that could not be copied because of its content,
+    or that the master has not copied or deleted yet.
     """
     chunk_bytes: int = CHUNK_BYTES
 
@@ -257,8 +270,9 @@ class SegmentCopier:
         pace: CopierPace | None = None,
         indexes: bool = False,
     ) -> None:
-        """`store` returns the replica's store, or None while it is reopened. `owner` returns what tells this group from others of its name,
-        as a restored one. `indexes`: write indexes for local retention.
+        """`store` returns the replica's store, or None while it is reopened. `owner` returns what
+        tells this group from others of its name, as a restored one. `indexes`: write indexes for
+        local retention.
         """
         self._store = store
         self._is_master = is_master
@@ -273,7 +287,9 @@ class SegmentCopier:
         self._task: asyncio.Task[None] | None = None
         self._is_stopping = False
         self._waiting: dict[int, float] = {}
-        """Bases of segments that are left alone until a time of the loop, or until this replica's role changes."""
+        """Bases of segments that are left alone until a time of the loop, or until this replica's
+        role changes.
+        """
         self._was_master = False
         self._settled: tuple[int, int] | None = None
         """The log's first and last base when there was nothing left to do."""
@@ -291,7 +307,9 @@ class SegmentCopier:
         self._task = self._loop.create_task(self._run())
 
     async def stop(self) -> None:
-        """Begin no further step. A running request is not stopped: the store keeps its bytes, and the next start continues."""
+        """Begin no further step. A running request is not stopped: the store keeps its bytes, and
+        the next start continues.
+        """
         self._is_stopping = True
         if self._task is not None:
             self._task.cancel()
@@ -386,8 +404,9 @@ class SegmentCopier:
         await self._save(store)
 
     def _require_owner(self) -> None:
-        """Check, in a thread, that the objects are this group's: a restored group has the same bytes under the same names, and its
-        retention would delete the original's objects. Raises StoreAway, SegmentConflict.
+        """Check, in a thread, that the objects are this group's: a restored group has the same
+        bytes under the same names, and its retention would delete the original's objects. Raises
+        StoreAway, SegmentConflict.
         """
         if self._is_owner:
             return
@@ -401,7 +420,8 @@ class SegmentCopier:
             raise StoreAway(f"{name} was put, but the object store does not return it")
         if found is not None and found != own:
             raise SegmentConflict(
-                f"{name} names another cluster's group: give this one another prefix (--object-store)"
+                f"{name} names another cluster's group: give this one another prefix "
+                "(--object-store)"
             )
         self._is_owner = found is not None  # a master of release 0.2.0 writes none
 
@@ -472,7 +492,9 @@ def sealed_segments(store: Store) -> list[SealedSegment]:
 
 
 def committed_position(store: Store) -> int:
-    """The beginning of the newest segment whose first entry is committed: all entries before it are committed, too."""
+    """The beginning of the newest segment whose first entry is committed: all entries before it are
+    committed, too.
+    """
     segments = store.messages
     for base in reversed(segments.bases[1:]):
         with suppress(CorruptBatch):

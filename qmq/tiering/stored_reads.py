@@ -1,19 +1,23 @@
 """Reads sealed segments from the object store, chunk by chunk, through a cache on the disk.
 
-    event loop   read: the bytes, if their chunks are here; else it starts fetching, and raises ColdRead
-    threads      fetch a chunk, compare its checksum with the index's, write it to a file of the cache
+    event loop   read: the bytes, if their chunks are here; else it starts fetching, and raises
+                 ColdRead
+    threads      fetch a chunk, compare its checksum with the index's, write it to a file of the
+                 cache
     event loop   the chunk is here: those who waited for it are called
 
-A slow or unavailable store delays only requests that need its chunks. The reader has its own daemon threads, so the end of the process does
-not wait for them. A file of the cache has no name, so a process that dies leaves none behind.
+A slow or unavailable store delays only requests that need its chunks. The reader has its own daemon
+threads, so the end of the process does not wait for them. A file of the cache has no name, so a
+process that dies leaves none behind.
 
-A chunk that the store has lost or changed is damaged: reads of it fail at once with ObjectDamaged, and after `DAMAGED_S` the chunk is
-fetched again, because an operator may have put the object back.
+A chunk that the store has lost or changed is damaged: reads of it fail at once with ObjectDamaged,
+and after `DAMAGED_S` the chunk is fetched again, because an operator may have put the object back.
 
 `ChunkLru` decides which chunks stay in the cache.
 
-A new replica begins its log with the sealed segments of the object store, up to the first gap (`StoredBeginning`). These calls block, so
-run them in a thread. A failed request is repeated a few times; then the replica begins without the store.
+A new replica begins its log with the sealed segments of the object store, up to the first gap
+(`StoredBeginning`). These calls block, so run them in a thread. A failed request is repeated a few
+times; then the replica begins without the store.
 """
 
 from __future__ import annotations
@@ -48,7 +52,9 @@ from qmq.tiering.stored_segment import (
 )
 
 AHEAD: Final = 2
-"""Chunks that are fetched ahead of a reader in order, so that it seldom waits for a store that answers in tens of milliseconds."""
+"""Chunks that are fetched ahead of a reader in order, so that it seldom waits for a store that
+answers in tens of milliseconds.
+"""
 
 V = TypeVar("V")
 
@@ -61,7 +67,9 @@ class ChunkKey(NamedTuple):
 
 
 class ChunkLru(Generic[V]):
-    """Values by chunk, up to a sum of sizes in bytes. It evicts the least recently used values first."""
+    """Values by chunk, up to a sum of sizes in bytes. It evicts the least recently used values
+    first.
+    """
 
     def __init__(self, bytes_max: int) -> None:
         self._bytes_max = bytes_max
@@ -80,7 +88,9 @@ class ChunkLru(Generic[V]):
         return found[0]
 
     def put(self, key: ChunkKey, value: V, size: int) -> list[V]:
-        """Add a value. Returns the evicted values. The new value is never evicted here, even if it alone exceeds the limit."""
+        """Add a value. Returns the evicted values. The new value is never evicted here, even if it
+        alone exceeds the limit.
+        """
         left = [self.remove(key)] if key in self._values else []
         self._values[key] = (value, size)
         self.bytes += size
@@ -102,9 +112,11 @@ class ChunkLru(Generic[V]):
 def to_fetch(
     index: SegmentIndex, at: int, size: int, is_here: Callable[[ChunkKey], bool], ahead: int = AHEAD
 ) -> list[ChunkKey]:
-    """The chunks to fetch for a read, in order: those that it needs, and the following ones if the segment is read in order.
+    """The chunks to fetch for a read, in order: those that it needs, and the following ones if the
+    segment is read in order.
 
-    A read counts as in order if it is at the segment's beginning, or if the previous chunk is in the cache.
+    A read counts as in order if it is at the segment's beginning, or if the previous chunk is in
+    the cache.
     """
     numbers = index.chunks_of(at, size)
     needed = [ChunkKey(index.base, number) for number in numbers]
@@ -127,7 +139,9 @@ WARN_EVERY_S: Final = 10.0
 DAMAGED_S: Final = 10.0
 """How long reads of a damaged chunk fail without asking the store again."""
 LOOK_AGAIN_S: Final = 60.0
-"""A damaged chunk that nobody reads is fetched again this often while somebody asks for the damage."""
+"""A damaged chunk that nobody reads is fetched again this often while somebody asks for the
+damage.
+"""
 DAMAGED_MAX: Final = 1000
 
 
@@ -186,7 +200,7 @@ class StoredReads:
         """The size of the cached chunks, in bytes."""
         return self._cache.bytes
 
-    # --- in the event loop ---------------------------------------------------------------------------------------------
+    # --- in the event loop ------------------------------------------------------------------------
 
     def read(self, index: SegmentIndex, at: int, size: int) -> bytes:
         for key in to_fetch(index, at, size, self._is_here):
@@ -241,7 +255,10 @@ class StoredReads:
                 fetch.waiting[id(owner)] = owner, ended
 
         return ColdRead(
-            f"chunk {key.number} of the segment at {key.base} is being read from the object store: try again",
+            (
+                f"chunk {key.number} of the segment at {key.base} is being read from the object "
+                "store: try again"
+            ),
             wait,
         )
 
@@ -278,12 +295,17 @@ class StoredReads:
             del self._damaged[next(iter(self._damaged))]
 
     def _warn(self, failure: QmqError | None) -> None:
-        """Log a warning, at most once in a while: readers repeat their requests while the store is unavailable."""
+        """Log a warning, at most once in a while: readers repeat their requests while the store is
+        unavailable.
+        """
         now_s = self._now_s()
         if now_s >= self._warn_from_s:
             self._warn_from_s = now_s + WARN_EVERY_S
             log.warning(
-                "reading from the object store failed; the next request for these bytes reads again: %s",
+                (
+                    "reading from the object store failed; the next request for these bytes "
+                    "reads again: %s"
+                ),
                 failure,
             )
 
@@ -296,7 +318,7 @@ class StoredReads:
         for file in self._cache.clear():
             os.close(file)
 
-    # --- in threads ----------------------------------------------------------------------------------------------------
+    # --- in threads -------------------------------------------------------------------------------
 
     def read_waiting(self, index: SegmentIndex, at: int, size: int) -> bytes:
         return index.read(at, size, lambda number: self._chunk(index, number))
@@ -319,7 +341,9 @@ class StoredReads:
                 fetch.loop.call_soon_threadsafe(self._fetched, fetch, file, failure)
 
     def _chunk(self, index: SegmentIndex, number: int) -> bytes:
-        """A chunk's bytes, checked. Raises Overloaded; ObjectDamaged if the store gives no or other bytes twice."""
+        """A chunk's bytes, checked. Raises Overloaded; ObjectDamaged if the store gives no or other
+        bytes twice.
+        """
         name = self._names.chunk(SealedSegment(index.base, index.size), number)
         flaw = ""
         for _ in range(2):
@@ -329,11 +353,15 @@ class StoredReads:
             flaw = "is not there" if data is None else "has other bytes than were put"
         if data is None and self._get(self._names.owner) is None:
             raise _away(
-                f"the object store has neither {name} nor {self._names.owner}: is it the group's store, and is its folder mounted?"
+                f"the object store has neither {name} nor {self._names.owner}: is it the "
+                "group's store, and is its folder mounted?"
             )
         end = index.base + number * index.chunk_bytes + index.chunk_size(number)
         raise ObjectDamaged(
-            f"object {name} {flaw}: put it back from a copy, its CRC-32C is {index.checksums[number]:08x}",
+            (
+                f"object {name} {flaw}: put it back from a copy, its CRC-32C is "
+                f"{index.checksums[number]:08x}"
+            ),
             end,
         )
 
@@ -371,7 +399,9 @@ _R = TypeVar("_R")
 
 
 def follow_manifests(read: Callable[[int], Manifest | None], base: int) -> Iterator[Manifest]:
-    """The segments from `base` on, each beginning where the one before ends, up to the first that the store does not have. Pure."""
+    """The segments from `base` on, each beginning where the one before ends, up to the first that
+    the store does not have. Pure.
+    """
     while (manifest := read(base)) is not None:
         yield manifest
         base = manifest.segment.end
@@ -398,7 +428,9 @@ class StoredBeginnings:
         self._stopping.set()
 
     def find(self, base: int) -> list[SegmentIndex]:
-        """The store's segments from `base` on. Their first envelopes are not read yet. Raises CannotTake."""
+        """The store's segments from `base` on. Their first envelopes are not read yet. Raises
+        CannotTake.
+        """
         return [
             SegmentIndex(
                 each.segment.base, each.segment.size, each.chunk_bytes, each.checksums, b""
@@ -407,7 +439,9 @@ class StoredBeginnings:
         ]
 
     def _manifest(self, base: int) -> Manifest | None:
-        """None also if what is there is damaged, or a later version's: everything from there on comes from the master."""
+        """None also if what is there is damaged, or a later version's: everything from there on
+        comes from the master.
+        """
         name = self._names.manifest(SealedSegment(base, 0))
         data = self._patiently(lambda: self._objects.get(name))
         if data is None:

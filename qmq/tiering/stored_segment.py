@@ -1,7 +1,9 @@
-"""A sealed segment as objects: its chunks, their names, and the manifest, which is put after all chunks.
+"""A sealed segment as objects: its chunks, their names, and the manifest, which is put after all
+chunks.
 
-The catalog tracks the segments that are in the object store or are being copied there, and decides the next step. A segment enters the
-catalog before its first object is written and leaves it after the last one is deleted, so everything in the store is in a catalog.
+The catalog tracks the segments that are in the object store or are being copied there, and decides
+the next step. A segment enters the catalog before its first object is written and leaves it after
+the last one is deleted, so everything in the store is in a catalog.
 """
 
 from __future__ import annotations
@@ -97,7 +99,9 @@ def decode_manifest(data: bytes) -> Manifest:
 
 
 class ChunkChecksums:
-    """Computes the checksums of a segment's chunks from its bytes, which come in order and in pieces of any size."""
+    """Computes the checksums of a segment's chunks from its bytes, which come in order and in
+    pieces of any size.
+    """
 
     def __init__(self, chunk_bytes: int = CHUNK_BYTES) -> None:
         self._chunk_bytes = chunk_bytes
@@ -139,7 +143,9 @@ class Task(Enum):
     LOOK = "look"
     """Find out whether the master has copied it."""
     INDEX = "index"
-    """Compare the file with what the store has, and write the index with which the segment is read without its file."""
+    """Compare the file with what the store has, and write the index with which the segment is read
+    without its file.
+    """
     DELETE = "delete"
     """Delete its objects: retention has ended it."""
     FORGET = "forget"
@@ -185,11 +191,15 @@ class SegmentCatalog:
 
     @property
     def noted(self) -> list[SealedSegment]:
-        """The segments that may have some objects in the store, but are not known to be complete, oldest first."""
+        """The segments that may have some objects in the store, but are not known to be complete,
+        oldest first.
+        """
         return sorted(self._noted.values())
 
     def note(self, segments: Iterable[SealedSegment]) -> bool:
-        """Add sealed segments. Returns True if some are new: save the catalog before one of them is copied."""
+        """Add sealed segments. Returns True if some are new: save the catalog before one of them is
+        copied.
+        """
         new = {
             each.base: each
             for each in segments
@@ -202,7 +212,9 @@ class SegmentCatalog:
         return segment.base in self._stored
 
     def now_stored(self, segment: SealedSegment) -> None:
-        """Record that the store has the segment: all of its bytes, or its manifest, were read back."""
+        """Record that the store has the segment: all of its bytes, or its manifest, were read
+        back.
+        """
         self._noted.pop(segment.base, None)
         self._stored[segment.base] = segment
 
@@ -214,7 +226,9 @@ class SegmentCatalog:
     def next_step(
         self, log: LogBounds, *, is_master: bool, waiting: Collection[int] = ()
     ) -> CatalogStep | None:
-        """The next thing to do; deletions first, then the oldest segment. Segments whose bases are in `waiting` are skipped."""
+        """The next thing to do; deletions first, then the oldest segment. Segments whose bases are
+        in `waiting` are skipped.
+        """
         known = sorted([*self._stored.values(), *self._noted.values()])
         known = [each for each in known if each.base not in waiting]
         ended = next((each for each in known if each.end <= log.start), None)
@@ -239,8 +253,8 @@ class SegmentCatalog:
 
 
 def decode_catalog(data: bytes) -> SegmentCatalog | None:
-    """Parse a catalog; None if the bytes are damaged or have another version. The catalog is then rebuilt from the segments on the disk and
-    in the store.
+    """Parse a catalog; None if the bytes are damaged or have another version. The catalog is then
+    rebuilt from the segments on the disk and in the store.
     """
     payload = checked_payload(_CATALOG_MAGIC, data)
     if payload is None:

@@ -1,24 +1,30 @@
-"""The batch: the unit of sending, storing, replicating and reading. Pure: bytes in, columns out, and back.
+"""The batch: the unit of sending, storing, replicating and reading. Pure: bytes in, columns out,
+and back.
 
-A batch is an *envelope* of 64 bytes, which the master fills, and a *region*, which the producer wrote and which never changes:
+A batch is an *envelope* of 64 bytes, which the master fills, and a *region*, which the producer
+wrote and which never changes:
 
-    envelope   magic "QMB1" | version | kind | total_bytes | region_crc | base_sequence | epoch | index |
-               append_time_ms | flushed_position | reserved | envelope_crc
+    envelope   magic "QMB1" | version | kind | total_bytes | region_crc | base_sequence | epoch |
+               index | append_time_ms | flushed_position | reserved | envelope_crc
     region     producer_id | batch_sequence | flags | count | create_time_ms | columns | partition |
                body_bytes | subject_bytes | compression | subject, then the columns
 
-Two CRC-32C protect a batch. The producer computes `region_crc` over the whole region, and every receiver checks it: a bit that flips
-anywhere between two applications is detected. The master computes `envelope_crc` over the preceding bytes of the envelope, `region_crc`
-included: an envelope cannot be combined with another region.
+Two CRC-32C protect a batch. The producer computes `region_crc` over the whole region, and every
+receiver checks it: a bit that flips anywhere between two applications is detected. The master
+computes `envelope_crc` over the preceding bytes of the envelope, `region_crc` included: an envelope
+cannot be combined with another region.
 
-Columns lie as Arrow lays out its buffers (little endian, int32 offsets, each buffer padded to 8 bytes), in the order of `Column`, and an
-absent column costs nothing. Sizes follow from `count` and from each column's last offset, so there is no directory: `Layout.walk` finds
-every buffer in a few steps, for any count. docs/FORMAT.md is the specification, byte by byte.
+Columns lie as Arrow lays out its buffers (little endian, int32 offsets, each buffer padded to 8
+bytes), in the order of `Column`, and an absent column costs nothing. Sizes follow from `count` and
+from each column's last offset, so there is no directory: `Layout.walk` finds every buffer in a few
+steps, for any count. docs/FORMAT.md is the specification, byte by byte.
 
-Worked example: one message "hi" without key or tags to subject "a" is 64 + 48 + 8 (subject) + 8 (two offsets) + 8 (body) = 136 bytes.
+Worked example: one message "hi" without key or tags to subject "a" is 64 + 48 + 8 (subject) + 8
+(two offsets) + 8 (body) = 136 bytes.
 
-Stored messages are copied from a delay group or an outbox to a subject, into a dead-letter queue, and out of one. A copy keeps its
-message's id, key, tags and create time. The create times of one batch lie within `CREATED_SPAN_MS`.
+Stored messages are copied from a delay group or an outbox to a subject, into a dead-letter queue,
+and out of one. A copy keeps its message's id, key, tags and create time. The create times of one
+batch lie within `CREATED_SPAN_MS`.
 """
 
 from __future__ import annotations
@@ -71,21 +77,31 @@ class Kind(IntEnum):
 
     DATA = 0
     SNAPSHOT = 1
-    """The state before a segment, so that no replay needs an older segment. A segment may begin with several."""
+    """The state before a segment, so that no replay needs an older segment. A segment may begin
+    with several.
+    """
     ACTIONS = 2
     """The actions of consumers, in the action log."""
     BARRIER = 3
-    """A new master's first entry. It holds only the epoch; committing it commits the entries before it."""
+    """A new master's first entry. It holds only the epoch; committing it commits the entries before
+    it.
+    """
     COMMAND = 4
-    """A partition's last entry: a batch of one, which closes it (docs/ORDERING.md). No application sees it."""
+    """A partition's last entry: a batch of one, which closes it (docs/ORDERING.md). No application
+    sees it.
+    """
 
 
 _LONG_ONCE: Final = (Kind.SNAPSHOT, Kind.ACTIONS)
-"""Release 0.2 wrote entries of these kinds with more than `limits.BATCH_BYTES_MAX`. They are read; none is written any more."""
+"""Release 0.2 wrote entries of these kinds with more than `limits.BATCH_BYTES_MAX`. They are read;
+none is written any more.
+"""
 
 
 class Envelope(NamedTuple):
-    """The part of a batch that the master writes. `base_sequence` is -1 until a master has placed the batch."""
+    """The part of a batch that the master writes. `base_sequence` is -1 until a master has placed
+    the batch.
+    """
 
     kind: int
     total_bytes: int
@@ -97,7 +113,7 @@ class Envelope(NamedTuple):
     flushed_position: int
 
 
-# --- writing -----------------------------------------------------------------------------------------------------------
+# --- writing --------------------------------------------------------------------------------------
 
 
 def encode(
@@ -148,11 +164,14 @@ def encode(
 
 
 def sent_envelope(region: bytes) -> bytes:
-    """The provisional envelope that precedes a region on its way to the master. Raises MessageTooLarge."""
+    """The provisional envelope that precedes a region on its way to the master. Raises
+    MessageTooLarge.
+    """
     total = ENVELOPE_BYTES + len(region)
     if total > limits.BATCH_BYTES_MAX:
         raise MessageTooLarge(
-            f"the batch has {total} bytes; the limit is {limits.BATCH_BYTES_MAX}: send fewer at once"
+            f"the batch has {total} bytes; the limit is {limits.BATCH_BYTES_MAX}: send fewer "
+            "at once"
         )
     return _UNPLACED.pack(MAGIC, VERSION, Kind.DATA, total, crc32c(region))
 
@@ -184,11 +203,13 @@ def place(
     return body + int(crc32c(body)).to_bytes(4, "little")
 
 
-# --- reading -----------------------------------------------------------------------------------------------------------
+# --- reading --------------------------------------------------------------------------------------
 
 
 def sent_sizes(buffer: bytes | memoryview, offset: int = 0) -> tuple[int, int]:
-    """(total_bytes, region_crc) of a batch on its way to the master. Raises CorruptBatch if the bytes are not such a batch."""
+    """(total_bytes, region_crc) of a batch on its way to the master. Raises CorruptBatch if the
+    bytes are not such a batch.
+    """
     try:
         magic, version, kind, total, region_crc = _SENT.unpack_from(buffer, offset)
     except error:
@@ -222,7 +243,9 @@ def parse_envelope(buffer: bytes | memoryview, offset: int = 0) -> Envelope:
 
 
 def entry_bytes(buffer: bytes | memoryview, offset: int) -> int:
-    """The length that the entry at `offset` states, unchecked. Raises CorruptBatch if the buffer ends before that."""
+    """The length that the entry at `offset` states, unchecked. Raises CorruptBatch if the buffer
+    ends before that.
+    """
     try:
         size: int = _TOTAL.unpack_from(buffer, offset + _TOTAL_AT)[0]
     except error:
@@ -238,7 +261,8 @@ def region_crc_of(envelope: bytes) -> int:
 class BatchView:
     """A batch that decodes each column at its first use.
 
-    `region` must have been checked with `check_region`. Items come as Python objects; Arrow readers use `layout` instead.
+    `region` must have been checked with `check_region`. Items come as Python objects; Arrow readers
+    use `layout` instead.
     """
 
     __slots__ = ("_layout", "base_sequence", "envelope", "header", "region")
@@ -284,7 +308,9 @@ class BatchView:
 
     @property
     def bodies_bytes(self) -> int:
-        """The size of all bodies, decompressed: `bodies` refuses a batch that decompresses to another size. Raises CorruptBatch."""
+        """The size of all bodies, decompressed: `bodies` refuses a batch that decompresses to
+        another size. Raises CorruptBatch.
+        """
         return _last_offset_of(self.region, self.layout.body, self.header.count)
 
     def bodies(self) -> list[bytes]:
@@ -298,7 +324,8 @@ class BatchView:
             kind = Compression(header.compression)
         except ValueError:
             raise CorruptBatch(
-                f"a batch with compression {header.compression} cannot be read: 0 is none, 1 zstd, 2 lz4"
+                f"a batch with compression {header.compression} cannot be read: 0 is none, 1 "
+                "zstd, 2 lz4"
             ) from None
         data = decompress(kind, stored, size)
         marks = unpack_from(f"<{header.count + 1}i", self.region, layout.body)
@@ -363,12 +390,16 @@ class BatchView:
         ]
 
     def due_times_ms(self) -> tuple[int, ...] | None:
-        """When each message is to be delivered, milliseconds since 1970; None unless the batch is delayed."""
+        """When each message is to be delivered, milliseconds since 1970; None unless the batch is
+        delayed.
+        """
         at = self.layout.due
         return None if at < 0 else int_column(self.region, at, "q", self.header.count)
 
     def message_ids(self) -> list[bytes] | None:
-        """The stored 16-byte ids; None where the ids follow from the producer and the batch (`model.MessageId`)."""
+        """The stored 16-byte ids; None where the ids follow from the producer and the batch
+        (`model.MessageId`).
+        """
         at = self.layout.message_id
         if at < 0:
             return None
@@ -383,7 +414,9 @@ def _last_offset_of(region: bytes, at: int, count: int) -> int:
 
 
 CREATED_SPAN_MS: Final = 1 << 32
-"""The largest span of create times in a batch, which stores 32 bits of each, relative to the first."""
+"""The largest span of create times in a batch, which stores 32 bits of each, relative to the
+first.
+"""
 
 
 def columns_of_copies(
@@ -394,7 +427,9 @@ def columns_of_copies(
     created_ms: Sequence[int],
     message_ids: list[bytes],
 ) -> tuple[Columns, int]:
-    """Build the columns of a batch, and its first create time in milliseconds since 1970. Columns without any value are left out."""
+    """Build the columns of a batch, and its first create time in milliseconds since 1970. Columns
+    without any value are left out.
+    """
     first = min(created_ms)
     columns = Columns(
         bodies,

@@ -1,12 +1,15 @@
-"""A batch's region: the bytes that the producer wrote and that never change. This module builds and parses its header and columns. Pure.
+"""A batch's region: the bytes that the producer wrote and that never change. This module builds and
+parses its header and columns. Pure.
 
-    producer_id | batch_sequence | flags | count | create_time_ms | columns | partition | body_bytes | subject_bytes | compression |
-    subject, then the columns in the order of `Column`
+    producer_id | batch_sequence | flags | count | create_time_ms | columns | partition | body_bytes
+    | subject_bytes | compression | subject, then the columns in the order of `Column`
 
-Sizes follow from `count` and from each column's last offset, so there is no directory: `Layout.walk` finds every buffer in a few steps, for
-any count. docs/FORMAT.md is the specification, byte by byte; `qmq.wire.batch` puts the envelope before it.
+Sizes follow from `count` and from each column's last offset, so there is no directory:
+`Layout.walk` finds every buffer in a few steps, for any count. docs/FORMAT.md is the specification,
+byte by byte; `qmq.wire.batch` puts the envelope before it.
 
-A batch's bodies are compressed as one buffer. The decompressed size is known in advance, so a decompression bomb is refused.
+A batch's bodies are compressed as one buffer. The decompressed size is known in advance, so a
+decompression bomb is refused.
 """
 
 from __future__ import annotations
@@ -46,31 +49,47 @@ class Column(IntFlag):
     TAGS = 16
     HEADERS = 32
     DUE = 64
-    """When a delayed message is to be delivered. Only delay servers accept batches with this column."""
+    """When a delayed message is to be delivered. Only delay servers accept batches with this
+    column.
+    """
 
 
 UNREADABLE: Final = (CorruptBatch, error, ValueError, IndexError, OverflowError)
-"""The errors of reading a region with a correct checksum, for `except`: older versions stored batches that brokers now refuse."""
+"""The errors of reading a region with a correct checksum, for `except`: older versions stored
+batches that brokers now refuse.
+"""
 _KNOWN_COLUMNS: Final = sum(Column)
 _CREATE_DELTA, _MESSAGE_ID, _KEY, _LOGICAL_PARTITION, _TAGS, _HEADERS, _DUE = map(int, Column)
-"""Plain numbers, because reading a batch tests each of them, and an enum's `&` creates a new member."""
+"""Plain numbers, because reading a batch tests each of them, and an enum's `&` creates a new
+member.
+"""
 
 
 class BatchFlag(IntFlag):
     """A producer's statements about a whole batch."""
 
     BENT = 1
-    """Best-effort order: the messages belong to another partition, whose broker group could not take them."""
+    """Best-effort order: the messages belong to another partition, whose broker group could not
+    take them.
+    """
     ORDERED = 2
     """Delayed messages to an ordered subject."""
     RECURRING = 4
-    """One delayed message that is delivered again and again; the headers `qmq-cron` and `qmq-zone` say when."""
+    """One delayed message that is delivered again and again; the headers `qmq-cron` and `qmq-zone`
+    say when.
+    """
     DIRECTED = 8
-    """For one consumer group only, named by the header `qmq-group` of each message. Other groups skip the batch."""
+    """For one consumer group only, named by the header `qmq-group` of each message. Other groups
+    skip the batch.
+    """
     AGAIN = 16
-    """The batch may be stored already under this number: the broker searches all of its history for the number."""
+    """The batch may be stored already under this number: the broker searches all of its history for
+    the number.
+    """
     HALF = 32
-    """Delayed messages that wait for a decision: moving one commits it. Messages still undecided when due are cancelled, not delivered."""
+    """Delayed messages that wait for a decision: moving one commits it. Messages still undecided
+    when due are cancelled, not delivered.
+    """
 
 
 _DIRECTED: Final = int(BatchFlag.DIRECTED)
@@ -103,12 +122,16 @@ def pad(size: int) -> int:
 
 @lru_cache(maxsize=65_536)
 def tag_hash(tag: str) -> int:
-    """The 8-byte hash by which brokers compare tags: BLAKE2b with a digest of 8 bytes, read little endian."""
+    """The 8-byte hash by which brokers compare tags: BLAKE2b with a digest of 8 bytes, read little
+    endian.
+    """
     return int.from_bytes(hashlib.blake2b(tag.encode(), digest_size=8).digest(), "little")
 
 
 def tag_bloom(hashes: Iterable[int]) -> int:
-    """64 bits that say which tags *may* be in a batch: two bits a tag, from the low 12 bits of its hash."""
+    """64 bits that say which tags *may* be in a batch: two bits a tag, from the low 12 bits of its
+    hash.
+    """
     bits = 0
     for each in hashes:
         bits |= 1 << (each & 63) | 1 << (each >> 6 & 63)
@@ -117,7 +140,9 @@ def tag_bloom(hashes: Iterable[int]) -> int:
 
 @dataclass(slots=True)
 class Columns:
-    """The columns of one batch; a column that is None is absent. Each list has one item for each message."""
+    """The columns of one batch; a column that is None is absent. Each list has one item for each
+    message.
+    """
 
     bodies: list[bytes]
     keys: list[bytes] | None = None
@@ -129,7 +154,7 @@ class Columns:
     due_times_ms: Sequence[int] | None = None
 
 
-# --- writing -----------------------------------------------------------------------------------------------------------
+# --- writing --------------------------------------------------------------------------------------
 
 
 def padded(data: bytes) -> bytes:
@@ -195,11 +220,12 @@ def optional_buffers(columns: Columns) -> tuple[int, list[bytes]]:
     return flags, buffers
 
 
-# --- reading -----------------------------------------------------------------------------------------------------------
+# --- reading --------------------------------------------------------------------------------------
 
 
 def is_same_batch(region: bytes, crc: int, stored_head: bytes, stored_crc: int) -> bool:
-    """Whether a region equals the region that is stored under its number, by checksum. `stored_head` is the fixed part of the stored one.
+    """Whether a region equals the region that is stored under its number, by checksum.
+    `stored_head` is the fixed part of the stored one.
 
     The flag AGAIN is ignored: a batch equals its first copy, which did not have the flag.
     """
@@ -246,7 +272,9 @@ def last_offset(region: bytes | memoryview, at: int, count: int) -> int:
 
 @dataclass(slots=True)
 class Layout:
-    """Where each buffer of a region begins; -1 for a column that is absent. Regions share layouts: do not change one."""
+    """Where each buffer of a region begins; -1 for a column that is absent. Regions share layouts:
+    do not change one.
+    """
 
     create_delta: int = -1
     message_id: int = -1
@@ -375,7 +403,9 @@ def compress(kind: Compression, data: bytes) -> bytes:
 
 
 def decompress(kind: Compression, data: bytes, size: int) -> bytes:
-    """Decompress the data to exactly `size` bytes. Raises CorruptBatch if the result has another size."""
+    """Decompress the data to exactly `size` bytes. Raises CorruptBatch if the result has another
+    size.
+    """
     library = _library(kind)
     try:
         out = (

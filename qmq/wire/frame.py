@@ -2,19 +2,25 @@
 
     length u32 | kind u8 | flags u8 | reserved u16 | request_id u32 | deadline_ms u32 | payload
 
-`length` counts the whole frame. `request_id` pairs an answer with its request; answers may come in any order. `deadline_ms` is how
-long the sender will wait for the answer, counted from the frame's arrival, 0 for no limit.
+`length` counts the whole frame. `request_id` pairs an answer with its request; answers may come in
+any order. `deadline_ms` is how long the sender will wait for the answer, counted from the frame's
+arrival, 0 for no limit.
 
 Rules:
-* The length is checked against the limit before anything is allocated for it. An HTTP request ("GET " is 542,393,671) and a TLS hello
-  (0x010316..., little endian) are refused by their first four bytes.
+* The length is checked against the limit before anything is allocated for it. An HTTP request ("GET
+  " is 542,393,671) and a TLS hello (0x010316..., little endian) are refused by their first four
+  bytes.
 * Requests without content have a small limit, independent of the connection's limit.
-* Bytes are received into one reused buffer, and a frame's payload is *borrowed*: valid until the next `get_buffer`. A receiver that keeps a
-  part copies that part, once. Many readers may share the buffer: then the payload is valid until the event loop continues. A reader holds
-  only the beginning of an incomplete frame: a copy of it if it is short, otherwise the buffer itself, and the others get another one.
-* While a large part of a frame is missing, only that part is received: what follows would have to be moved.
-* A frame that does not fit the reused buffer makes an own buffer grow, up to `OWN_BYTES_MAX`. Otherwise it is received into a separate
-  buffer, which grows as the bytes arrive: a peer that announces much and sends little costs little memory.
+* Bytes are received into one reused buffer, and a frame's payload is *borrowed*: valid until the
+  next `get_buffer`. A receiver that keeps a part copies that part, once. Many readers may share the
+  buffer: then the payload is valid until the event loop continues. A reader holds only the
+  beginning of an incomplete frame: a copy of it if it is short, otherwise the buffer itself, and
+  the others get another one.
+* While a large part of a frame is missing, only that part is received: what follows would have to
+  be moved.
+* A frame that does not fit the reused buffer makes an own buffer grow, up to `OWN_BYTES_MAX`.
+  Otherwise it is received into a separate buffer, which grows as the bytes arrive: a peer that
+  announces much and sends little costs little memory.
 """
 
 from __future__ import annotations
@@ -32,7 +38,9 @@ HEADER_BYTES: Final = HEADER.size
 BUFFER_BYTES: Final = 320 * limits.KIB
 """A full batch of a producer (256 KiB of bodies) fits, with its columns and headers."""
 OWN_BYTES_MAX: Final = 8 * BUFFER_BYTES
-"""How far a buffer grows that only one reader uses: a pull of a MiB fits, with the batch that exceeds it."""
+"""How far a buffer grows that only one reader uses: a pull of a MiB fits, with the batch that
+exceeds it.
+"""
 _SPARES_MAX: Final = 4
 
 
@@ -56,7 +64,9 @@ class FrameKind(IntEnum):
     ERROR = 15
     SETTLED = 16
     PRODUCE_FAST = 17
-    """PRODUCE with `acks=master`: answered when the master has written the batch. A failure of the master may lose it."""
+    """PRODUCE with `acks=master`: answered when the master has written the batch. A failure of the
+    master may lose it.
+    """
     REPLICA_HELLO = 18
     """First frame between replicas of a group."""
     REPLICA = 19
@@ -72,7 +82,9 @@ class FrameKind(IntEnum):
     BEGUN = 27
     """A consumer begins to process messages that failed before. Not answered."""
     PRODUCE_FLUSHED = 28
-    """PRODUCE with `acks=flushed`: answered when a majority has flushed the batch, which then survives any power cut."""
+    """PRODUCE with `acks=flushed`: answered when a majority has flushed the batch, which then
+    survives any power cut.
+    """
     REAUTH = 29
     """A newer token for this connection (docs/ACCESS.md). Answered by OK."""
 
@@ -141,8 +153,9 @@ class SharedBuffer:
 class FrameReader:
     """Cuts a byte stream into frames: fill `get_buffer()`, then call `received(n)`.
 
-    `frame_bytes_max` may be raised once the peer is identified. `shared` is a buffer that other readers receive into as well, each
-    between its `get_buffer` and its `received`. `partial` counts the memory of large frames before they are complete.
+    `frame_bytes_max` may be raised once the peer is identified. `shared` is a buffer that other
+    readers receive into as well, each between its `get_buffer` and its `received`. `partial` counts
+    the memory of large frames before they are complete.
     """
 
     __slots__ = (
@@ -178,14 +191,18 @@ class FrameReader:
         self._start = 0
         self._end = 0
         self._incomplete_bytes = 0
-        """The length of the incomplete frame, if only the rest of it is to be received now; otherwise 0."""
+        """The length of the incomplete frame, if only the rest of it is to be received now;
+        otherwise 0.
+        """
         self._grown_bytes = 0
         self._large: bytearray | None = None
         self._large_bytes = 0
         self._large_end = 0
 
     def get_buffer(self) -> memoryview:
-        """The place for the next bytes; never empty. Payloads that were returned before become invalid."""
+        """The place for the next bytes; never empty. Payloads that were returned before become
+        invalid.
+        """
         if self._large is not None:
             return self._rest_of_large(self._large)
         if self._grown_bytes:
@@ -202,7 +219,9 @@ class FrameReader:
         return self._view[self._end : self._start + length if length else None]
 
     def received(self, count: int) -> list[Frame]:
-        """The frames that are complete after `count` more bytes in the buffer. Raises ProtocolViolation."""
+        """The frames that are complete after `count` more bytes in the buffer. Raises
+        ProtocolViolation.
+        """
         if self._large is not None:
             return self._received_large(count)
         self._end += count
@@ -220,7 +239,8 @@ class FrameReader:
                 self._refuse(length, kind, flags)
             if length > limits.ASKING_BYTES_MAX and kind in _ASKING:
                 raise ProtocolViolation(
-                    f"a frame of kind {kind} has at most {limits.ASKING_BYTES_MAX} bytes, not {length}"
+                    f"a frame of kind {kind} has at most {limits.ASKING_BYTES_MAX} bytes, "
+                    f"not {length}"
                 )
             if start + length > end:
                 break
@@ -281,7 +301,9 @@ class FrameReader:
         return self._large is not None or bool(self._rest) or self._end > self._start
 
     def grow(self, buffer_bytes: int) -> None:
-        """Use a larger buffer from the next `get_buffer` on, and stop counting partial frames: for a trusted peer with large frames."""
+        """Use a larger buffer from the next `get_buffer` on, and stop counting partial frames: for
+        a trusted peer with large frames.
+        """
         self._grown_bytes = max(buffer_bytes, len(self._view))
 
     def _grow(self) -> None:
@@ -303,12 +325,15 @@ class FrameReader:
 
     def _refuse(self, length: int, kind: int, flags: int) -> None:
         raise ProtocolViolation(
-            f"not a frame: length {length} (16 to {self.frame_bytes_max}), kind {kind}, flags {flags}; "
+            f"not a frame: length {length} (16 to {self.frame_bytes_max}), kind {kind}, "
+            f"flags {flags}; "
             "is this the data port of a QMQ broker, and the peer a QMQ client?"
         )
 
     def _rest_of_large(self, large: bytearray) -> memoryview:
-        """Room for at least one byte. The buffer doubles, so that growth copies each byte about once."""
+        """Room for at least one byte. The buffer doubles, so that growth copies each byte about
+        once.
+        """
         if self._large_end == len(large):
             room = min(
                 max(self._large_end, _LARGE_FIRST_BYTES), self._large_bytes - self._large_end

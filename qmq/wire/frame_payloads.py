@@ -1,8 +1,8 @@
 """Packs and unpacks the payload of each kind of frame. Pure.
 
-Frequent payloads are fixed structs (little endian); the rare ones that open a session (HELLO, WELCOME, ATTACH, ATTACHED) or have
-many fields (FETCH, FIND) are JSON objects, so that they can grow and any language can read them. A payload that does not parse is a
-ProtocolViolation.
+Frequent payloads are fixed structs (little endian); the rare ones that open a session (HELLO,
+WELCOME, ATTACH, ATTACHED) or have many fields (FETCH, FIND) are JSON objects, so that they can grow
+and any language can read them. A payload that does not parse is a ProtocolViolation.
 
     PRODUCE    batches, one after another, as the producer made them   ->  PRODUCED  a Produced for each
     PULL       a consumer's request for messages                       ->  MESSAGES  a Delivery: ranges, then the batches that hold them
@@ -59,7 +59,9 @@ _J = TypeVar("_J", bound="_JsonMessage")
 
 
 class _JsonMessage:
-    """A payload that is one JSON object; unknown fields are ignored, so that a newer peer may add some."""
+    """A payload that is one JSON object; unknown fields are ignored, so that a newer peer may add
+    some.
+    """
 
     def pack(self) -> bytes:
         return json.dumps(asdict(self), separators=(",", ":")).encode()  # type: ignore[call-overload]
@@ -92,7 +94,8 @@ class _JsonMessage:
                 )
             if not all(is_text(each) for each in (value if isinstance(value, list) else (value,))):
                 raise InvalidArgument(
-                    f"{type(self).__name__}.{known.name} holds half of a surrogate pair, which is no character"
+                    f"{type(self).__name__}.{known.name} holds half of a surrogate pair, "
+                    "which is no character"
                 )
 
 
@@ -118,8 +121,9 @@ def _holds(kind: str, value: Any) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Hello(_JsonMessage):
-    """The first frame on a connection. `token` identifies the client if its certificate does not. `server` is the name of the server that
-    the client means (`ServerName.pack`); another server refuses (WrongServer). Releases up to 0.2.0 ignore it.
+    """The first frame on a connection. `token` identifies the client if its certificate does not.
+    `server` is the name of the server that the client means (`ServerName.pack`); another server
+    refuses (WrongServer). Releases up to 0.2.0 ignore it.
     """
 
     version: int
@@ -128,7 +132,9 @@ class Hello(_JsonMessage):
     server: str = ""
 
     def pack(self) -> bytes:
-        """Pack the payload. Empty fields are left out: the payload is then that of releases before them."""
+        """Pack the payload. Empty fields are left out: the payload is then that of releases before
+        them.
+        """
         found = {
             name: value
             for name, value in asdict(self).items()
@@ -146,7 +152,9 @@ class Reauth(_JsonMessage):
 
 @dataclass(frozen=True, slots=True)
 class Welcome(_JsonMessage):
-    """The broker's limits. `inflight_bytes_max` is the credit: the unanswered bytes that a client may have here."""
+    """The broker's limits. `inflight_bytes_max` is the credit: the unanswered bytes that a client
+    may have here.
+    """
 
     version: int
     broker: str
@@ -163,11 +171,13 @@ UNSAID: Final = "\0"
 class Attach(_JsonMessage):
     """A consumer joins its group on one queue.
 
-    `incarnation` is a random id that the consumer chooses when it starts. If the same incarnation attaches again, it reconnects and keeps
-    its messages up to `received` (the last pull sequence that it got, -1 for none). Another incarnation gets all unsettled messages again.
-    `start` says where a new group begins: "earliest" or "latest". With `RESUME` the consumer attaches only if the broker still knows this
-    incarnation. Otherwise nothing changes, and the answer has `resumed` 0 and no session. `condition` is what the application selects by
-    itself; brokers only compare it.
+    `incarnation` is a random id that the consumer chooses when it starts. If the same incarnation
+    attaches again, it reconnects and keeps its messages up to `received` (the last pull sequence
+    that it got, -1 for none). Another incarnation gets all unsettled messages again. `start` says
+    where a new group begins: "earliest" or "latest". With `RESUME` the consumer attaches only if
+    the broker still knows this incarnation. Otherwise nothing changes, and the answer has `resumed`
+    0 and no session. `condition` is what the application selects by itself; brokers only compare
+    it.
     """
 
     subject: str
@@ -187,7 +197,8 @@ class Attach(_JsonMessage):
 class Attached(_JsonMessage):
     """`session` names the consumer in the frames that follow on this connection.
 
-    `resumed` is 1 if the consumer still holds the messages that it had received, 0 if they went back to the group.
+    `resumed` is 1 if the consumer still holds the messages that it had received, 0 if they went
+    back to the group.
     """
 
     session: int
@@ -205,13 +216,15 @@ ONLY_DIRECTED: Final = 2
 
 @dataclass(frozen=True, slots=True)
 class Fetch(_JsonMessage):
-    """Read committed batches of a queue, without a group: those that hold any of `sequence` to `until` - 1, about `bytes_max` of them.
+    """Read committed batches of a queue, without a group: those that hold any of `sequence` to
+    `until` - 1, about `bytes_max` of them.
 
-    The answer has at least one batch if there is one and `bytes_max` is more than 0. With 0 it has only the queue's numbers. `since_ms`:
-    begin at the first batch appended at or after that time, if that batch comes later than `sequence` (0: no limit). The broker may leave
-    out batches that hold no message with any of `tags_any`, or none with one of `tags_all`, or none of the logical partitions `lps`
-    (ranges, end exclusive, as "0-512"; empty: all). `directed`: 1 to include batches for one consumer group, 2 (`ONLY_DIRECTED`) for only
-    these batches.
+    The answer has at least one batch if there is one and `bytes_max` is more than 0. With 0 it has
+    only the queue's numbers. `since_ms`: begin at the first batch appended at or after that time,
+    if that batch comes later than `sequence` (0: no limit). The broker may leave out batches that
+    hold no message with any of `tags_any`, or none with one of `tags_all`, or none of the logical
+    partitions `lps` (ranges, end exclusive, as "0-512"; empty: all). `directed`: 1 to include
+    batches for one consumer group, 2 (`ONLY_DIRECTED`) for only these batches.
     """
 
     subject: str
@@ -227,12 +240,14 @@ class Fetch(_JsonMessage):
 
 
 class Fetched(NamedTuple):
-    """A queue's numbers, and the end of the batches that follow in the answer. All are 0 for a queue that never had a message.
+    """A queue's numbers, and the end of the batches that follow in the answer. All are 0 for a
+    queue that never had a message.
 
-    `next_sequence`: the answer has every wanted batch from the requested sequence (or `start_sequence`, if that is higher) up to this
-    sequence; the next request begins here. `end_sequence` is the sequence after the newest message that applications may see; of a sealed
-    partition, the sequence of its command message. `stored_bytes`, the bytes of the kept messages, is set only in the answer to a request
-    for no messages.
+    `next_sequence`: the answer has every wanted batch from the requested sequence (or
+    `start_sequence`, if that is higher) up to this sequence; the next request begins here.
+    `end_sequence` is the sequence after the newest message that applications may see; of a sealed
+    partition, the sequence of its command message. `stored_bytes`, the bytes of the kept messages,
+    is set only in the answer to a request for no messages.
     """
 
     start_sequence: int
@@ -246,7 +261,9 @@ class Fetched(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Find(_JsonMessage):
-    """Asks for the batches of a producer (16 hexadecimal digits) in a queue: at most `most`, with the highest numbers below `before`."""
+    """Asks for the batches of a producer (16 hexadecimal digits) in a queue: at most `most`, with
+    the highest numbers below `before`.
+    """
 
     subject: str
     partition: int
@@ -257,8 +274,8 @@ class Find(_JsonMessage):
 
 @dataclass(frozen=True, slots=True)
 class FoundBatches(_JsonMessage):
-    """`[batch_sequence, base_sequence, count]` of each batch, the highest number first; all are committed. A count of 0: retention removed
-    it.
+    """`[batch_sequence, base_sequence, count]` of each batch, the highest number first; all are
+    committed. A count of 0: retention removed it.
     """
 
     found: list[list[int]]
@@ -266,10 +283,12 @@ class FoundBatches(_JsonMessage):
 
 @dataclass(frozen=True, slots=True)
 class LaneAttach(_JsonMessage):
-    """A consumer takes a lane of an ordered subject: logical partitions `first` to `end` - 1 of a partition, for a group.
+    """A consumer takes a lane of an ordered subject: logical partitions `first` to `end` - 1 of a
+    partition, for a group.
 
-    `version` is the frontier's version under which the lane is open for the group. `token` is the consumer's earlier token for this lane if
-    it reconnects after a broken connection, and 0 otherwise. The consumer gives up all its other lanes that overlap this one.
+    `version` is the frontier's version under which the lane is open for the group. `token` is the
+    consumer's earlier token for this lane if it reconnects after a broken connection, and 0
+    otherwise. The consumer gives up all its other lanes that overlap this one.
     """
 
     subject: str
@@ -286,11 +305,13 @@ class LaneAttach(_JsonMessage):
 
 @dataclass(frozen=True, slots=True)
 class LaneAttached(_JsonMessage):
-    """The consumer owns the lane. Sent when this is committed. `token` goes into every LANE_PULL and LANE_SETTLE.
+    """The consumer owns the lane. Sent when this is committed. `token` goes into every LANE_PULL
+    and LANE_SETTLE.
 
-    `position` is the first sequence that may have an unfinished message of the lane: pull from there. `is_resumed` is 1 if the consumer had
-    this token before, and still owns the messages that it pulled. `parked` are the parked keys of the lane, hexadecimal: the consumer must
-    park their messages, too.
+    `position` is the first sequence that may have an unfinished message of the lane: pull from
+    there. `is_resumed` is 1 if the consumer had this token before, and still owns the messages that
+    it pulled. `parked` are the parked keys of the lane, hexadecimal: the consumer must park their
+    messages, too.
     """
 
     session: int
@@ -309,10 +330,11 @@ class Produced(NamedTuple):
 
 
 class Pull(NamedTuple):
-    """Asks for the group's next messages. The answer comes when there are messages, or is empty after `wait_ms`.
+    """Asks for the group's next messages. The answer comes when there are messages, or is empty
+    after `wait_ms`.
 
-    `kept` is the base sequence of the batch in which this session's last delivery ended: the consumer keeps it, and the answer leaves it
-    out. -1: none.
+    `kept` is the base sequence of the batch in which this session's last delivery ended: the
+    consumer keeps it, and the answer leaves it out. -1: none.
     """
 
     session: int
@@ -323,7 +345,9 @@ class Pull(NamedTuple):
 
 
 class Range(NamedTuple):
-    """Consecutive messages of one batch. `batch` is the batch's place in the delivery, from 0; the kept batch comes behind them."""
+    """Consecutive messages of one batch. `batch` is the batch's place in the delivery, from 0; the
+    kept batch comes behind them.
+    """
 
     first_sequence: int
     count: int  # type: ignore[assignment]
@@ -332,7 +356,8 @@ class Range(NamedTuple):
 
 
 class LanePull(NamedTuple):
-    """Asks for a lane's messages from `sequence` on. The answer comes when there are messages, or is empty after `wait_ms`.
+    """Asks for a lane's messages from `sequence` on. The answer comes when there are messages, or
+    is empty after `wait_ms`.
 
     The request has the position, so after a broken answer the consumer repeats the request.
     """
@@ -346,9 +371,11 @@ class LanePull(NamedTuple):
 
 
 class LaneDelivery(NamedTuple):
-    """A lane's messages. `ranges` has all unfinished messages of the lane from the pull's sequence up to before `next_sequence`.
+    """A lane's messages. `ranges` has all unfinished messages of the lane from the pull's sequence
+    up to before `next_sequence`.
 
-    `is_end`: the partition is sealed, and `next_sequence` is after its command message. No message will ever follow.
+    `is_end`: the partition is sealed, and `next_sequence` is after its command message. No message
+    will ever follow.
     """
 
     session: int
@@ -362,9 +389,13 @@ class LaneVerdict(IntEnum):
     """A consumer's verdict on its lane's messages in a range of sequences, both ends included."""
 
     DONE = 0
-    """Processed. Covers all messages of the lane in the range; messages of other lanes may lie between them."""
+    """Processed. Covers all messages of the lane in the range; messages of other lanes may lie
+    between them.
+    """
     FAILED = 1
-    """The handler failed on the message at `first`, for the `argument`-th time. The message is not done; the broker keeps the count."""
+    """The handler failed on the message at `first`, for the `argument`-th time. The message is not
+    done; the broker keeps the count.
+    """
     PARKED = 2
     """The message at `first` is parked with its key. It is done for the lane."""
 
@@ -479,7 +510,9 @@ def pack_delivery(
 
 
 def unpack_delivery(payload: memoryview | bytes) -> tuple[int, int, list[Range], int, int]:
-    """(session, first pull sequence, ranges, number of batches, where they begin). Raises ProtocolViolation."""
+    """(session, first pull sequence, ranges, number of batches, where they begin). Raises
+    ProtocolViolation.
+    """
     try:
         session, count, first, batches = _DELIVERY.unpack_from(payload)
         start = _DELIVERY.size + count * _RANGE.size
@@ -506,7 +539,9 @@ def unpack_fetched(payload: memoryview | bytes) -> tuple[Fetched, int]:
 
 
 FETCHED_HEAD_BYTES: Final = _FETCHED.size
-"""The bytes before the batches. A reader can send its next FETCH when it has these, while the batches still arrive."""
+"""The bytes before the batches. A reader can send its next FETCH when it has these, while the
+batches still arrive.
+"""
 
 
 def pack_session(session: int) -> bytes:
@@ -521,7 +556,9 @@ def unpack_session(payload: memoryview | bytes) -> int:
 
 
 def pack_detach(session: int, received: int = EVERYTHING_RECEIVED) -> bytes:
-    """The payload of DETACH. `received` is the last pull sequence that arrived; later messages return to the group without an attempt."""
+    """The payload of DETACH. `received` is the last pull sequence that arrived; later messages
+    return to the group without an attempt.
+    """
     return _DETACH.pack(session, received)
 
 

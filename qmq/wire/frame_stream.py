@@ -1,7 +1,8 @@
 """The asyncio protocol around the frame codec, for both ends of a connection.
 
-Frames go to `on_frames` as they arrive, with borrowed payloads. Bytes that are put are kept until `flush`, so that those of one round of
-the event loop are sent in one write, or in a few if they are many.
+Frames go to `on_frames` as they arrive, with borrowed payloads. Bytes that are put are kept until
+`flush`, so that those of one round of the event loop are sent in one write, or in a few if they are
+many.
 """
 
 from __future__ import annotations
@@ -21,14 +22,17 @@ from qmq.wire.partial_frames import PartialFrames
 SOCKET_BYTES: Final = 2 * limits.MIB
 WRITE_HIGH_BYTES: Final = 4 * limits.MIB
 JOINED_BYTES_MAX: Final = 16 * limits.KIB
-"""So few bytes are copied into one piece: the event loop then needs less time for them than for a list of pieces."""
+"""So few bytes are copied into one piece: the event loop then needs less time for them than for a
+list of pieces.
+"""
 
 
 class FrameStream(asyncio.BufferedProtocol):
     """Frames over one TCP connection.
 
-    `on_frames(frames)` is called with the frames that arrived. If it, or the codec, raises ProtocolViolation, `on_violation` gets the
-    error and the connection is closed. `on_closed` is called once. `on_writable` is called when a full write buffer has drained.
+    `on_frames(frames)` is called with the frames that arrived. If it, or the codec, raises
+    ProtocolViolation, `on_violation` gets the error and the connection is closed. `on_closed` is
+    called once. `on_writable` is called when a full write buffer has drained.
     """
 
     def __init__(
@@ -60,7 +64,7 @@ class FrameStream(asyncio.BufferedProtocol):
         self._on_violation = on_violation
         self._outbox: list[bytes] = []
 
-    # --- asyncio's side ------------------------------------------------------------------------------------------------
+    # --- asyncio's side ---------------------------------------------------------------------------
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = cast(asyncio.Transport, transport)
@@ -104,7 +108,7 @@ class FrameStream(asyncio.BufferedProtocol):
         self.reader.release()
         self._on_closed(exc)
 
-    # --- our side ------------------------------------------------------------------------------------------------------
+    # --- our side ---------------------------------------------------------------------------------
 
     @property
     def is_open(self) -> bool:
@@ -136,7 +140,9 @@ class FrameStream(asyncio.BufferedProtocol):
         return self._sent_bytes - self.unsent_bytes
 
     def put(self, *buffers: bytes) -> bool:
-        """Keep bytes for the next `flush`. Returns True if they are the first: the caller then schedules a flush."""
+        """Keep bytes for the next `flush`. Returns True if they are the first: the caller then
+        schedules a flush.
+        """
         is_first = not self._outbox
         self._outbox += buffers
         return is_first
@@ -156,7 +162,9 @@ class FrameStream(asyncio.BufferedProtocol):
                 transport.writelines(outbox)
 
     def close(self) -> None:
-        """Write the kept bytes, then close. A connection that is still being made is closed as soon as it is open."""
+        """Write the kept bytes, then close. A connection that is still being made is closed as soon
+        as it is open.
+        """
         self.flush()
         self._is_unwanted = True
         if self.transport is not None:

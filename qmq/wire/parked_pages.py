@@ -24,9 +24,11 @@ def first_page(keys: Iterable[control.ParkedKey], bytes_max: int) -> Iterator[co
 def by_ranges(
     lps: LpRange, keys: Iterable[control.ParkedKey]
 ) -> Iterator[tuple[LpRange, list[control.ParkedKey]]]:
-    """Ranges that together are `lps`, each with all of its keys: as many as fit, and at least those of one logical partition.
+    """Ranges that together are `lps`, each with all of its keys: as many as fit, and at least those
+    of one logical partition.
 
-    A logical partition is in one range with all of its keys: a request that comes twice, or late, still says exactly what is parked there.
+    A logical partition is in one range with all of its keys: a request that comes twice, or late,
+    still says exactly what is parked there.
     """
     first, size = lps.first, 0
     held: list[control.ParkedKey] = []

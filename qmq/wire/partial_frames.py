@@ -1,8 +1,10 @@
 """Bounds the memory of partial frames over all connections of a server. Pure.
 
-One frame is bounded by its kind, and its buffer grows as its bytes arrive. Still, a thousand connections that each send a large frame
-without its end would hold 16 GiB. There is therefore one budget for all connections: when it is exceeded, the server closes the connection
-whose partial frame got no new byte for the longest time. A slow but steady upload continues while others are idle.
+One frame is bounded by its kind, and its buffer grows as its bytes arrive. Still, a thousand
+connections that each send a large frame without its end would hold 16 GiB. There is therefore one
+budget for all connections: when it is exceeded, the server closes the connection whose partial
+frame got no new byte for the longest time. A slow but steady upload continues while others are
+idle.
 """
 
 from __future__ import annotations
@@ -11,7 +13,9 @@ from collections.abc import Callable, Hashable
 
 
 class PartialFrames:
-    """`on_exceeded` is called with the reader whose connection must end; its memory counts as free from then on."""
+    """`on_exceeded` is called with the reader whose connection must end; its memory counts as free
+    from then on.
+    """
 
     def __init__(self, bytes_max: int, on_exceeded: Callable[[Hashable], None]) -> None:
         self._bytes_max = bytes_max

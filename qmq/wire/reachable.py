@@ -1,11 +1,14 @@
-"""Finds out whether the machine at a connection's other end can still be reached. The peer's kernel acknowledges what it receives, even if
-the process behind it is slow, stopped or busy. A slow process therefore never counts as lost, and a machine without power or network is
-found within seconds.
+"""Finds out whether the machine at a connection's other end can still be reached. The peer's kernel
+acknowledges what it receives, even if the process behind it is slow, stopped or busy. A slow
+process therefore never counts as lost, and a machine without power or network is found within
+seconds.
 
-    bytes are on their way     they were sent more than once without any acknowledgement: `silent_ms` (TCP_INFO)
+    bytes are on their way     they were sent more than once without any acknowledgement:
+                               `silent_ms` (TCP_INFO)
     none are on their way      the kernel sends keepalive probes, and ends the connection: `watch`
 
-TCP_USER_TIMEOUT is not used: it also ends a connection whose peer acknowledges everything, but takes no more for now.
+TCP_USER_TIMEOUT is not used: it also ends a connection whose peer acknowledges everything, but
+takes no more for now.
 """
 
 from __future__ import annotations
@@ -22,7 +25,9 @@ _RETRANSMITS: Final = 2
 _UNACKED: Final = 24
 _LAST_ACK: Final = 56
 _INFO_BYTES: Final = 60
-"""The offsets of three fields (a u8, two u32) in Linux's struct tcp_info, and the length to read. Linux only appends to this struct."""
+"""The offsets of three fields (a u8, two u32) in Linux's struct tcp_info, and the length to read.
+Linux only appends to this struct.
+"""
 _WORDS: Final = Struct("=I")
 
 
@@ -41,7 +46,9 @@ def watch(found: socket.socket | None) -> None:
 
 
 def silent_ms(found: socket.socket | None) -> int:
-    """The time in which the peer's kernel acknowledged nothing although data was sent to it twice; 0 if it did, or if that is unknown."""
+    """The time in which the peer's kernel acknowledged nothing although data was sent to it twice;
+    0 if it did, or if that is unknown.
+    """
     if (
         found is None
         or found.family not in (socket.AF_INET, socket.AF_INET6)

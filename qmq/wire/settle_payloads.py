@@ -1,6 +1,7 @@
 """The verdicts of consumers of unordered subjects: the payloads of SETTLE, SETTLED and BEGUN. Pure.
 
-SETTLE    session, count, count * (first, last, verdict, delay_ms), then for each range that has one: (its number, an error's text)
+SETTLE    session, count, count * (first, last, verdict, delay_ms), then for each range that has
+          one: (its number, an error's text)
 SETTLED   the number of settled messages, the number of stale ones
 BEGUN     session, first, last
 """
@@ -31,7 +32,9 @@ class Verdict(IntEnum):
     RELEASE = 2
     """Not processed: deliver the message again, with the same attempt count."""
     DEAD = 3
-    """Failed for good: move the message to the group's dead-letter queue. A NACK of the last attempt does the same."""
+    """Failed for good: move the message to the group's dead-letter queue. A NACK of the last
+    attempt does the same.
+    """
 
 
 BY_GROUP_MS: Final = 0xFFFF_FFFF
@@ -68,7 +71,8 @@ def unpack_settle(payload: memoryview | bytes) -> tuple[int, list[Settlement]]:
     """Raises ProtocolViolation, InvalidArgument."""
     if len(payload) > limits.SETTLE_BYTES_MAX:
         raise InvalidArgument(
-            f"a SETTLE has at most {limits.SETTLE_BYTES_MAX} bytes, not {len(payload)}: send several"
+            f"a SETTLE has at most {limits.SETTLE_BYTES_MAX} bytes, not {len(payload)}: send "
+            "several"
         )
     try:
         session, count = _SETTLE.unpack_from(payload)
@@ -124,7 +128,9 @@ def pack_settled(settled: int, stale: int) -> bytes:
 
 
 def unpack_settled(payload: memoryview | bytes) -> tuple[int, int]:
-    """(messages settled, messages that were no longer this consumer's). Raises ProtocolViolation."""
+    """(messages settled, messages that were no longer this consumer's). Raises
+    ProtocolViolation.
+    """
     settled, stale = _exactly(_SETTLED, payload, "SETTLED")
     return settled, stale
 

@@ -16,7 +16,9 @@ _E = TypeVar("_E", bound=Enum)
 
 
 def settings_of(config: SubjectConfig, *, partitions: int = 0) -> pb.SubjectSettings:
-    """Encode a subject's settings. `partitions`: how many partitions a new ordered subject gets; 0 leaves the choice to the metaserver."""
+    """Encode a subject's settings. `partitions`: how many partitions a new ordered subject gets; 0
+    leaves the choice to the metaserver.
+    """
     return pb.SubjectSettings(
         name=config.name,
         retention_ms=config.retention_ms,
@@ -49,7 +51,9 @@ def config_of(settings: pb.SubjectSettings) -> SubjectConfig:
 
 
 def changes_of(request: pb.AlterSubjectRequest) -> dict[str, int | None]:
-    """The fields of SubjectConfig that the request changes. Raises InvalidArgument if there are none."""
+    """The fields of SubjectConfig that the request changes. Raises InvalidArgument if there are
+    none.
+    """
     found: dict[str, int | None] = {
         name: getattr(request, name) or None
         for name in ("retention_ms", "retention_bytes")
@@ -59,7 +63,8 @@ def changes_of(request: pb.AlterSubjectRequest) -> dict[str, int | None]:
         found["body_bytes_max"] = request.body_bytes_max
     if not found:
         raise InvalidArgument(
-            f"nothing of subject {request.subject!r} is to change: give a retention or the largest body"
+            f"nothing of subject {request.subject!r} is to change: give a retention or the "
+            "largest body"
         )
     return found
 

@@ -1,14 +1,18 @@
-"""A replica's operations on the coordination store: win an epoch, hold the master's key, change the membership.
+"""A replica's operations on the coordination store: win an epoch, hold the master's key, change the
+membership.
 
 Answers may be lost, so each operation has a way to find its outcome:
 
-* *campaign*: the epoch's Claim carries the attempt's number. The replica reads the Claim back: it owns the epoch only if the Claim has
-  this attempt's number. An attempt that is given up first revokes its lease, so that a transaction still on its way fails; if it
-  succeeds all the same, an epoch is unused, which is harmless.
-* *change*: a compare-and-swap that cannot happen twice; it is repeated until its outcome is certain. If this master was superseded in the
-  meantime, the outcome stays open, because the master will commit nothing more.
-* *hold*: a lost lease does not end the mastership, because a majority of the group decides that. The key is set again under a new
-  lease, if the Claim is still this replica's and there is no other master.
+* *campaign*: the epoch's Claim carries the attempt's number. The replica reads the Claim back: it
+  owns the epoch only if the Claim has this attempt's number. An attempt that is given up first
+  revokes its lease, so that a transaction still on its way fails; if it succeeds all the same, an
+  epoch is unused, which is harmless.
+* *change*: a compare-and-swap that cannot happen twice; it is repeated until its outcome is
+  certain. If this master was superseded in the meantime, the outcome stays open, because the master
+  will commit nothing more.
+* *hold*: a lost lease does not end the mastership, because a majority of the group decides that.
+  The key is set again under a new lease, if the Claim is still this replica's and there is no other
+  master.
 
 The functions await only the store and the given `sleep`, so the simulator can run them.
 """
@@ -55,9 +59,11 @@ Sleep = Callable[[float], Awaitable[None]]
 
 @dataclass(frozen=True, slots=True)
 class Holding:
-    """The state of our mastership in the store. `lease` holds the master's key now; it is NO_LEASE if the key is not ours.
+    """The state of our mastership in the store. `lease` holds the master's key now; it is NO_LEASE
+    if the key is not ours.
 
-    While the lease is the same, the key has always existed: it is deleted only with the lease, or overwritten by the next master.
+    While the lease is the same, the key has always existed: it is deleted only with the lease, or
+    overwritten by the next master.
     """
 
     epoch: int
@@ -78,7 +84,8 @@ async def found_group(
     voters: tuple[str, ...],
     also: Mapping[str, bytes] = MappingProxyType({}),
 ) -> ReplicaMembership:
-    """The group's membership. If there is no group, create it with `voters` and the group's keys in `also`, in one transaction.
+    """The group's membership. If there is no group, create it with `voters` and the group's keys in
+    `also`, in one transaction.
 
     Raises CoordinationError.
     """
@@ -108,8 +115,9 @@ async def find_secret(store: CoordinationStore, group: str) -> bytes:
 
 
 class Coordinator:
-    """One replica's operations on the store. `record` returns how clients find the replica as master; it is called whenever the key is
-    written. `new_attempt` returns numbers that are never used twice.
+    """One replica's operations on the store. `record` returns how clients find the replica as
+    master; it is called whenever the key is written. `new_attempt` returns numbers that are never
+    used twice.
     """
 
     def __init__(
@@ -137,10 +145,12 @@ class Coordinator:
     def _key(self, what: str) -> str:
         return group_key(self._group, what)
 
-    # --- the beginning -------------------------------------------------------------------------------------------------
+    # --- the beginning ----------------------------------------------------------------------------
 
     async def bootstrap(self, voters: tuple[str, ...]) -> ReplicaMembership:
-        """The group's membership. If there is no group, create it with `voters`. Raises CoordinationError."""
+        """The group's membership. If there is no group, create it with `voters`. Raises
+        CoordinationError.
+        """
         return await found_group(self._store, self._group, voters)
 
     async def look_up(self) -> tuple[int, ReplicaMembership | None]:
@@ -150,17 +160,19 @@ class Coordinator:
             state.members
         )
 
-    # --- epochs --------------------------------------------------------------------------------------------------------
+    # --- epochs -----------------------------------------------------------------------------------
 
     async def campaign(self, promised: int | None = None, *, above: int = 0) -> Won | None:
-        """Try once to win the next epoch, even if there is a master. None if another replica won it, the outcome is unknown, or another try
-        is under way.
+        """Try once to win the next epoch, even if there is a master. None if another replica won
+        it, the outcome is unknown, or another try is under way.
 
-        The epoch is also above `promised` and `above`, which replicas have promised. If the store does not know these epochs, it lost
-        data or a replica promised a forged epoch, and replicas would always refuse an epoch below them. Epochs may have gaps.
+        The epoch is also above `promised` and `above`, which replicas have promised. If the store
+        does not know these epochs, it lost data or a replica promised a forged epoch, and replicas
+        would always refuse an epoch below them. Epochs may have gaps.
 
-        The call does not try if another replica has won an epoch since `promised`, the highest that our replica promised: that winner
-        may be about to ask for our promise, and a higher epoch would cost the group a second election. The next call does not wait again.
+        The call does not try if another replica has won an epoch since `promised`, the highest that
+        our replica promised: that winner may be about to ask for our promise, and a higher epoch
+        would cost the group a second election. The next call does not wait again.
         """
         if self._is_campaigning:
             return None
@@ -221,7 +233,7 @@ class Coordinator:
             with suppress(CoordinationError):
                 await self._store.revoke(lease)
 
-    # --- holding -------------------------------------------------------------------------------------------------------
+    # --- holding ----------------------------------------------------------------------------------
 
     @property
     def lease_s(self) -> float:
@@ -229,9 +241,10 @@ class Coordinator:
         return self._lease_s
 
     async def hold(self) -> Holding:
-        """Renew the lease of the master's key, or set the key again. If the highest epoch is not ours, we were superseded. Call this only
-        while an epoch is won and not given back. Raises CoordinationError if the state is unknown; the master continues to serve, because
-        the group's majority decides.
+        """Renew the lease of the master's key, or set the key again. If the highest epoch is not
+        ours, we were superseded. Call this only while an epoch is won and not given back. Raises
+        CoordinationError if the state is unknown; the master continues to serve, because the
+        group's majority decides.
         """
         claim = self._claim
         if claim is None:
@@ -242,7 +255,8 @@ class Coordinator:
             await self._set_again(claim)
         state = await read_group(self._store, self._group)
         if "master" not in state.items and state.claim == claim and self._claim is claim:
-            # Our lease is alive and the key is missing: the transaction that should have set it never arrived.
+            # Our lease is alive and the key is missing: the transaction that should have set it
+            # never arrived.
             await self._put_key(claim)
             state = await read_group(self._store, self._group)
         lease = self._lease
@@ -270,12 +284,14 @@ class Coordinator:
             lease, self._lease, self._claim = self._lease, NO_LEASE, None
             await self._drop(lease)
 
-    # --- membership ----------------------------------------------------------------------------------------------------
+    # --- membership -------------------------------------------------------------------------------
 
     async def change(
         self, before: ReplicaMembership, after: ReplicaMembership
     ) -> ReplicaMembership | None:
-        """Replace the membership. None if the change was not made and never will be, because we are not master any more."""
+        """Replace the membership. None if the change was not made and never will be, because we are
+        not master any more.
+        """
         claim, key = self._claim, self._key("members")
         if claim is None:
             return None

@@ -1,4 +1,5 @@
-"""One replica of a broker group: the pure core. It takes messages, ticks and news, and returns what to do next in a `Ready`.
+"""One replica of a broker group: the pure core. It takes messages, ticks and news, and returns what
+to do next in a `Ready`.
 
     role          on                                          becomes
     slave         silence of the master, or a TakeOver        polling (after a TakeOver: campaigning)
@@ -11,16 +12,20 @@
     any           a higher epoch                              slave
 
 Its rules (docs/REPLICATION.md proves them):
-* It never accepts anything older than its highest promised epoch; the promise is on disk before it is sent.
-* It continues its log only where it matches (epoch, index). It cuts the log only after the last match with the master of the highest epoch,
-  and never below a committed index. While a slave is `in_step`, its whole log is a prefix of the master's.
+* It never accepts anything older than its highest promised epoch; the promise is on disk before it
+  is sent.
+* It continues its log only where it matches (epoch, index). It cuts the log only after the last
+  match with the master of the highest epoch, and never below a committed index. While a slave is
+  `in_step`, its whole log is a prefix of the master's.
 * An Ack reports only entries that are stored as durably as the flush policy requires.
 * The commit position never goes back.
-* It accepts a message only if the peer belongs to the group and the coordination store can have given the message's epoch by now. A
-  message that no replica would send is refused (ProtocolViolation) before it has any effect: it ends the peer's link, never this process.
+* It accepts a message only if the peer belongs to the group and the coordination store can have
+  given the message's epoch by now. A message that no replica would send is refused
+  (ProtocolViolation) before it has any effect: it ends the peer's link, never this process.
 
-This file has the slave's side, and passes each call to the role that it concerns; `ready.py` has the state that all roles need,
-`leader.py` the master's side, `election.py` the way from slave to master.
+This file has the slave's side, and passes each call to the role that it concerns; `ready.py` has
+the state that all roles need, `leader.py` the master's side, `election.py` the way from slave to
+master.
 """
 
 from __future__ import annotations
@@ -53,18 +58,28 @@ from qmq_replication.ready import (
 )
 
 HISTORY_RUNS_MAX: Final = 200
-"""A Mismatch contains this many runs. Older runs matter only if so many masters followed each other without reaching this replica."""
+"""A Mismatch contains this many runs. Older runs matter only if so many masters followed each other
+without reaching this replica.
+"""
 EPOCH_SLACK: Final = 16
-"""A replica accepts an epoch up to this far above the store's last answer. It asks the store first about a higher epoch."""
+"""A replica accepts an epoch up to this far above the store's last answer. It asks the store first
+about a higher epoch.
+"""
 
 EPOCH_MAX: Final = 1 << 52
-"""No group reaches this by winning epochs. A higher promise cannot have been requested by a member."""
+"""No group reaches this by winning epochs. A higher promise cannot have been requested by a
+member.
+"""
 
 UNKNOWN_EPOCH: Final = -1
-"""No log agrees with one that begins in this epoch, not even an empty one, so a master answers with a Reset."""
+"""No log agrees with one that begins in this epoch, not even an empty one, so a master answers with
+a Reset.
+"""
 
 EXCUSES_MAX: Final = 3
-"""A late slave waits this many times in a row for the master again. A machine that is always late must suspect the master eventually."""
+"""A late slave waits this many times in a row for the master again. A machine that is always late
+must suspect the master eventually.
+"""
 
 
 class Replica:
@@ -77,11 +92,15 @@ class Replica:
         random: Random,
         asks_reset: bool = False,
     ) -> None:
-        """`asks_reset`: while the log is empty, ask a master where its log begins before it sends entries."""
+        """`asks_reset`: while the log is empty, ask a master where its log begins before it sends
+        entries.
+        """
         self.state = state
         self.random = random
         self.flush_wanted = 0
-        """The master of the promised epoch waits for a report that entries up to this index are flushed."""
+        """The master of the promised epoch waits for a report that entries up to this index are
+        flushed.
+        """
         self._asks_reset = asks_reset
         self.in_step = False
         self.master = ""
@@ -91,17 +110,23 @@ class Replica:
         self.suspect_at_ms = 0
         self.master_commit = 0
         self.round = 0
-        """The last attempt of the master to get in step with us that we know of. Our acknowledgements belong to this attempt."""
+        """The last attempt of the master to get in step with us that we know of. Our
+        acknowledgements belong to this attempt.
+        """
         self.known_epoch = self.state.promised if self.state.promised <= EPOCH_MAX else 0
         """The coordination store has given this epoch, or a higher one."""
         self.refused_epoch = 0
-        """The highest epoch that a peer promised when it refused us. The next epoch that we win must be higher."""
+        """The highest epoch that a peer promised when it refused us. The next epoch that we win
+        must be higher.
+        """
         self.fork = ""
-        """Not empty while the master lacks entries that this replica knows to be committed: what is missing where. The replica does not
-        follow that master.
+        """Not empty while the master lacks entries that this replica knows to be committed: what is
+        missing where. The replica does not follow that master.
         """
         self.strangers_heard = 0
-        """The number of messages ignored because the sender is no member, or because the store cannot have given their epoch."""
+        """The number of messages ignored because the sender is no member, or because the store
+        cannot have given their epoch.
+        """
         self._look_up_again_ms = state.now_ms
         self._excuses = 0
         self.election = Election(
@@ -110,11 +135,13 @@ class Replica:
         self.leader: Leader | None = None
         self.expect_master()
 
-    # --- calls of the driver -------------------------------------------------------------------------------------------
+    # --- calls of the driver ----------------------------------------------------------------------
 
     @property
     def due_ms(self) -> int:
-        """When the driver must call `tick` next, unless another call comes before. More calls are harmless."""
+        """When the driver must call `tick` next, unless another call comes before. More calls are
+        harmless.
+        """
         if self.leader is not None:
             return self.leader.due_ms
         if self.state.role is not Role.SLAVE:
@@ -133,7 +160,9 @@ class Replica:
         return self.state.take()
 
     def tick(self, now_ms: int, late_ms: int = 0) -> None:
-        """Time has passed. `late_ms` is the delay of this call: the process did not get to run in time."""
+        """Time has passed. `late_ms` is the delay of this call: the process did not get to run in
+        time.
+        """
         self.state.now_ms = now_ms
         if self.state.promised > EPOCH_MAX:
             self._look_up()
@@ -148,7 +177,9 @@ class Replica:
             self.election.poll()
 
     def step(self, now_ms: int, sender: str, message: Message) -> None:
-        """Handle a peer's message. Raises ProtocolViolation, without any change, for a message that no replica of the group would send."""
+        """Handle a peer's message. Raises ProtocolViolation, without any change, for a message that
+        no replica of the group would send.
+        """
         self.state.now_ms = now_ms
         if not self._belongs(sender) or (
             isinstance(message, _ORDERS) and not self._can_be_given(message.epoch)
@@ -176,7 +207,9 @@ class Replica:
         return epoch <= self.known_epoch + EPOCH_SLACK
 
     def _look_up(self) -> None:
-        """Request a look-up of the group's epoch and members in the store, at most once in a while."""
+        """Request a look-up of the group's epoch and members in the store, at most once in a
+        while.
+        """
         if self.state.now_ms >= self._look_up_again_ms:
             self._look_up_again_ms = self.state.now_ms + self.state.timing.poll_ms
             self.state.request(LookUp())
@@ -186,7 +219,8 @@ class Replica:
     ) -> None:
         """The coordination store has `epoch` as the highest epoch, and this membership.
 
-        A promise beyond EPOCH_MAX is dropped: an older release accepted it from a peer outside the group.
+        A promise beyond EPOCH_MAX is dropped: an older release accepted it from a peer outside the
+        group.
         """
         self.state.now_ms = now_ms
         self.known_epoch = max(self.known_epoch, epoch)
@@ -198,7 +232,9 @@ class Replica:
             self.master, self.is_master_lost = "", True
 
     def withhold_vote(self) -> None:
-        """Count in no election until `vouch` or `doubt` says whether the replica's folder is its latest."""
+        """Count in no election until `vouch` or `doubt` says whether the replica's folder is its
+        latest.
+        """
         self.state.is_verified = False
 
     def vouch(self) -> None:
@@ -206,8 +242,8 @@ class Replica:
         self.state.is_verified = True
 
     def doubt(self, now_ms: int, epoch: int) -> None:
-        """The replica's folder is an older copy: it may lack entries that this replica acknowledged. Its lost promises were to epochs up to
-        `epoch`, the store's highest.
+        """The replica's folder is an older copy: it may lack entries that this replica
+        acknowledged. Its lost promises were to epochs up to `epoch`, the store's highest.
         """
         self.state.now_ms = now_ms
         self.known_epoch = max(self.known_epoch, epoch)
@@ -227,8 +263,8 @@ class Replica:
             self._acknowledge()
 
     def flushed(self, index: int) -> None:
-        """Everything up to `index` survives a power cut here. A slave reports this immediately if the master waits for it, otherwise with
-        its next Ack.
+        """Everything up to `index` survives a power cut here. A slave reports this immediately if
+        the master waits for it, otherwise with its next Ack.
         """
         before = self.state.flushed_index
         self.state.flushed_index = max(before, min(index, self.state.history.last_index))
@@ -245,7 +281,9 @@ class Replica:
             self._suspect_within(self.state.timing.lost_ms)
 
     def master_gone(self, now_ms: int) -> None:
-        """The coordination store knows no master. A slave that still hears its master ignores this: the master will set its key again."""
+        """The coordination store knows no master. A slave that still hears its master ignores this:
+        the master will set its key again.
+        """
         self.state.now_ms = now_ms
         if (
             self.state.role is Role.SLAVE
@@ -254,7 +292,9 @@ class Replica:
             self._suspect_within(self.state.timing.lost_ms)
 
     def membership_is(self, membership: ReplicaMembership) -> None:
-        """The coordination store has this membership. A master ignores it: it knows its own changes better."""
+        """The coordination store has this membership. A master ignores it: it knows its own changes
+        better.
+        """
         self.state.is_store_older = membership.version < self.state.membership.version
         if membership.version > self.state.membership.version and self.leader is None:
             self.state.membership = membership
@@ -277,7 +317,7 @@ class Replica:
         if self.leader is not None and epoch > self.leader.epoch:
             self.become_slave()
 
-    # --- state that must survive ---------------------------------------------------------------------------------------
+    # --- state that must survive ------------------------------------------------------------------
 
     def promise(self, epoch: int) -> None:
         """Accept nothing older than `epoch` from now on."""
@@ -286,7 +326,7 @@ class Replica:
         self.master_commit = self.round = self.flush_wanted = 0
         self.state.save()
 
-    # --- roles ---------------------------------------------------------------------------------------------------------
+    # --- roles ------------------------------------------------------------------------------------
 
     def become_slave(self, patience_ms: int | None = None) -> None:
         """Become a slave and wait for a master for the given time."""
@@ -298,14 +338,18 @@ class Replica:
         self.expect_master(patience_ms)
 
     def fence(self, epoch: int, membership: ReplicaMembership) -> None:
-        """The coordination store gave us `epoch` under `membership`: promise it, and have the others promise it."""
+        """The coordination store gave us `epoch` under `membership`: promise it, and have the
+        others promise it.
+        """
         self.state.membership = membership
         self.promise(epoch)
         self.master = self.state.name
         self.state.become(Role.FENCING)
 
     def lead(self) -> None:
-        """Become master: a majority has promised and no peer is ahead, so this log has all committed entries."""
+        """Become master: a majority has promised and no peer is ahead, so this log has all
+        committed entries.
+        """
         if not self.state.is_whole:
             self.state.is_whole = True
             self.state.save()
@@ -322,7 +366,9 @@ class Replica:
         )
 
     def _wait_longer(self) -> None:
-        """This process was late: messages of the master may be unread, so it gets its full time once more."""
+        """This process was late: messages of the master may be unread, so it gets its full time
+        once more.
+        """
         if self.state.role is Role.SLAVE and not self.is_master_lost:
             self.expect_master()
 
@@ -332,7 +378,9 @@ class Replica:
         )
 
     def hears_master(self) -> bool:
-        """True if there is no reason to campaign: we lead a quorum, we are fencing, or the master sent a message lately."""
+        """True if there is no reason to campaign: we lead a quorum, we are fencing, or the master
+        sent a message lately.
+        """
         if self.leader is not None:
             return self.leader.has_quorum()
         if self.state.role is Role.FENCING:
@@ -343,7 +391,7 @@ class Replica:
             and self.state.now_ms - self.heard_ms < self.state.timing.suspect_ms
         )
 
-    # --- asked by peers ------------------------------------------------------------------------------------------------
+    # --- asked by peers ---------------------------------------------------------------------------
 
     def _on_probe(self, sender: str, _: Probe) -> None:
         reply = ProbeReply(
@@ -383,10 +431,12 @@ class Replica:
             self.refused_epoch = max(self.refused_epoch, message.epoch)
             self.become_slave()
 
-    # --- the slave's side ----------------------------------------------------------------------------------------------
+    # --- the slave's side -------------------------------------------------------------------------
 
     def _heed(self, sender: str, epoch: int) -> bool:
-        """True if the replica obeys the master of `epoch`. Raises ProtocolViolation if that epoch is ours, or another replica's."""
+        """True if the replica obeys the master of `epoch`. Raises ProtocolViolation if that epoch
+        is ours, or another replica's.
+        """
         if epoch < self.state.promised:
             self.state.send(sender, Refusal(self.state.promised))
             return False
@@ -418,7 +468,8 @@ class Replica:
             message.runs, after=message.prev_index, last=message.last_index, epochs=epochs
         ):
             raise ProtocolViolation(
-                f"{sender} sends entries {message.prev_index + 1} to {message.last_index} that cannot follow each other in a log"
+                f"{sender} sends entries {message.prev_index + 1} to {message.last_index} "
+                "that cannot follow each other in a log"
             )
         if not self._heed(sender, message.epoch) or not self.continues(message):
             return
@@ -438,7 +489,9 @@ class Replica:
             self.state.ready.flush = self.flush_wanted
 
     def continues(self, message: Append) -> bool:
-        """True if our log continues, or continued, with this message. Sends the answer otherwise."""
+        """True if our log continues, or continued, with this message. Sends the answer
+        otherwise.
+        """
         last = self.state.history.last_index
         self.round = max(self.round, message.round)
         if self.in_step:
@@ -458,7 +511,9 @@ class Replica:
         return False
 
     def truncate(self, index: int) -> None:
-        """Cut the uncommitted entries after `index`. Raises ProtocolViolation if one of them is committed."""
+        """Cut the uncommitted entries after `index`. Raises ProtocolViolation if one of them is
+        committed.
+        """
         self._require_committed_after(index)
         self.state.history.truncate(index)
         self.state.durable = min(self.state.durable, index)
@@ -469,11 +524,15 @@ class Replica:
         self.state.ready.truncate = index
 
     def _require_committed_after(self, index: int) -> None:
-        """Raise ProtocolViolation if a master wants to replace committed entries after `index`, and remember that."""
+        """Raise ProtocolViolation if a master wants to replace committed entries after `index`, and
+        remember that.
+        """
         if index < self.state.commit:
             self.fork = (
-                f"knows that the entries up to {self.state.commit} are committed, and the master {self.master} of epoch "
-                f"{self.state.promised} has other entries, or none, after {index}: acknowledged messages are missing there"
+                f"knows that the entries up to {self.state.commit} are committed, and the "
+                f"master {self.master} of epoch "
+                f"{self.state.promised} has other entries, or none, after {index}: "
+                "acknowledged messages are missing there"
             )
             raise ProtocolViolation(
                 f"{self.state.name} {self.fork}. It keeps its entries and does not follow"
@@ -482,7 +541,8 @@ class Replica:
     def _on_reset(self, sender: str, message: LogReset) -> None:
         if not self._heed(sender, message.epoch):
             return
-        # A log that is empty after its start is in step with any log there; only the Reset says where the master's files continue.
+        # A log that is empty after its start is in step with any log there; only the Reset says
+        # where the master's files continue.
         holds_nothing = (
             message.start_index == self.state.history.last_index == self.state.history.start_index
         )
@@ -508,7 +568,9 @@ class Replica:
         self._acknowledge()
 
     def lacks_until(self, index: int) -> None:
-        """Record that the log, which starts over, lacks entries up to `index`. The replica is not whole until it has them."""
+        """Record that the log, which starts over, lacks entries up to `index`. The replica is not
+        whole until it has them.
+        """
         if self.state.resetting_until < index:
             self.state.resetting_until = index
             self.state.save()
@@ -542,7 +604,9 @@ class Replica:
         )
 
     def _become_whole(self) -> None:
-        """Become whole: with all entries that the master of this epoch has committed, we lack no entry that we ever acknowledged."""
+        """Become whole: with all entries that the master of this epoch has committed, we lack no
+        entry that we ever acknowledged.
+        """
         if (self.state.is_whole and not self.state.resetting_until) or not self.master_commit:
             return
         held = self.state.stored_index()
@@ -553,7 +617,7 @@ class Replica:
             self.state.is_whole, self.state.resetting_until = True, 0
             self.state.save()
 
-    # --- to the other roles --------------------------------------------------------------------------------------------
+    # --- to the other roles -----------------------------------------------------------------------
 
     def _on_probe_reply(self, sender: str, reply: ProbeReply) -> None:
         self.election.replied(sender, reply)

@@ -1,15 +1,20 @@
-"""The driver carries out the core's instructions on the real disk, network and coordination store. It is thin and decides nothing.
+"""The driver carries out the core's instructions on the real disk, network and coordination store.
+It is thin and decides nothing.
 
-The driver is the broker's committer: the broker reports which entries are written and stored, the driver passes this to the core, and
-reports the core's commits to the broker. On a slave, the driver receives entries from the mesh, checks them, passes them through the core,
-and writes them before it answers.
+The driver is the broker's committer: the broker reports which entries are written and stored, the
+driver passes this to the core, and reports the core's commits to the broker. On a slave, the driver
+receives entries from the mesh, checks them, passes them through the core, and writes them before it
+answers.
 
-    state file    synced before any message that depends on it. If the disk has no room even for that, the replica waits until there is
-                  some: it neither votes nor takes entries, and other replicas see a network that drops messages
-    log           changed in the order reset, truncate, append; with a full disk, entries are dropped, as a network might drop them
+    state file    synced before any message that depends on it. If the disk has no room even for
+                  that, the replica waits until there is some: it neither votes nor takes entries,
+                  and other replicas see a network that drops messages
+    log           changed in the order reset, truncate, append; with a full disk, entries are
+                  dropped, as a network might drop them
     broker        serves from the moment this epoch's barrier is committed until the role is lost
     store         reopened in a thread when the state must go back. Until that is done, the driver neither receives nor sends messages
-                  of peers, and other calls of the core wait. Other replicas see a slow replica, which is no worse than a lossy network
+                  of peers, and other calls of the core wait. Other replicas see a slow replica,
+                  which is no worse than a lossy network
 
 `Driver._handle` is the sequence of all this, and says what a crash leaves between two of its steps.
 """
@@ -79,7 +84,9 @@ FULL_PAUSE_MS: Final = 500
 
 
 class CoordinationRequests:
-    """Carries out the core's requests to the coordination store, and passes the answers to the core."""
+    """Carries out the core's requests to the coordination store, and passes the answers to the
+    core.
+    """
 
     def __init__(
         self,
@@ -91,7 +98,9 @@ class CoordinationRequests:
         spawn: Callable[[Coroutine[Any, Any, None]], asyncio.Task[None]],
         on_held: Callable[[int, Holding, int], None],
     ) -> None:
-        """`clock` is the clock of the leases. `tell` passes news to the core, with the time. `spawn` runs a job until the driver stops."""
+        """`clock` is the clock of the leases. `tell` passes news to the core, with the time.
+        `spawn` runs a job until the driver stops.
+        """
         self._core = core
         self._coordinator = coordinator
         self._clock = clock
@@ -122,7 +131,8 @@ class CoordinationRequests:
     async def campaign(self) -> None:
         """Ask for a new epoch, if the core still campaigns."""
         if self._core.state.role is not Role.CAMPAIGNING:
-            return  # requested before an earlier campaign won: winning again would lose that epoch's claim
+            # requested before an earlier campaign won: winning again would lose that epoch's claim
+            return
         won = await self._coordinator.campaign(
             self._core.state.promised, above=self._core.refused_epoch
         )
@@ -228,19 +238,27 @@ class DriverCalls:
     """What a driver asks of its node."""
 
     reopen: Callable[[int | None, Place | None], Awaitable[Store]]
-    """Reopens the store, cut behind an index or started over at a place, and hands it to the host."""
+    """Reopens the store, cut behind an index or started over at a place, and hands it to the
+    host.
+    """
     save: Callable[[ReplicaIdentity], None]
     """Puts the identity on disk, synced."""
     fatal: Callable[[BaseException], None]
     """Stops the process."""
     report_damage: Callable[[LogDamaged], bool]
-    """Gets damage that was found while reading for a slave; returns True if a repair is under way."""
+    """Gets damage that was found while reading for a slave; returns True if a repair is under
+    way.
+    """
     may_serve: Callable[[], bool]
-    """False while this replica lacks data that it needs to serve clients: as master it then leads without serving."""
+    """False while this replica lacks data that it needs to serve clients: as master it then leads
+    without serving.
+    """
     on_role: Callable[[Role], None]
     """Gets each new role."""
     on_held: Callable[[int, Holding, int], None]
-    """Gets the store's answer that a lease is alive: the epoch, the answer, the time of the request (by `lease_clock`)."""
+    """Gets the store's answer that a lease is alive: the epoch, the answer, the time of the request
+    (by `lease_clock`).
+    """
 
 
 @dataclass(frozen=True, slots=True)
@@ -268,7 +286,9 @@ class Driver:
         *,
         asks_reset: bool = False,
     ) -> None:
-        """`asks_reset`: an empty log starts over where the master's begins (`reopen`), before it gets entries."""
+        """`asks_reset`: an empty log starts over where the master's begins (`reopen`), before it
+        gets entries.
+        """
         self.host = host
         self.identity = identity
         self.coordinator = coordinator
@@ -311,8 +331,8 @@ class Driver:
         self._full_told = False
         self._try_again_ms = 0
         self._waiting: dict[object, Callable[[int], object]] = {}
-        """Calls of the core that wait until the store is reopened or the disk has room. Of calls with the same key the last one counts:
-        a full disk may last for days.
+        """Calls of the core that wait until the store is reopened or the disk has room. Of calls
+        with the same key the last one counts: a full disk may last for days.
         """
 
     def _new_core(self, membership: ReplicaMembership, *, asks_reset: bool) -> Replica:
@@ -334,7 +354,9 @@ class Driver:
         return Replica(state, random=Random(), asks_reset=asks_reset)  # noqa: S311
 
     def start(self) -> None:
-        """Join the group, once the identity is saved: what it says about the past must not be lost before new entries are taken."""
+        """Join the group, once the identity is saved: what it says about the past must not be lost
+        before new entries are taken.
+        """
         if not self._saved():
             self._held = Ready()
         self.core.stored(self.host.store.index)
@@ -353,8 +375,8 @@ class Driver:
                 )  # type: ignore[misc]
 
     def _with_core(self, act: Callable[[int], object], key: object = None) -> None:
-        """Call the core and carry out the result. While the store is being reopened or the disk is full, the call waits, and replaces an
-        earlier one with the same key.
+        """Call the core and carry out the result. While the store is being reopened or the disk is
+        full, the call waits, and replaces an earlier one with the same key.
 
         A broken invariant stops the process.
         """
@@ -372,7 +394,7 @@ class Driver:
         except Exception as cause:
             self._calls.fatal(cause)
 
-    # --- from the broker -----------------------------------------------------------------------------------------------
+    # --- from the broker --------------------------------------------------------------------------
 
     def written(self, index: int) -> None:
         leader = self.core.leader
@@ -391,7 +413,9 @@ class Driver:
             self.core.stored(index)
 
     def stored(self, index: int) -> None:
-        """See qmq.broker.parts.Committer. Without effect while the core must wait: it gets the store's index then (`_resume`)."""
+        """See qmq.broker.parts.Committer. Without effect while the core must wait: it gets the
+        store's index then (`_resume`).
+        """
         if self.is_waiting:
             return
 
@@ -406,10 +430,12 @@ class Driver:
         if self.core.leader is not None:
             self.core.leader.want_flush(index)
 
-    # --- from the peers ------------------------------------------------------------------------------------------------
+    # --- from the peers ---------------------------------------------------------------------------
 
     def accept(self, first: Frame, connection: InboundConnection) -> InboundLink:
-        """Accept a connection of another replica. Raises ProtocolViolation, or Unavailable (also before `start`)."""
+        """Accept a connection of another replica. Raises ProtocolViolation, or Unavailable (also
+        before `start`).
+        """
         if self._ticker is None:
             raise Unavailable(f"{self.identity.replica} is starting: connect again")
         return self.arrivals.accept(first, connection)
@@ -431,7 +457,9 @@ class Driver:
             self._saved()
 
     def _heard(self, sender: str, frame: Frame) -> None:
-        """Handle a message of a proved peer. Raises ProtocolViolation or CorruptBatch, which close this peer's connection only."""
+        """Handle a message of a proved peer. Raises ProtocolViolation or CorruptBatch, which close
+        this peer's connection only.
+        """
         if self.is_waiting:
             return
         message = wire.unpack(frame.payload)
@@ -460,7 +488,9 @@ class Driver:
             raise refused[0]
 
     def _has_room(self, stretch: wire.LogStretch) -> bool:
-        """True if the disk has room. To the core, a full disk looks like a network that drops messages."""
+        """True if the disk has room. To the core, a full disk looks like a network that drops
+        messages.
+        """
         now_ms = self._clock.monotonic_ms()
         if now_ms < self._full_until_ms:
             return False
@@ -479,7 +509,7 @@ class Driver:
     def _disconnected(self, peer: str) -> None:
         self._with_core(lambda now_ms: self.core.disconnected(now_ms, peer), ("disconnected", peer))
 
-    # --- carrying out --------------------------------------------------------------------------------------------------
+    # --- carrying out -----------------------------------------------------------------------------
 
     def _carry_out(self) -> None:
         while not self.is_waiting:
@@ -491,36 +521,44 @@ class Driver:
     def _handle(self, ready: Ready) -> None:
         """Carry out the core's instructions, in the order of the contract (ready.py).
 
-        Steps 1 and 2 may have to wait. Then `_handle` returns, and the core is not called (`is_waiting`), until `_resume` handles `ready`
-        again from the beginning: what is done was removed from it. Steps 3 to 6 wait for nothing. The Ack of what step 2 wrote belongs to a
-        later Ready: the core is told with `Flush.ASYNC` as soon as it is written, with `Flush.SYNC` when it is flushed (`stored`).
+        Steps 1 and 2 may have to wait. Then `_handle` returns, and the core is not called
+        (`is_waiting`), until `_resume` handles `ready` again from the beginning: what is done was
+        removed from it. Steps 3 to 6 wait for nothing. The Ack of what step 2 wrote belongs to a
+        later Ready: the core is told with `Flush.ASYNC` as soon as it is written, with `Flush.SYNC`
+        when it is flushed (`stored`).
 
         If the process dies
 
-            before or in 1   the old state is on disk, or the new one. No message has told of the new one
-            after 1          a promise holds, as if its message were lost. The log still has what was to be cut: it mismatches, and gets in
-                             step again. A reset begins once more, because `resetting_until` is on disk
-            in 2             the log may be shorter, or end with a part of the entries. None of them is acknowledged: they are sent again
+            before or in 1   the old state is on disk, or the new one. No message has told of the
+                             new one
+            after 1          a promise holds, as if its message were lost. The log still has what
+                             was to be cut: it mismatches, and gets in step again. A reset begins
+                             once more, because `resetting_until` is on disk
+            in 2             the log may be shorter, or end with a part of the entries. None of them
+                             is acknowledged: they are sent again
             after 2, in 3    messages are lost, as by a network
             after 3, in 4    what is committed stays committed: the next master has it. Clients without an answer do not know the outcome
             after 4, in 5    the same, for what is flushed on a majority
             after 5, in 6    an epoch without a barrier stays unused: the next one is higher. A request to the coordination store is made or
-                             not: the key of a dead master expires, and the next master reads the membership with its epoch
+                             not: the key of a dead master expires, and the next master reads the
+                             membership with its epoch
         """
-        # A replica that is no master any more answers no client from here on: step 2 may cut what is not committed.
+        # A replica that is no master any more answers no client from here on: step 2 may cut what
+        # is not committed.
         is_no_master = ready.role not in (None, Role.MASTER)
         if is_no_master:
             self.host.retire()
 
-        # 1. The state is saved, synced. If the disk has no room for it, everything else waits until a tick can save it.
+        # 1. The state is saved, synced. If the disk has no room for it, everything else waits until
+        #    a tick can save it.
         if ready.save is not None:
             self.identity, ready.save = self.identity.with_state(ready.save), None
             if not self._saved():
                 self._held = ready
                 return
 
-        # 2. The log is reset, or cut. To undo applied entries, or changes in memory that are not written yet, a thread reopens the store;
-        #    everything else waits for it.
+        # 2. The log is reset, or cut. To undo applied entries, or changes in memory that are not
+        #    written yet, a thread reopens the store; everything else waits for it.
         store = self.host.store
         must_undo = store.unwritten.waits and (ready.truncate is not None or is_no_master)
         if ready.reset is not None:
@@ -546,7 +584,8 @@ class Driver:
             )
             ready.truncate = None
 
-        #    Then the log is extended. The flush comes in a later turn of the broker, and nothing here waits for it.
+        #    Then the log is extended. The flush comes in a later turn of the broker, and nothing
+        #    here waits for it.
         while ready.append:
             append = ready.append[0]
             stretch: wire.LogStretch = append.payload
@@ -581,7 +620,8 @@ class Driver:
             store.flush_wanted = ready.flush
             self.host.schedule()
 
-        # 6. The new role is told, a master writes its barrier, and requests go to the coordination store.
+        # 6. The new role is told, a master writes its barrier, and requests go to the coordination
+        #    store.
         if ready.role is not None:
             log.info(
                 "%s is %s in epoch %d",
@@ -639,7 +679,7 @@ class Driver:
         if not task.cancelled() and task.exception() is not None:
             self._calls.fatal(task.exception() or RuntimeError("a task failed"))
 
-    # --- waiting for the store, or for room ----------------------------------------------------------------------------
+    # --- waiting for the store, or for room -------------------------------------------------------
 
     @property
     def is_opening(self) -> bool:
@@ -648,7 +688,9 @@ class Driver:
 
     @property
     def is_waiting(self) -> bool:
-        """True while the core must not be called: the store is being reopened, or the disk is full."""
+        """True while the core must not be called: the store is being reopened, or the disk is
+        full.
+        """
         return self._opening is not None or self._held is not None
 
     async def _reopen_store(self, ready: Ready, until: int | None, place: Place | None) -> None:
@@ -693,7 +735,9 @@ class Driver:
             self._full_told = False
 
     def _resume(self, ready: Ready, waits_since_ms: int) -> None:
-        """Handle instructions that had to wait, then the calls of the core that waited. If they must wait once more, they do."""
+        """Handle instructions that had to wait, then the calls of the core that waited. If they
+        must wait once more, they do.
+        """
         waiting, self._waiting = self._waiting, {}
 
         def handle(_: int) -> None:
@@ -707,11 +751,11 @@ class Driver:
         for key, each in waiting.items():
             self._with_core(each, key)
 
-    # --- the identity --------------------------------------------------------------------------------------------------
+    # --- the identity -----------------------------------------------------------------------------
 
     def remember(self, membership: ReplicaMembership, addresses: dict[str, str]) -> None:
-        """Store what a start without the coordination store needs. An older membership than the known one is not stored: only that one
-        shows that the store's data was put back.
+        """Store what a start without the coordination store needs. An older membership than the
+        known one is not stored: only that one shows that the store's data was put back.
         """
         known = self.identity.members()
         newest = membership if known is None or membership.version >= known.version else known
@@ -731,15 +775,19 @@ class Driver:
         self.identity = identity
 
     def doubt(self, epoch: int) -> None:
-        """This replica's folder is an older copy, and the store's highest epoch is `epoch`. Raises DiskFull."""
+        """This replica's folder is an older copy, and the store's highest epoch is `epoch`. Raises
+        DiskFull.
+        """
         promised = max(self.identity.promised, epoch)
         self.grow(replace(self.identity, promised=promised, is_whole=False))
         self._with_core(lambda now_ms: self.core.doubt(now_ms, epoch))
 
-    # --- news from the store, and operators ----------------------------------------------------------------------------
+    # --- news from the store, and operators -------------------------------------------------------
 
     def act(self, do: Callable[[int], object]) -> None:
-        """Pass an operator's request to the core. Raises the errors of `do`, which then has begun nothing, and Unavailable."""
+        """Pass an operator's request to the core. Raises the errors of `do`, which then has begun
+        nothing, and Unavailable.
+        """
         if self.is_opening:
             raise Unavailable(
                 f"{self.identity.replica} is reopening its log: try again in a moment"
@@ -752,13 +800,15 @@ class Driver:
         self._with_core(lambda _: None)
 
     def tell(self, about: str, news: Callable[[int], object]) -> None:
-        """Pass news of the coordination store to the core, now or when the replica need not wait any more. Of news about the same thing the
-        newest counts.
+        """Pass news of the coordination store to the core, now or when the replica need not wait
+        any more. Of news about the same thing the newest counts.
         """
         self._with_core(news, about)
 
     async def stop(self) -> None:
-        """Stop when the store is open. A master deletes its key, so that another replica takes over immediately."""
+        """Stop when the store is open. A master deletes its key, so that another replica takes over
+        immediately.
+        """
         if self._ticker is not None:
             self._ticker.cancel()
         while (

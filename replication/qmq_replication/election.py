@@ -1,14 +1,18 @@
-"""The way to mastership: poll the others, win an epoch in the coordination store, fence the others with promises of a majority. Pure.
+"""The way to mastership: poll the others, win an epoch in the coordination store, fence the others
+with promises of a majority. Pure.
 
-The poll is Raft's pre-vote (Ongaro's dissertation, section 9.6): it prevents a replica that is cut off, or behind, from disturbing a
-healthy group. The epoch comes from the coordination store, by compare-and-swap, so it has one owner. Promises make it safe: a majority
-accepts nothing older any more, and since every committed entry is on a majority, one of the promising replicas has it. If any of them is
-ahead of this replica, this replica hands the mastership to that one (Raft, section 5.4.1).
+The poll is Raft's pre-vote (Ongaro's dissertation, section 9.6): it prevents a replica that is cut
+off, or behind, from disturbing a healthy group. The epoch comes from the coordination store, by
+compare-and-swap, so it has one owner. Promises make it safe: a majority accepts nothing older any
+more, and since every committed entry is on a majority, one of the promising replicas has it. If any
+of them is ahead of this replica, this replica hands the mastership to that one (Raft, section
+5.4.1).
 
-A replica that may have lost acknowledged entries (it is not *whole*: a power cut without flushing, or a new disk) does not count towards a
-majority. The election then needs a majority of whole replicas, or all replicas, of which the most advanced leads. The poll counts as the
-promises will be counted: who cannot be fenced does not campaign, so a group that cannot elect a master has none in the coordination store,
-and everybody can see it.
+A replica that may have lost acknowledged entries (it is not *whole*: a power cut without flushing,
+or a new disk) does not count towards a majority. The election then needs a majority of whole
+replicas, or all replicas, of which the most advanced leads. The poll counts as the promises will be
+counted: who cannot be fenced does not campaign, so a group that cannot elect a master has none in
+the coordination store, and everybody can see it.
 """
 
 from __future__ import annotations
@@ -40,8 +44,8 @@ class Election:
         lead: Callable[[], None],
         become_slave: Callable[..., None],
     ) -> None:
-        """`fence` promises an epoch that was won, `lead` begins to lead in it, `become_slave` waits for a master, for the given number of
-        milliseconds.
+        """`fence` promises an epoch that was won, `lead` begins to lead in it, `become_slave` waits
+        for a master, for the given number of milliseconds.
         """
         self._state = state
         self._fence, self._lead, self._become_slave = fence, lead, become_slave
@@ -73,7 +77,7 @@ class Election:
             else min(self._deadline_ms, self._ask_again_ms)
         )
 
-    # --- asking around -------------------------------------------------------------------------------------------------
+    # --- asking around ----------------------------------------------------------------------------
 
     def poll(self) -> None:
         """Send a Probe to the other voters."""
@@ -103,7 +107,9 @@ class Election:
         return len(self._replies) == len(self._state.membership.voters) - 1
 
     def _is_alone(self) -> bool:
-        """True if a majority says that it hears no master. Replicas that do not answer, such as a dead master, do not count."""
+        """True if a majority says that it hears no master. Replicas that do not answer, such as a
+        dead master, do not count.
+        """
         deaf = [name for name, reply in self._replies.items() if not reply.hears_master]
         return self._state.membership.is_majority([*deaf, self._state.name])
 
@@ -126,7 +132,9 @@ class Election:
             self.campaign()
 
     def _is_behind(self) -> bool:
-        """True if another voter should campaign first: our log is behind, or may lack acknowledged entries."""
+        """True if another voter should campaign first: our log is behind, or may lack acknowledged
+        entries.
+        """
         mine = self._state.history.last
         if not self._state.may_count and not self._all_replied:
             return True
@@ -138,10 +146,12 @@ class Election:
         self._state.become(Role.CAMPAIGNING)
         self._state.request(Campaign())
 
-    # --- fencing -------------------------------------------------------------------------------------------------------
+    # --- fencing ----------------------------------------------------------------------------------
 
     def won(self, epoch: int, membership: ReplicaMembership) -> None:
-        """Ask for promises in the epoch that we won. Nothing may be written in the epoch before a majority has promised it."""
+        """Ask for promises in the epoch that we won. Nothing may be written in the epoch before a
+        majority has promised it.
+        """
         state = self._state
         if (
             state.role is not Role.CAMPAIGNING
@@ -178,7 +188,9 @@ class Election:
             self._lead()
 
     def _judges(self) -> dict[str, Promise]:
-        """The promises that count: those of whole voters; those of all voters once all have promised."""
+        """The promises that count: those of whole voters; those of all voters once all have
+        promised.
+        """
         voters = self._state.membership.voters
         found = {name: self._promises[name] for name in voters if name in self._promises}
         if len(found) == len(voters):

@@ -1,8 +1,9 @@
 """Records which epoch wrote which entries, in a few numbers for a whole log. Pure.
 
-Epochs never fall along a log, so the log is a list of *runs*, each an epoch and the first index that it wrote. Two logs that agree on
-(epoch, index) of one entry agree on everything before it (Raft, section 5.3, log matching). The logs therefore diverge where their
-histories diverge, and no search through entries is needed to find that index.
+Epochs never fall along a log, so the log is a list of *runs*, each an epoch and the first index
+that it wrote. Two logs that agree on (epoch, index) of one entry agree on everything before it
+(Raft, section 5.3, log matching). The logs therefore diverge where their histories diverge, and no
+search through entries is needed to find that index.
 """
 
 from __future__ import annotations
@@ -25,7 +26,9 @@ class EpochRun(NamedTuple):
 def follow_each_other(
     runs: Sequence[EpochRun], *, after: int, last: int, epochs: tuple[int, int]
 ) -> bool:
-    """True if `runs` can be those of the entries behind `after` up to `last`, with epochs between the two in `epochs`."""
+    """True if `runs` can be those of the entries behind `after` up to `last`, with epochs between
+    the two in `epochs`.
+    """
     if not 0 <= after <= last or (not runs) != (after == last):
         return False
     lowest, highest = epochs
@@ -39,7 +42,9 @@ def follow_each_other(
 
 
 class History:
-    """A log's runs. The log holds the entries behind `start_index`, whose epoch was `start_epoch`, up to `last_index`."""
+    """A log's runs. The log holds the entries behind `start_index`, whose epoch was `start_epoch`,
+    up to `last_index`.
+    """
 
     __slots__ = ("_firsts", "last_index", "runs", "start_epoch", "start_index")
 
@@ -129,9 +134,11 @@ class History:
 
 
 def divergence(ours: History, theirs: History) -> int | None:
-    """The last index at which both logs agree; None if the entries that they still hold do not tell.
+    """The last index at which both logs agree; None if the entries that they still hold do not
+    tell.
 
-    Where the epochs at an index differ, the log with the higher one agrees nowhere in that run: the other's epochs up to here are lower.
+    Where the epochs at an index differ, the log with the higher one agrees nowhere in that run: the
+    other's epochs up to here are lower.
     """
     index = min(ours.last_index, theirs.last_index)
     while index >= max(ours.start_index, theirs.start_index):

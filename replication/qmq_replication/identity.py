@@ -1,21 +1,25 @@
-"""The identity of a replica, kept across restarts: above all, its promise. One small file, replaced atomically and synced, also on a full
-disk: it never needs more space than it has (`Disk.rewrite`).
+"""The identity of a replica, kept across restarts: above all, its promise. One small file, replaced
+atomically and synced, also on a full disk: it never needs more space than it has (`Disk.rewrite`).
 
-`boot` distinguishes a killed process from a machine that lost its power: with `Flush.ASYNC`, written data survives a killed process, but
-perhaps not a power cut. `folder` is a random id of the folder; a replica with the same name but another folder has lost its data.
+`boot` distinguishes a killed process from a machine that lost its power: with `Flush.ASYNC`,
+written data survives a killed process, but perhaps not a power cut. `folder` is a random id of the
+folder; a replica with the same name but another folder has lost its data.
 
-`generation` shows an older copy of a folder that is put in its place. It grows with each start and about once a minute while the replica
-works: first in the folder, then at the replica's record in the coordination store. So the store's generation is never the higher one,
-unless the replica continued after the folder was copied.
+`generation` shows an older copy of a folder that is put in its place. It grows with each start and
+about once a minute while the replica works: first in the folder, then at the replica's record in
+the coordination store. So the store's generation is never the higher one, unless the replica
+continued after the folder was copied.
 
-    generation 4 in the folder, 4 or 3 in the store     the latest folder; 3 if the process died before the store had the 4
-    generation 4 in the folder, 6 in the store          an older copy: it may lack what generations 4 to 6 acknowledged and promised
+    generation 4 in the folder, 4 or 3 in the store     the latest folder; 3 if the process died
+                                                        before the store had the 4
+    generation 4 in the folder, 6 in the store          an older copy: it may lack what generations
+                                                        4 to 6 acknowledged and promised
     the store's record names another folder             the same, or a new folder
     `registered` is 4, and the store has 3              the store has forgotten what it had: its data was put back
     none in both                                        the replica ran release 0.2.0 last, which keeps and registers none
 
-The generations and the cluster's identity stand beside the content of the file, where release 0.2.0 does not see them: it drops them when
-it saves.
+The generations and the cluster's identity stand beside the content of the file, where release 0.2.0
+does not see them: it drops them when it saves.
 """
 
 from __future__ import annotations
@@ -42,7 +46,9 @@ _BOOT: Final = Path("/proc/sys/kernel/random/boot_id")
 
 
 def boot_id() -> str:
-    """An id that changes with each start of the machine. "" if unknown: each start of the process then counts as a start of the machine."""
+    """An id that changes with each start of the machine. "" if unknown: each start of the process
+    then counts as a start of the machine.
+    """
     try:
         return _BOOT.read_text().strip()
     except OSError:
@@ -51,7 +57,9 @@ def boot_id() -> str:
 
 @dataclass(frozen=True, slots=True)
 class ReplicaIdentity:
-    """The file's content. `addresses` are the peers' data addresses as last known, for a start while the store is away."""
+    """The file's content. `addresses` are the peers' data addresses as last known, for a start
+    while the store is away.
+    """
 
     group: str
     replica: str
@@ -63,12 +71,16 @@ class ReplicaIdentity:
     membership: str = ""
     addresses: dict[str, str] = field(default_factory=dict)
     secret: str = field(default="", repr=False)
-    """The last known secret of the group, with which its replicas prove themselves to each other (links.py)."""
+    """The last known secret of the group, with which its replicas prove themselves to each other
+    (links.py).
+    """
     generation: int = 0
     registered: int = 0
     """The highest generation of this folder that the coordination store is known to have had."""
     cluster: str = ""
-    """The identity of the cluster (qmq_coordination/broker_groups.py); empty before the first registration."""
+    """The identity of the cluster (qmq_coordination/broker_groups.py); empty before the first
+    registration.
+    """
 
     @property
     def state(self) -> DurableState:
@@ -89,8 +101,8 @@ class ReplicaIdentity:
         return ReplicaMembership.decode(self.membership.encode()) if self.membership else None
 
     def is_older_than(self, folder: str, generation: int) -> bool:
-        """True if the replica ran after this folder was copied: with another folder, or in a later generation of this one. The arguments
-        are those of its record in the coordination store.
+        """True if the replica ran after this folder was copied: with another folder, or in a later
+        generation of this one. The arguments are those of its record in the coordination store.
         """
         ran_without = (
             not generation and self.registered > 0
@@ -121,7 +133,9 @@ class ReplicaIdentity:
 
 
 def load(data: Path, group: str, replica: str, disk: Disk | None = None) -> ReplicaIdentity | None:
-    """The folder's identity; None for a new folder. Raises LogDamaged if it cannot be read or is another replica's."""
+    """The folder's identity; None for a new folder. Raises LogDamaged if it cannot be read or is
+    another replica's.
+    """
     path = data / FILE
     if not path.exists():
         return None
@@ -135,22 +149,28 @@ def load(data: Path, group: str, replica: str, disk: Disk | None = None) -> Repl
         identity = ReplicaIdentity(**json.loads(found["content"]), **json.loads(generations))
     except (ValueError, KeyError, TypeError, AttributeError) as cause:
         raise LogDamaged(
-            f"{path.name} is damaged ({cause}): the promise of this replica is lost. Move its data folder away and start it again: "
+            f"{path.name} is damaged ({cause}): the promise of this replica is lost. Move "
+            "its data folder away and start it again: "
             "it copies its data from the other replicas"
         ) from cause
     if (identity.group, identity.replica) != (group, replica):
         raise LogDamaged(
-            f"this folder belongs to replica {identity.replica} of group {identity.group}, not {replica} of {group}"
+            f"this folder belongs to replica {identity.replica} of group {identity.group}, "
+            f"not {replica} of {group}"
         )
     return identity
 
 
 def require_cluster(identity: ReplicaIdentity, cluster: str) -> None:
-    """Raise WrongServer if the coordination store is that of another cluster than the folder's. Empty: not known."""
+    """Raise WrongServer if the coordination store is that of another cluster than the folder's.
+    Empty: not known.
+    """
     if identity.cluster and cluster not in ("", identity.cluster):
         raise WrongServer(
-            f"the folder of {identity.replica} belongs to cluster {identity.cluster}, and the coordination store has cluster {cluster}: "
-            "correct the addresses of etcd. To use this replica in the other cluster, move its folder away first"
+            f"the folder of {identity.replica} belongs to cluster {identity.cluster}, and "
+            f"the coordination store has cluster {cluster}: "
+            "correct the addresses of etcd. To use this replica in the other cluster, move "
+            "its folder away first"
         )
 
 

@@ -1,17 +1,20 @@
-"""The master's side: sending entries, counting which peers have them, committing; changing the membership; handing over. Pure.
+"""The master's side: sending entries, counting which peers have them, committing; changing the
+membership; handing over. Pure.
 
-The master keeps the progress of each peer. A peer begins in PROBE: the master sends it an Append without entries, and the peer answers with
-Ack (it is in step) or with Mismatch, which contains its log's history. From the history the master finds where the logs diverge. In
-REPLICATE the master sends entries without waiting, up to a limit of unacknowledged bytes.
+The master keeps the progress of each peer. A peer begins in PROBE: the master sends it an Append
+without entries, and the peer answers with Ack (it is in step) or with Mismatch, which contains its
+log's history. From the history the master finds where the logs diverge. In REPLICATE the master
+sends entries without waiting, up to a limit of unacknowledged bytes.
 
     PROBE      Ack: in step               REPLICATE
     PROBE      Mismatch                   cut the entries that the master does not have (PROBE again), or REPLICATE from the peer's end,
                                           or Reset (PROBE)
     REPLICATE  Mismatch (the peer lost entries)   the same
 
-Commit: an index is committed when a majority of the voters has it durably *and* its entry is of this epoch; older epochs' entries are
-committed with it (Raft, section 5.4.2, figure 8). `flushed` follows from the voters' flushed positions by the same rule: with `flush=async`
-it comes later than the commit, and entries up to it survive even a power cut of all voters.
+Commit: an index is committed when a majority of the voters has it durably *and* its entry is of
+this epoch; older epochs' entries are committed with it (Raft, section 5.4.2, figure 8). `flushed`
+follows from the voters' flushed positions by the same rule: with `flush=async` it comes later than
+the commit, and entries up to it survive even a power cut of all voters.
 """
 
 from __future__ import annotations
@@ -37,8 +40,9 @@ from qmq_replication.ready import (
 
 
 class PeerProgress:
-    """The progress of one peer. It holds the entries up to `match` durably, and those up to `flushed` even after a power cut. The master
-    sends the entries from `next` on, which lies at `place`."""
+    """The progress of one peer. It holds the entries up to `match` durably, and those up to
+    `flushed` even after a power cut. The master sends the entries from `next` on, which lies at
+    `place`."""
 
     __slots__ = (
         "flushed",
@@ -63,7 +67,9 @@ class PeerProgress:
         self.is_in_step = False
         self.round = round
         self.heard_ms = now_ms
-        """The time of the last answer; before the first one, the time since which there could be one."""
+        """The time of the last answer; before the first one, the time since which there could be
+        one.
+        """
         self.has_answered = False
         self.inflight: deque[tuple[int, int]] = deque()
         self.inflight_bytes = 0
@@ -97,10 +103,14 @@ class Leader:
         self._step_down = step_down
         self.epoch = state.promised
         self.barrier = state.history.last_index + 1
-        """The index of this epoch's first entry. When it is committed, all earlier entries are committed, and serving begins."""
+        """The index of this epoch's first entry. When it is committed, all earlier entries are
+        committed, and serving begins.
+        """
         self.peers: dict[str, PeerProgress] = {}
         self._next_rounds: dict[str, int] = {}
-        """The rounds of replicas that left: if they come back, their earlier messages do not count."""
+        """The rounds of replicas that left: if they come back, their earlier messages do not
+        count.
+        """
         self.change: ReplicaMembership | None = None
         self.transfer_to = ""
         self.flushed = 0
@@ -125,7 +135,7 @@ class Leader:
         """True if this epoch's first entry is committed."""
         return self.state.commit >= self.barrier
 
-    # --- time ----------------------------------------------------------------------------------------------------------
+    # --- time -------------------------------------------------------------------------------------
 
     @property
     def due_ms(self) -> int:
@@ -159,7 +169,7 @@ class Leader:
         heard = [name for name, peer in self.peers.items() if peer.heard_ms >= since_ms]
         return state.membership.is_majority([state.name, *heard])
 
-    # --- sending -------------------------------------------------------------------------------------------------------
+    # --- sending ----------------------------------------------------------------------------------
 
     def appended(self, last_index: int) -> None:
         """The master's own log has entries of this epoch up to `last_index`."""
@@ -229,7 +239,9 @@ class Leader:
             peer.inflight_bytes += chunk.bytes
 
     def _reset(self, name: str, peer: PeerProgress) -> None:
-        """Send a Reset to a peer whose missing entries are deleted here: its log starts over at the oldest kept entry."""
+        """Send a Reset to a peer whose missing entries are deleted here: its log starts over at the
+        oldest kept entry.
+        """
         start_epoch, start_index, place = self.state.log.start()
         peer.round += 1
         peer.is_in_step = False
@@ -239,7 +251,7 @@ class Leader:
             name, LogReset(self.epoch, peer.round, start_epoch, start_index, place, until)
         )
 
-    # --- what peers answer ---------------------------------------------------------------------------------------------
+    # --- what peers answer ------------------------------------------------------------------------
 
     def acknowledged(self, sender: str, ack: Ack) -> None:
         """Handle an Ack: the peer is in step, and reports what it stores."""
@@ -252,7 +264,8 @@ class Leader:
         last = self.state.history.last_index
         if not 0 <= ack.stored <= ack.last_index <= last:
             raise ProtocolViolation(
-                f"{sender} acknowledges {ack.stored} of {ack.last_index} entries, but there are only {last}"
+                f"{sender} acknowledges {ack.stored} of {ack.last_index} entries, but there "
+                f"are only {last}"
             )
         if not peer.is_in_step:
             peer.stream_from(ack.last_index, ack.place)
@@ -277,7 +290,8 @@ class Leader:
             return
         if not is_shape(mismatch):
             raise ProtocolViolation(
-                f"{sender} describes an impossible log: {mismatch.runs[:3]} up to {mismatch.last_index}"
+                f"{sender} describes an impossible log: {mismatch.runs[:3]} up to "
+                f"{mismatch.last_index}"
             )
         peer.round += 1
         peer.match, peer.flushed = (
@@ -299,7 +313,7 @@ class Leader:
             self._send(sender, peer, index)
             self._stream(sender, peer)
 
-    # --- committing ----------------------------------------------------------------------------------------------------
+    # --- committing -------------------------------------------------------------------------------
 
     def advance(self) -> None:
         """Commit the entries that a majority stores."""
@@ -309,8 +323,9 @@ class Leader:
             self.advance_flushed()
 
     def advance_flushed(self) -> None:
-        """Advance `flushed` to the index that a majority has flushed. Like a commit, it must reach an entry of our own epoch: otherwise a
-        log of an epoch in between could win after a power cut of all voters."""
+        """Advance `flushed` to the index that a majority has flushed. Like a commit, it must reach
+        an entry of our own epoch: otherwise a log of an epoch in between could win after a power
+        cut of all voters."""
         held = {name: peer.flushed for name, peer in self.peers.items()}
         held[self.state.name] = self.state.flushed_index
         index = min(self._of_majority(held), self.state.commit)
@@ -319,11 +334,15 @@ class Leader:
             self.state.let_go(index)
 
     def want_flush(self, index: int) -> None:
-        """A request waits until everything up to `index` is flushed. Peers learn it with the next message."""
+        """A request waits until everything up to `index` is flushed. Peers learn it with the next
+        message.
+        """
         self.flush_wanted = max(self.flush_wanted, index)
 
     def quorum_index(self) -> int:
-        """The index that a majority stores; during a change, a majority of the old and of the new members."""
+        """The index that a majority stores; during a change, a majority of the old and of the new
+        members.
+        """
         held = {name: peer.match for name, peer in self.peers.items()}
         held[self.state.name] = self.state.stored_index()
         return self._of_majority(held)
@@ -336,11 +355,12 @@ class Leader:
         """True if the entry is of this master's epoch: only such an entry commits."""
         return self.state.history.epoch_at(index) == self.epoch
 
-    # --- membership ----------------------------------------------------------------------------------------------------
+    # --- membership -------------------------------------------------------------------------------
 
     def propose(self, after: ReplicaMembership, now_ms: int) -> None:
-        """Change the membership. Raises Unavailable while another change is not finished, InvalidArgument for ourselves, NoQuorum if no
-        majority of the new voters answers: then nothing could be committed any more, nor could the change be undone.
+        """Change the membership. Raises Unavailable while another change is not finished,
+        InvalidArgument for ourselves, NoQuorum if no majority of the new voters answers: then
+        nothing could be committed any more, nor could the change be undone.
         """
         before = self.state.membership
         self.state.now_ms = now_ms
@@ -354,8 +374,8 @@ class Leader:
         self.state.request(MembershipChange(self.epoch, before, after))
 
     def _require_majority(self, after: ReplicaMembership) -> None:
-        """Raise NoQuorum if the voters change, and no majority of the new ones has answered within the time after which slaves suspect
-        a master.
+        """Raise NoQuorum if the voters change, and no majority of the new ones has answered within
+        the time after which slaves suspect a master.
         """
         since_ms = self.state.now_ms - self.state.timing.suspect_ms
         if after.voters != self.state.membership.voters:
@@ -367,11 +387,15 @@ class Leader:
             after.require_majority([self.state.name, *answering])
 
     def may_change(self) -> bool:
-        """True if no change is under way and a majority of the present voters holds all committed entries (dissertation, section 4.1)."""
+        """True if no change is under way and a majority of the present voters holds all committed
+        entries (dissertation, section 4.1).
+        """
         return self.change is None and self.is_serving and self.quorum_index() >= self._changed_at
 
     def changed(self, membership: ReplicaMembership | None) -> None:
-        """Handle the store's answer: the new membership, or None if the store did not make the change."""
+        """Handle the store's answer: the new membership, or None if the store did not make the
+        change.
+        """
         self.change = None
         if membership is not None:
             self._changed_at = self.state.commit
@@ -380,7 +404,9 @@ class Leader:
         self.advance()
 
     def _promote(self) -> None:
-        """Make a learner a voter when it stores the entries committed at its first check: under load a learner always lags a little."""
+        """Make a learner a voter when it stores the entries committed at its first check: under
+        load a learner always lags a little.
+        """
         for name in self.state.membership.learners:
             peer = self.peers.get(name)
             if peer is None or not peer.is_in_step:
@@ -391,11 +417,11 @@ class Leader:
                     self.propose(self.state.membership.with_voter(name), self.state.now_ms)
                 return
 
-    # --- handing over --------------------------------------------------------------------------------------------------
+    # --- handing over -----------------------------------------------------------------------------
 
     def transfer(self, to: str) -> None:
-        """Hand the mastership to `to` when that replica stores all entries. The caller appends nothing until then. Raises
-        InvalidArgument.
+        """Hand the mastership to `to` when that replica stores all entries. The caller appends
+        nothing until then. Raises InvalidArgument.
         """
         others = (
             ", ".join(each for each in self.state.membership.voters if each != self.state.name)

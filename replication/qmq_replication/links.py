@@ -1,7 +1,9 @@
-"""Connections between the replicas of a group, on which both ends prove that they belong to it. There is one outgoing connection to each
-peer for our messages. The peer's messages arrive over the connection that the peer opened.
+"""Connections between the replicas of a group, on which both ends prove that they belong to it.
+There is one outgoing connection to each peer for our messages. The peer's messages arrive over the
+connection that the peer opened.
 
-Messages to an unreachable peer are dropped, since the core tolerates loss. Messages of one round of the event loop are sent with one write.
+Messages to an unreachable peer are dropped, since the core tolerates loss. Messages of one round of
+the event loop are sent with one write.
 
 A replica knows its group's secret from the coordination store:
 
@@ -11,11 +13,13 @@ A replica knows its group's secret from the coordination store:
     Proof of "dials"               ─▶
                                    ◀─  Proof of "listens": from now on messages are accepted
 
-A proof is an HMAC (RFC 2104) with SHA-256 over both names, the group, both nonces and the direction. A recorded proof is therefore valid
-for no other connection, and cannot be sent back to its sender. The secret itself never travels between replicas. Later messages are not
-signed: only TLS protects against an attacker who can write into an established connection.
+A proof is an HMAC (RFC 2104) with SHA-256 over both names, the group, both nonces and the
+direction. A recorded proof is therefore valid for no other connection, and cannot be sent back to
+its sender. The secret itself never travels between replicas. Later messages are not signed: only
+TLS protects against an attacker who can write into an established connection.
 
-On connections that other replicas open to this one, messages are accepted only after the peer has proved its identity.
+On connections that other replicas open to this one, messages are accepted only after the peer has
+proved its identity.
 
     a hello with an unknown name, or with our own    refused
     a hello with a name that TLS does not confirm    refused: the certificate belongs to another replica
@@ -54,13 +58,17 @@ RETRY_S_MAX: Final = 1.0
 CONNECT_S: Final = 2.0
 NONCE_BYTES: Final = 16
 VERSION: Final = 2
-"""The handshake's version. Increase it with every change of ready.py: a replica refuses messages with unknown fields."""
+"""The handshake's version. Increase it with every change of ready.py: a replica refuses messages
+with unknown fields.
+"""
 DIALS: Final = "dials"
 LISTENS: Final = "listens"
 
 
 class PeerHello(NamedTuple):
-    """The first message between replicas: the sender, the replica that it wants to reach, and a fresh nonce."""
+    """The first message between replicas: the sender, the replica that it wants to reach, and a
+    fresh nonce.
+    """
 
     group: str
     replica: str
@@ -140,7 +148,9 @@ class InboundConnection(Protocol):
     """A connection at the listening end."""
 
     def may_be(self, replica: str) -> bool:
-        """True if the peer's certificate is for `replica`. Without TLS it is always True, and only the proof tells."""
+        """True if the peer's certificate is for `replica`. Without TLS it is always True, and only
+        the proof tells.
+        """
         ...
 
     def answer_peer(self, payload: bytes) -> None:
@@ -155,7 +165,9 @@ class InboundConnection(Protocol):
 
 
 class InboundLinks:
-    """All proved links, by name. `members` returns who may connect, `heard` gets a peer's frames."""
+    """All proved links, by name. `members` returns who may connect, `heard` gets a peer's
+    frames.
+    """
 
     def __init__(
         self,
@@ -176,7 +188,9 @@ class InboundLinks:
         self.proved: dict[str, InboundLink] = {}
 
     def accept(self, first: Frame, connection: InboundConnection) -> InboundLink:
-        """Accept the hello of a connection. Raises ProtocolViolation if it cannot be a replica, Unavailable if that is not known yet."""
+        """Accept the hello of a connection. Raises ProtocolViolation if it cannot be a replica,
+        Unavailable if that is not known yet.
+        """
         try:
             return InboundLink(self, PeerHello.unpack(first.payload), connection)
         except ProtocolViolation:
@@ -197,7 +211,8 @@ class InboundLink:
         self._is_proved = False
         if (hello.group, hello.to) != (arrivals.group, arrivals.name):
             raise ProtocolViolation(
-                f"this is {arrivals.name} of group {arrivals.group}, the peer dialled {hello.to!r} of {hello.group!r}"
+                f"this is {arrivals.name} of group {arrivals.group}, the peer dialled "
+                f"{hello.to!r} of {hello.group!r}"
             )
         if hello.replica == arrivals.name or hello.replica not in arrivals.members():
             raise ProtocolViolation(
@@ -205,11 +220,13 @@ class InboundLink:
             )
         if not connection.may_be(hello.replica):
             raise ProtocolViolation(
-                f"the certificate of this connection is not for {hello.replica!r}: issue one with `qmq cert server {hello.replica}`"
+                f"the certificate of this connection is not for {hello.replica!r}: issue one "
+                f"with `qmq cert server {hello.replica}`"
             )
         if not arrivals.secret():
             raise Unavailable(
-                "this replica has not read its group's secret from the coordination store yet: connect again"
+                "this replica has not read its group's secret from the coordination store "
+                "yet: connect again"
             )
         connection.answer_peer(ProofStep(nonce=self._nonce).pack())
 
@@ -226,7 +243,9 @@ class InboundLink:
         self._welcome()
 
     def _take_message(self, frame: Frame) -> None:
-        """Handle a message. Messages on an older connection of a peer may be from before its restart: they are ignored."""
+        """Handle a message. Messages on an older connection of a peer may be from before its
+        restart: they are ignored.
+        """
         if self._arrivals.proved.get(self._hello.replica) is not self:
             return
         if frame.kind != FrameKind.REPLICA:
@@ -237,11 +256,13 @@ class InboundLink:
         hello, secret = self._hello, self._arrivals.secret()
         if frame.kind != FrameKind.REPLICA_HELLO:
             raise ProtocolViolation(
-                f"{hello.replica!r} sends frames of kind {frame.kind} before it has proved who it is"
+                f"{hello.replica!r} sends frames of kind {frame.kind} before it has proved "
+                "who it is"
             )
         if not is_proof(ProofStep.unpack(frame.payload).proof, secret, DIALS, hello, self._nonce):
             raise ProtocolViolation(
-                f"a peer that claims to be {hello.replica!r} does not know the secret of group {hello.group}"
+                f"a peer that claims to be {hello.replica!r} does not know the secret of "
+                f"group {hello.group}"
             )
 
     def _welcome(self) -> None:
@@ -350,7 +371,9 @@ class Link:
             log.warning("replica %s at %s: %s", self.name, self.address, refusal)
 
     async def _connect(self) -> None:
-        """Raises OSError, TimeoutError, InvalidArgument, and ProtocolViolation if the other end refuses us or is another replica."""
+        """Raises OSError, TimeoutError, InvalidArgument, and ProtocolViolation if the other end
+        refuses us or is another replica.
+        """
         self._ended.clear()
         self._proved.clear()
         self._challenge, self._violation = "", None
@@ -374,7 +397,9 @@ class Link:
             )
 
     def _require_certificate(self, stream: FrameStream) -> None:
-        """The host's name was checked already, but another server may listen there. Raises ProtocolViolation."""
+        """The host's name was checked already, but another server may listen there. Raises
+        ProtocolViolation.
+        """
         transport = stream.transport
         if transport is None or transport.get_extra_info("sslcontext") is None:
             return
@@ -382,7 +407,8 @@ class Link:
             self.name
         ):
             raise ProtocolViolation(
-                f"its certificate is not for {self.name!r}: issue one with `qmq cert server {self.name}`"
+                f"its certificate is not for {self.name!r}: issue one with `qmq cert server "
+                f"{self.name}`"
             )
 
     def _say(self, payload: bytes) -> None:
@@ -392,7 +418,9 @@ class Link:
         self._dialled.flush()
 
     def _on_frames(self, received: list[Frame]) -> None:
-        """Handle the handshake. After it, the only frame is an error that ends the connection. Raises ProtocolViolation."""
+        """Handle the handshake. After it, the only frame is an error that ends the connection.
+        Raises ProtocolViolation.
+        """
         for each in received:
             if each.kind == FrameKind.ERROR:
                 raise ProtocolViolation(f"it refused the connection: {unpack_error(each.payload)}")

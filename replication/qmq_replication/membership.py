@@ -1,8 +1,9 @@
 """The members of a broker group, and its majorities. Pure.
 
-*Voters* count for commit and for promises. *Learners* get all entries and do not count until they have caught up; then the master
-makes them voters. A change adds or removes one voter at a time, so that any majority before it and any majority after it share a replica
-(Ongaro, "Consensus: Bridging Theory and Practice", section 4.1).
+*Voters* count for commit and for promises. *Learners* get all entries and do not count until they
+have caught up; then the master makes them voters. A change adds or removes one voter at a time, so
+that any majority before it and any majority after it share a replica (Ongaro, "Consensus: Bridging
+Theory and Practice", section 4.1).
 """
 
 from __future__ import annotations
@@ -40,12 +41,15 @@ class ReplicaMembership:
         silent = [name for name in self.voters if name not in set(answering)]
         if len(self.voters) - len(silent) < self.majority:
             raise NoQuorum(
-                f"of the voters {', '.join(self.voters)} would not answer: {', '.join(silent)}; the group could store nothing, and no "
+                f"of the voters {', '.join(self.voters)} would not answer: "
+                f"{', '.join(silent)}; the group could store nothing, and no "
                 f"command could undo the change. Remove {silent[0]} instead, or start it first"
             )
 
     def quorum_index(self, held: Mapping[str, int]) -> int:
-        """The highest index that a majority holds. `held` maps each replica to its index; a missing replica holds nothing."""
+        """The highest index that a majority holds. `held` maps each replica to its index; a missing
+        replica holds nothing.
+        """
         found = sorted((held.get(name, 0) for name in self.voters), reverse=True)
         return found[self.majority - 1]
 
@@ -56,14 +60,18 @@ class ReplicaMembership:
         return replace(self, version=self.version + 1, learners=(*self.learners, name))
 
     def with_voter(self, name: str) -> ReplicaMembership:
-        """Next version: the learner becomes a voter. Raises InvalidArgument if it is not a learner."""
+        """Next version: the learner becomes a voter. Raises InvalidArgument if it is not a
+        learner.
+        """
         if name not in self.learners:
             raise InvalidArgument(f"{name!r} is not a learner of this group")
         left = tuple(each for each in self.learners if each != name)
         return ReplicaMembership(self.version + 1, (*self.voters, name), left)
 
     def without(self, name: str) -> ReplicaMembership:
-        """Next version: without the replica `name`. Raises InvalidArgument if `name` is not a replica, or is the last voter."""
+        """Next version: without the replica `name`. Raises InvalidArgument if `name` is not a
+        replica, or is the last voter.
+        """
         if name not in self.replicas:
             raise InvalidArgument(f"{name!r} is not a replica of this group")
         if self.voters == (name,):

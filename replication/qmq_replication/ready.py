@@ -1,17 +1,23 @@
-"""What the core says: its instructions to the caller, the messages between the replicas of a group, and the state that asks for them. Pure.
+"""What the core says: its instructions to the caller, the messages between the replicas of a group,
+and the state that asks for them. Pure.
 
 The instructions are carried out in this order, as with etcd-io/raft's Ready:
 
     1. `save`        on disk, synced, before anything below
-    2. `reset`, or `truncate`, then `append`   in this order, on the log; a `reset` is synced before anything else is done
-    3. `messages`    to peers: only now, because they report 1 (an Ack reports 2 later); the `place` in an Ack or a
-                     Mismatch is where the log ends after 2, so the caller sets it here
+    2. `reset`, or `truncate`, then `append`   in this order, on the log; a `reset` is synced before
+                                               anything else is done
+    3. `messages`    to peers: only now, because they report 1 (an Ack reports 2 later); the `place`
+                     in an Ack or a Mismatch is where the log ends after 2, so the caller sets it
+                     here
     4. `commit`      apply entries up to it; send the answers that wait for it
-    5. `flushed`, `flush`   send the answers that wait for a flush up to `flushed`; flush soon up to `flush`, a client waits for it
-    6. `role`, `lead`, `requests`   the role has changed; append a barrier entry of epoch `lead`; send requests to the coordination store
+    5. `flushed`, `flush`   send the answers that wait for a flush up to `flushed`; flush soon up to
+                            `flush`, a client waits for it
+    6. `role`, `lead`, `requests`   the role has changed; append a barrier entry of epoch `lead`;
+                                    send requests to the coordination store
 
-When entries have been written, and are as durable as the group's flush policy asks, call `Replica.stored(index)`; when they have been
-flushed, with every flush policy, call `Replica.flushed(index)`.
+When entries have been written, and are as durable as the group's flush policy asks, call
+`Replica.stored(index)`; when they have been flushed, with every flush policy, call
+`Replica.flushed(index)`.
 
 The messages are plain values; the driver encodes them (wire.py).
 
@@ -19,8 +25,10 @@ The messages are plain values; the driver encodes them (wire.py).
     any            Probe            ProbeReply     before an election: who is ahead, who still hears the master
     a candidate    PromiseRequest   Promise        fencing: from now on accept nothing from an older epoch
     the master     Append           Ack            entries, or none (a heartbeat); the answer says what is stored
-                                    Mismatch       "my log does not match there; this is its history"
-    the master     Reset            Ack            "the entries that you lack are deleted here: start over from my oldest entry"
+                                    Mismatch       "my log does not match there; this is its
+                                                   history"
+    the master     Reset            Ack            "the entries that you lack are deleted here:
+                                                   start over from my oldest entry"
     any            Refusal                         "I promised a higher epoch than yours"
     the master     TakeOver                        "you are up to date: campaign now"
 
@@ -48,7 +56,9 @@ class Probe(NamedTuple):
 
 
 class ProbeReply(NamedTuple):
-    """The state of a replica. `epoch` is the highest promised epoch. `hears_master`: the replica would not campaign now."""
+    """The state of a replica. `epoch` is the highest promised epoch. `hears_master`: the replica
+    would not campaign now.
+    """
 
     epoch: int
     master: str
@@ -65,7 +75,9 @@ class PromiseRequest(NamedTuple):
 
 
 class Promise(NamedTuple):
-    """The sender accepts nothing older than `epoch` from now on, and holds its log up to (last_epoch, last_index)."""
+    """The sender accepts nothing older than `epoch` from now on, and holds its log up to
+    (last_epoch, last_index).
+    """
 
     epoch: int
     last_epoch: int
@@ -74,10 +86,12 @@ class Promise(NamedTuple):
 
 
 class Append(NamedTuple):
-    """Entries (prev_index, last_index], or none. `cut`: what the receiver holds behind prev_index is not in the master's log.
+    """Entries (prev_index, last_index], or none. `cut`: what the receiver holds behind prev_index
+    is not in the master's log.
 
-    `round` numbers the master's attempts to get in step with this peer; a Mismatch of an earlier round says nothing new.
-    `flush_wanted`: a client waits until everything up to that index is flushed; the receiver flushes immediately and then reports it.
+    `round` numbers the master's attempts to get in step with this peer; a Mismatch of an earlier
+    round says nothing new. `flush_wanted`: a client waits until everything up to that index is
+    flushed; the receiver flushes immediately and then reports it.
     """
 
     epoch: int
@@ -93,11 +107,12 @@ class Append(NamedTuple):
 
 
 class Ack(NamedTuple):
-    """The sender holds the entries up to `stored` durably, and they equal those of the master of `epoch`. Its log ends at `last_index`,
-    which lies at `place`.
+    """The sender holds the entries up to `stored` durably, and they equal those of the master of
+    `epoch`. Its log ends at `last_index`, which lies at `place`.
 
-    `stored` is as durable as the sender's flush policy asks; up to `flushed` the log survives a power cut, with every policy. `round` is
-    the latest that the sender received. An Ack of an earlier round may report entries that were lost since.
+    `stored` is as durable as the sender's flush policy asks; up to `flushed` the log survives a
+    power cut, with every policy. `round` is the latest that the sender received. An Ack of an
+    earlier round may report entries that were lost since.
     """
 
     epoch: int
@@ -109,8 +124,8 @@ class Ack(NamedTuple):
 
 
 class Mismatch(NamedTuple):
-    """The sender's log does not continue at the Append's prev_index. The message contains the shape of that log,
-    so that the master needs one answer only to get in step.
+    """The sender's log does not continue at the Append's prev_index. The message contains the shape
+    of that log, so that the master needs one answer only to get in step.
     """
 
     epoch: int
@@ -123,7 +138,9 @@ class Mismatch(NamedTuple):
 
 
 class LogReset(NamedTuple):
-    """The receiver must delete its log and start over after (start_epoch, start_index) at `place`. It is whole again at `until_index`."""
+    """The receiver must delete its log and start over after (start_epoch, start_index) at `place`.
+    It is whole again at `until_index`.
+    """
 
     epoch: int
     round: int
@@ -134,7 +151,9 @@ class LogReset(NamedTuple):
 
 
 class Refusal(NamedTuple):
-    """The sender promised `epoch`, which is higher than the epoch of the message that it refuses."""
+    """The sender promised `epoch`, which is higher than the epoch of the message that it
+    refuses.
+    """
 
     epoch: int
 
@@ -173,12 +192,16 @@ class Role(Enum):
 
 
 class DurableState(NamedTuple):
-    """The state that must survive a crash: the promise, and whether the log may lack entries that this replica acknowledged."""
+    """The state that must survive a crash: the promise, and whether the log may lack entries that
+    this replica acknowledged.
+    """
 
     promised: int = 0
     is_whole: bool = True
     resetting_until: int = 0
-    """While the log is being rebuilt: the index that it must reach before it is used; otherwise 0."""
+    """While the log is being rebuilt: the index that it must reach before it is used; otherwise
+    0.
+    """
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,7 +227,9 @@ class MembershipChange:
 
 @dataclass(frozen=True, slots=True)
 class LookUp:
-    """Read the group's highest epoch and its membership, and call `looked_up`; no call follows if the store is unreachable."""
+    """Read the group's highest epoch and its membership, and call `looked_up`; no call follows if
+    the store is unreachable.
+    """
 
 
 Request = Campaign | Resign | MembershipChange | LookUp
@@ -221,7 +246,9 @@ class Ready:
     messages: list[tuple[str, Message]] = field(default_factory=list)
     commit: int | None = None
     flushed: int | None = None
-    """Entries up to this index are committed, and flushed on a majority of the voters: they survive a power cut of all voters."""
+    """Entries up to this index are committed, and flushed on a majority of the voters: they survive
+    a power cut of all voters.
+    """
     flush: int | None = None
     role: Role | None = None
     lead: int | None = None
@@ -261,10 +288,11 @@ class Log(Protocol):
         ...
 
     def read(self, place: Place, after: int, bytes_max: int) -> LogChunk | None:
-        """The entries behind index `after`, which lies at `place`; None if this log no longer has them.
+        """The entries behind index `after`, which lies at `place`; None if this log no longer has
+        them.
 
-        A chunk without entries, whose `last_index` is `after`, means that the entries are being read from slow storage. Ask again at the
-        next heartbeat.
+        A chunk without entries, whose `last_index` is `after`, means that the entries are being
+        read from slow storage. Ask again at the next heartbeat.
         """
         ...
 
@@ -286,13 +314,17 @@ class Timing(NamedTuple):
     quorum_ms: int = 2_000
     """A master that does not hear a majority for this time steps down."""
     late_ms: int = 300
-    """A slave whose own clock tick came later than this was not scheduled: it waits for the master again before it suspects it."""
+    """A slave whose own clock tick came later than this was not scheduled: it waits for the master
+    again before it suspects it.
+    """
     inflight_bytes_max: int = 16 << 20
     chunk_bytes_max: int = 1 << 20
 
 
 class ReplicaState:
-    """`promised` is the highest epoch that this replica promised to any replica, including itself."""
+    """`promised` is the highest epoch that this replica promised to any replica, including
+    itself.
+    """
 
     def __init__(
         self,
@@ -320,10 +352,13 @@ class ReplicaState:
         self.flushed_index = 0
         """Entries up to this index survive a power cut of this replica, under any flush policy."""
         self.is_verified = True
-        """False while the coordination store has not said yet whether this folder is the replica's latest."""
+        """False while the coordination store has not said yet whether this folder is the replica's
+        latest.
+        """
         self.is_store_older = False
-        """True while the coordination store has an older membership than this replica knows: its data was put back. The newer membership
-        has another majority, so an election under the older one may miss acknowledged entries.
+        """True while the coordination store has an older membership than this replica knows: its
+        data was put back. The newer membership has another majority, so an election under the older
+        one may miss acknowledged entries.
         """
         self.ready = Ready()
 
@@ -336,7 +371,7 @@ class ReplicaState:
         """The index up to which the log is stored durably."""
         return min(self.durable, self.history.last_index)
 
-    # --- work for the driver -------------------------------------------------------------------------------------------
+    # --- work for the driver ----------------------------------------------------------------------
 
     def take(self) -> Ready:
         """Take the work to be done now; each item is returned once."""

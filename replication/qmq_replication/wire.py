@@ -1,7 +1,9 @@
-"""Replica messages as bytes: u8 kind | u32 length of the head | u32 CRC-32C of kind and head | head | payload.
+"""Replica messages as bytes: u8 kind | u32 length of the head | u32 CRC-32C of kind and head | head
+| payload.
 
-The head is MessagePack of the message's fields. It has a separate checksum, because a flipped bit in a commit position would commit
-uncommitted entries. Only an Append has a payload: runs of log bytes (qmq/log/follower.py), copied from the files with their checksums.
+The head is MessagePack of the message's fields. It has a separate checksum, because a flipped bit
+in a commit position would commit uncommitted entries. Only an Append has a payload: runs of log
+bytes (qmq/log/follower.py), copied from the files with their checksums.
 """
 
 from __future__ import annotations
@@ -50,7 +52,9 @@ _NUMBERS: Final = {kind: number for number, kind in enumerate(_KINDS)}
 
 
 class LogStretch(NamedTuple):
-    """The payload of an Append as a slave reads it: the runs, and the checked entries of each run."""
+    """The payload of an Append as a slave reads it: the runs, and the checked entries of each
+    run.
+    """
 
     runs: list[LogRun]
     entries: list[list[PendingEntry]]
@@ -72,7 +76,9 @@ def _checksum(number: int, head: bytes) -> int:
 
 
 def unpack(data: memoryview) -> Message:
-    """Decode a message and check every checksum. An Append's payload becomes a LogStretch. Raises ProtocolViolation, CorruptBatch."""
+    """Decode a message and check every checksum. An Append's payload becomes a LogStretch. Raises
+    ProtocolViolation, CorruptBatch.
+    """
     try:
         number, size, checksum = _HEAD.unpack_from(data)
         head = bytes(data[_HEAD.size : _HEAD.size + size])

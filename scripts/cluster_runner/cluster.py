@@ -1,8 +1,8 @@
 """The operations of a cluster, used by `scripts/cluster` and by tests.
 
-Services are started in the order of depends_on: etcd, then metaservers and brokers. A step begins when the previous one is healthy. Two
-things differ from Docker: dead services are not restarted (tests want to observe them), and `up` returns only when all services are
-healthy.
+Services are started in the order of depends_on: etcd, then metaservers and brokers. A step begins
+when the previous one is healthy. Two things differ from Docker: dead services are not restarted
+(tests want to observe them), and `up` returns only when all services are healthy.
 """
 
 from __future__ import annotations
@@ -64,9 +64,11 @@ class Cluster:
         *,
         secure: bool = False,
     ) -> None:
-        """`network` is 'loopback' or 'netns', empty for the remembered one; `environment` is for the file's ${...}, at `up`.
+        """`network` is 'loopback' or 'netns', empty for the remembered one; `environment` is for
+        the file's ${...}, at `up`.
 
-        With `secure`, docker-compose.secure.yml is merged into the file, and `up` first makes the missing certificates.
+        With `secure`, docker-compose.secure.yml is merged into the file, and `up` first makes the
+        missing certificates.
         """
         self.folder, self._network = StateFolder(state_dir), check_name(network)
         self._environment, self._file, self._progress = environment or {}, file, progress
@@ -80,7 +82,7 @@ class Cluster:
         """Kill all services: a test needs no clean shutdown."""
         self.down(force=True)
 
-    # --- up and down -----------------------------------------------------------------------------------------------------
+    # --- up and down ------------------------------------------------------------------------------
 
     def up(
         self,
@@ -91,7 +93,8 @@ class Cluster:
         foreground: bool = False,
         within_s: float = HEALTHY_S,
     ) -> None:
-        """Start services (all without a profile, if none is named) and what they need, and wait until they are healthy.
+        """Start services (all without a profile, if none is named) and what they need, and wait
+        until they are healthy.
 
         With `foreground` they die with the thread that started them, so call it from the main one.
         """
@@ -109,11 +112,15 @@ class Cluster:
             self._start(step, wait=wait, dies_with_us=foreground, within_s=within_s)
 
     def start(self, *names: str, wait: bool = True, within_s: float = HEALTHY_S) -> None:
-        """Start services that were killed or stopped, as `up` started them, without what they depend on."""
+        """Start services that were killed or stopped, as `up` started them, without what they
+        depend on.
+        """
         self._start(names, wait=wait, within_s=within_s)
 
     def install(self, release: Path | None, *names: str) -> None:
-        """Services run the packages in this folder after their next start. None means this checkout."""
+        """Services run the packages in this folder after their next start. None means this
+        checkout.
+        """
         for name in _known(names, self.services):
             if release is None:
                 self._releases.pop(name, None)
@@ -133,7 +140,9 @@ class Cluster:
             )
 
     def down(self, *, volumes: bool = False, force: bool = False) -> None:
-        """Stop everything in the reverse order (with `force`: SIGKILL), and remove the network; with `volumes`, the data as well."""
+        """Stop everything in the reverse order (with `force`: SIGKILL), and remove the network;
+        with `volumes`, the data as well.
+        """
         if not self.folder.path.exists():
             return
         state = self.folder.load()
@@ -147,7 +156,7 @@ class Cluster:
         if volumes:
             shutil.rmtree(self.folder.path)
 
-    # --- faults ----------------------------------------------------------------------------------------------------------
+    # --- faults -----------------------------------------------------------------------------------
 
     def kill(self, *names: str) -> None:
         """SIGKILL, and wait until the services are gone."""
@@ -164,7 +173,9 @@ class Cluster:
             processes.resume(self._running(name))
 
     def partition(self, a: str, b: str, *, one_way: bool = False) -> None:
-        """Drop all packets between two services; with `one_way`, only those that `a` sends to `b`."""
+        """Drop all packets between two services; with `one_way`, only those that `a` sends to
+        `b`.
+        """
         with self._changing() as (state, launcher):
             _known((a, b), launcher.services)
             for source, target in [(a, b)] if one_way else [(a, b), (b, a)]:
@@ -178,7 +189,7 @@ class Cluster:
                 launcher.network.heal(*state.cuts[-1])
                 state.cuts.pop()
 
-    # --- looking ---------------------------------------------------------------------------------------------------------
+    # --- looking ----------------------------------------------------------------------------------
 
     @property
     def services(self) -> dict[str, Service]:
@@ -194,11 +205,15 @@ class Cluster:
         return launcher.network.addresses[name]
 
     def translate(self, text: str) -> str:
-        """Text with addresses for names: `translate("meta0:20880,meta1:20880")` is what a client of the cluster wants."""
+        """Text with addresses for names: `translate("meta0:20880,meta1:20880")` is what a client of
+        the cluster wants.
+        """
         return self._launcher(self.folder.load()).outside().text(text)
 
     def prefix(self, name: str) -> list[str]:
-        """The prefix of a command that runs at a service's place on the network; empty on loopback."""
+        """The prefix of a command that runs at a service's place on the network; empty on
+        loopback.
+        """
         return self._launcher(self.folder.load()).network.prefix(name)
 
     def log(self, name: str) -> Path:
@@ -206,7 +221,9 @@ class Cluster:
         return self.folder.log(name)
 
     def health(self, name: str) -> str:
-        """Why a service is not healthy, by its health check; empty if it is, or if it has no check and runs."""
+        """Why a service is not healthy, by its health check; empty if it is, or if it has no check
+        and runs.
+        """
         check = self._launcher(self.folder.load()).check(name)
         state = self._state(name)
         return check.failure() if check and state != "dead" else "" if state == "running" else state
@@ -234,11 +251,13 @@ class Cluster:
         return lines
 
     def run(self, argv: Sequence[str], service: str = "client") -> int:
-        """Run a command on this machine in a service's environment, with addresses for names; its exit status."""
+        """Run a command on this machine in a service's environment, with addresses for names; its
+        exit status.
+        """
         words, environment = self._launcher(self.folder.load()).run(argv, service)
         return subprocess.run(words, env=environment, check=False).returncode
 
-    # --- within ----------------------------------------------------------------------------------------------------------
+    # --- within -----------------------------------------------------------------------------------
 
     def _launcher(self, state: State) -> Launcher:
         return Launcher(self.services, network_of(state, self.folder), self.folder, self._releases)
@@ -264,7 +283,8 @@ class Cluster:
                         name, dies_with_us=dies_with_us
                     )
                     self._progress(
-                        f"{name}: started at {launcher.network.addresses[name]}, process {process.pid}"
+                        f"{name}: started at {launcher.network.addresses[name]}, process "
+                        f"{process.pid}"
                     )
         for name in names if wait else ():
             self._wait(name, within_s - (time.monotonic() - begin))
@@ -276,7 +296,8 @@ class Cluster:
             status = launcher.complete(name, within_s)
         if status:
             raise ClusterError(
-                f"{name} failed with status {status}\n{self.log(name)} ends with\n{launcher.log_tail(name)}"
+                f"{name} failed with status {status}\n{self.log(name)} ends "
+                f"with\n{launcher.log_tail(name)}"
             )
         self._progress(f"{name}: done")
 

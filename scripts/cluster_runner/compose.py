@@ -1,7 +1,8 @@
 """Reads the compose file with the compose binary.
 
-The binary handles anchors, interpolation, profiles and short forms: `docker-compose config --format json` prints the resolved file. A
-`Service` has the parts that a process needs. Durations are in Go's format ("1m30s").
+The binary handles anchors, interpolation, profiles and short forms: `docker-compose config --format
+json` prints the resolved file. A `Service` has the parts that a process needs. Durations are in
+Go's format ("1m30s").
 """
 
 from __future__ import annotations
@@ -47,7 +48,9 @@ class Service:
 
 
 def compose_binary() -> Path:
-    """The real compose: the one beside this Python (the development lock brings it), else the one on PATH."""
+    """The real compose: the one beside this Python (the development lock brings it), else the one
+    on PATH.
+    """
     beside = Path(sys.executable).with_name("docker-compose")
     found = str(beside) if beside.exists() else shutil.which("docker-compose")
     if not found:
@@ -58,7 +61,9 @@ def compose_binary() -> Path:
 
 
 def resolve(file: Path, environment: Mapping[str, str], *overrides: Path) -> dict[str, Any]:
-    """The file and what is merged into it, with everything put in; `environment` goes over this process's own for ${...}."""
+    """The file and what is merged into it, with everything put in; `environment` goes over this
+    process's own for ${...}.
+    """
     named = [word for each in (file, *overrides) for word in ("-f", str(each))]
     command = [str(compose_binary()), *named, "--profile", "*", "config", "--format", "json"]
     done = subprocess.run(
@@ -80,7 +85,9 @@ def services(model: Mapping[str, Any]) -> dict[str, Service]:
 
 
 def waves(known: Mapping[str, Service], wanted: Collection[str]) -> list[list[str]]:
-    """The wanted services in steps, each of which depends only on earlier steps. Other services are assumed to be running."""
+    """The wanted services in steps, each of which depends only on earlier steps. Other services are
+    assumed to be running.
+    """
     left, steps = [name for name in known if name in wanted], list[list[str]]()
     while left:
         step = [name for name in left if not set(known[name].depends_on) & set(left)]

@@ -1,8 +1,10 @@
-"""Checks a service's health with the file's own health check, like a container engine but more often.
+"""Checks a service's health with the file's own health check, like a container engine but more
+often.
 
-It first tries a TCP connection to the port that `etcdctl` or `qmq` would ask, which costs almost nothing and avoids starting a Go or Python
-process every few milliseconds while the service starts. A check by a shell runs at once. If `etcdctl` is missing (Debian packages it apart
-from etcd), etcd is asked over HTTP, at /health.
+It first tries a TCP connection to the port that `etcdctl` or `qmq` would ask, which costs almost
+nothing and avoids starting a Go or Python process every few milliseconds while the service starts.
+A check by a shell runs at once. If `etcdctl` is missing (Debian packages it apart from etcd), etcd
+is asked over HTTP, at /health.
 """
 
 from __future__ import annotations

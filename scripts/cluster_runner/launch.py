@@ -1,4 +1,6 @@
-"""A service that can be started on this machine: the compose file's values, translated for a network and a state folder."""
+"""A service that can be started on this machine: the compose file's values, translated for a
+network and a state folder.
+"""
 
 from __future__ import annotations
 
@@ -117,7 +119,9 @@ class Launcher:
         return Translator(self.network.addresses, "", {})
 
     def run(self, argv: Sequence[str], name: str) -> tuple[list[str], dict[str, str]]:
-        """Argv and environment of a command on this machine, or of the service's own command, as if in the service's container."""
+        """Argv and environment of a command on this machine, or of the service's own command, as if
+        in the service's container.
+        """
         service, outside = self.services[name], self.outside()
         mine = Translator(
             outside.addresses, outside.own, self.translator(service).folders

@@ -1,16 +1,19 @@
-"""A network that can be cut: one network namespace for each service, cables between them and a switch. Needs root and iproute2.
+"""A network that can be cut: one network namespace for each service, cables between them and a
+switch. Needs root and iproute2.
 
     namespace qmq7-switch:   bridge ── v1 ── v2 ── ... ── host
                                        │     │             │
     namespaces:              qmq7-etcd0:eth0 │             qmq7host (this machine, 10.77.7.254, so that tests reach everyone)
                              10.77.7.1       qmq7-etcd1:eth0 10.77.7.2
 
-The number 7 is the cluster's slot. Adding the switch's namespace claims it, because `ip netns add` makes the name or fails, so two
-clusters never share one. The bridge is in a namespace and not on the host because a host that runs Docker filters its bridges' traffic.
+The number 7 is the cluster's slot. Adding the switch's namespace claims it, because `ip netns add`
+makes the name or fails, so two clusters never share one. The bridge is in a namespace and not on
+the host because a host that runs Docker filters its bridges' traffic.
 
-A cut drops packets where they ARRIVE, by a policy rule `from ADDRESS blackhole`. A blackhole route at the sender would be simpler, but then
-connect() fails at once with EINVAL, while a real partition is silent. So the rule for local addresses, which the kernel evaluates first, is
-moved behind the rules for cuts.
+A cut drops packets where they ARRIVE, by a policy rule `from ADDRESS blackhole`. A blackhole route
+at the sender would be simpler, but then connect() fails at once with EINVAL, while a real partition
+is silent. So the rule for local addresses, which the kernel evaluates first, is moved behind the
+rules for cuts.
 """
 
 from __future__ import annotations
@@ -79,7 +82,8 @@ class NetworkNamespaces:
             ):
                 return self._make_switch_or_nothing()
         raise ClusterError(
-            f"no free range in 10.77.0.0/16 (last tried: 10.77.{self.slot}.0/24): another cluster or network has it"
+            f"no free range in 10.77.0.0/16 (last tried: 10.77.{self.slot}.0/24): another "
+            "cluster or network has it"
         )
 
     def is_there(self) -> bool:
@@ -144,7 +148,9 @@ class NetworkNamespaces:
         return ""
 
     def prefix(self, service: str) -> list[str]:
-        """nsenter changes into the namespace and becomes the command, so the pid is the service's."""
+        """nsenter changes into the namespace and becomes the command, so the pid is the
+        service's.
+        """
         return [_tool("nsenter"), f"--net={NAMESPACES / self.namespace(service)}", "--"]
 
     def cut(self, source: str, target: str) -> None:
@@ -160,7 +166,9 @@ class NetworkNamespaces:
         return ["rule", verb, "pref", CUT_PRIORITY, "from", self.addresses[source], "blackhole"]
 
     def release(self) -> None:
-        """Remove this machine's cable, then every namespace with what is in it; the switch last, because it holds the slot."""
+        """Remove this machine's cable, then every namespace with what is in it; the switch last,
+        because it holds the slot.
+        """
         _succeeds("link", "del", self.host_link)
         listed = [path.name for path in NAMESPACES.glob("*")] if NAMESPACES.is_dir() else []
         ours = [name for name in listed if re.match(rf"qmq{self.slot}-", name)]

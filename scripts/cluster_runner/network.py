@@ -1,8 +1,10 @@
-"""The addresses of services. The default network is the loopback interface, which needs no privileges.
+"""The addresses of services. The default network is the loopback interface, which needs no
+privileges.
 
-All of 127.0.0.0/8 is this machine, so every service gets its own address and keeps the port numbers of the file. A cluster owns a
-slot of 32 addresses, 127.77.N.M; which of the 2048 slots follows from the state folder, so that two clusters of one machine (two
-checkouts, two workers of a test run) do not meet, and one cluster comes back where it was: etcd's members remember their addresses.
+All of 127.0.0.0/8 is this machine, so every service gets its own address and keeps the port numbers
+of the file. A cluster owns a slot of 32 addresses, 127.77.N.M; which of the 2048 slots follows from
+the state folder, so that two clusters of one machine (two checkouts, two workers of a test run) do
+not meet, and one cluster comes back where it was: etcd's members remember their addresses.
 """
 
 from __future__ import annotations
@@ -37,13 +39,17 @@ class Network(Protocol):
         """Take the slot, or choose one. Raises ClusterError."""
 
     def is_there(self) -> bool:
-        """Whether what was claimed is still there: a restart of the machine takes namespaces away."""
+        """Whether what was claimed is still there: a restart of the machine takes namespaces
+        away.
+        """
 
     def attach(self, service: str) -> None:
         """Make the service's place on the network."""
 
     def own(self, service: str) -> str:
-        """The replacements of "localhost" and "0.0.0.0" for the service; empty if they need none."""
+        """The replacements of "localhost" and "0.0.0.0" for the service; empty if they need
+        none.
+        """
 
     def prefix(self, service: str) -> list[str]:
         """The prefix of a command that runs at the service's place."""
@@ -78,7 +84,8 @@ class Loopback:
             if not listeners & set(self.addresses.values()):
                 return
         raise ClusterError(
-            f"something else listens on this cluster's addresses, {', '.join(listeners & set(self.addresses.values()))}"
+            "something else listens on this cluster's addresses, "
+            f"{', '.join(listeners & set(self.addresses.values()))}"
         )
 
     def is_there(self) -> bool:

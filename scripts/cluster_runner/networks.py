@@ -1,4 +1,6 @@
-"""Chooses and claims a cluster's network. A cluster that has data keeps its network: etcd's members remember addresses."""
+"""Chooses and claims a cluster's network. A cluster that has data keeps its network: etcd's members
+remember addresses.
+"""
 
 from __future__ import annotations
 
@@ -37,7 +39,8 @@ def claim(wanted: str, state: State, folder: StateFolder, services: Sequence[str
     if state.network not in ("", name):
         if state.is_claimed or folder.has_data:
             raise ClusterError(
-                f"this cluster's data is of the network {state.network}: `down --volumes` forgets both"
+                f"this cluster's data is of the network {state.network}: `down --volumes` "
+                "forgets both"
             )
         state.slot = -1
     state.order += [each for each in services if each not in state.order]

@@ -1,10 +1,12 @@
 """Starts processes that outlive the command, and recognises them in later commands.
 
-A pid is reused, so a process is identified by pid and start time (/proc/PID/stat, in clock ticks since boot). Both are compared before any
-signal is sent. A service leads its own session, so a pause or a kill also reaches its children, as for a container.
+A pid is reused, so a process is identified by pid and start time (/proc/PID/stat, in clock ticks
+since boot). Both are compared before any signal is sent. A service leads its own session, so a
+pause or a kill also reaches its children, as for a container.
 
-`posix_spawn` is used instead of `subprocess`, because it runs no Python code between fork and exec (with gRPC loaded, that sometimes hangs
-or crashes the child), and because no object complains about a process that is left running on purpose.
+`posix_spawn` is used instead of `subprocess`, because it runs no Python code between fork and exec
+(with gRPC loaded, that sometimes hangs or crashes the child), and because no object complains about
+a process that is left running on purpose.
 """
 
 from __future__ import annotations
@@ -93,7 +95,9 @@ def kill(process: Process) -> None:
 
 
 def stop(processes: Mapping[Process, float]) -> list[Process]:
-    """Send SIGTERM, then SIGKILL to processes that still run after their grace period (in seconds). Returns the killed processes."""
+    """Send SIGTERM, then SIGKILL to processes that still run after their grace period (in seconds).
+    Returns the killed processes.
+    """
     begin = time.monotonic()
     families = {each: members(each) for each in processes}
     for each in processes:

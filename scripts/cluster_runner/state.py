@@ -5,7 +5,8 @@
     logs/           each service's output
     volumes/        each named volume
 
-The network and the slot stay after `down`, because etcd's members remember their addresses; only `down --volumes` forgets them.
+The network and the slot stay after `down`, because etcd's members remember their addresses; only
+`down --volumes` forgets them.
 """
 
 from __future__ import annotations
@@ -31,7 +32,9 @@ class State:
     is_claimed: bool = False
     """Whether the network's slot is held now."""
     order: list[str] = field(default_factory=list)
-    """The services, by the number in their address. New services come last, so that a changed file keeps the other addresses."""
+    """The services, by the number in their address. New services come last, so that a changed file
+    keeps the other addresses.
+    """
     processes: dict[str, Process] = field(default_factory=dict)
     cuts: list[tuple[str, str]] = field(default_factory=list)
     """Source and target of each cut."""

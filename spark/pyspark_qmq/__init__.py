@@ -1,4 +1,5 @@
-"""QMQ for Spark: `spark.read.format("qmq")`, `df.write.format("qmq")`, and jobs. docs/SPARK.md has the guarantees.
+"""QMQ for Spark: `spark.read.format("qmq")`, `df.write.format("qmq")`, and jobs. docs/SPARK.md has
+the guarantees.
 
 `qmq.columns` reads the log; this package has what Spark calls.
 
@@ -7,9 +8,10 @@ source.py, stream.py, sink/   what Spark calls
 jobs/        archive, order_audit, lag_report, duplicates, dead_letters, delay_accuracy
 lake/        subjects as Iceberg tables, also without Spark
 
-Once per session, in another process, Spark searches the Python path for packages named `pyspark_*` with a `DefaultSource`. It uses
-`python3` from PATH unless PYSPARK_PYTHON names another interpreter, and if one of the packages cannot be imported, it ignores all of them
-with a warning in the log. So discovery is convenient, but only `register` is reliable.
+Once per session, in another process, Spark searches the Python path for packages named `pyspark_*`
+with a `DefaultSource`. It uses `python3` from PATH unless PYSPARK_PYTHON names another interpreter,
+and if one of the packages cannot be imported, it ignores all of them with a warning in the log. So
+discovery is convenient, but only `register` is reliable.
 """
 
 from __future__ import annotations
@@ -25,7 +27,8 @@ __all__ = ["DefaultSource", "register"]
 
 
 def register(spark: SparkSession) -> None:
-    """Register `spark.read.format("qmq")` and its relatives in a session. Calling it again has no effect.
+    """Register `spark.read.format("qmq")` and its relatives in a session. Calling it again has no
+    effect.
 
     Raises ImportError if the extra `spark` is not installed: pip install 'qmq[spark]'.
     """
@@ -37,8 +40,8 @@ def register(spark: SparkSession) -> None:
 def __getattr__(name: str) -> Any:
     """Import `DefaultSource`, which Spark's discovery asks for, at its first use.
 
-    If a required library is missing, the name does not exist: another error would keep Spark from finding the data sources of other
-    packages.
+    If a required library is missing, the name does not exist: another error would keep Spark from
+    finding the data sources of other packages.
     """
     if name != "DefaultSource":
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

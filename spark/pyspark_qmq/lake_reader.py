@@ -1,4 +1,6 @@
-"""A batch read of messages, in one plan: history from the lake, the rest from the log (docs/SPARK.md, "History from the lake")."""
+"""A batch read of messages, in one plan: history from the lake, the rest from the log
+(docs/SPARK.md, "History from the lake").
+"""
 
 from __future__ import annotations
 
@@ -51,7 +53,8 @@ class LakeReader(DataSourceReader):
         ]
         if missing:
             raise InvalidArgument(
-                f"the lake's tables have no column {missing[0]!r}: leave out the column, or option qmq.lake"
+                f"the lake's tables have no column {missing[0]!r}: leave out the column, or "
+                "option qmq.lake"
             )
         self._asked = asked
         self._lake = lake
@@ -62,9 +65,9 @@ class LakeReader(DataSourceReader):
         """The tasks for the current offsets: first those of the lake, then those of the log.
 
         Raises:
-            UnknownSubject, InvalidArgument, NotConnected, LogDamaged: as for a read without the lake.
-            UnknownSubject: a subject has no table, and the log no longer has its first messages.
-            MessagesExpired: neither the lake nor the log has some of the messages.
+            UnknownSubject, InvalidArgument, NotConnected, LogDamaged: as for a read without the
+            lake. UnknownSubject: a subject has no table, and the log no longer has its first
+            messages. MessagesExpired: neither the lake nor the log has some of the messages.
             CatalogAway: the catalog did not answer for `qmq.retryMs`.
         """
         asked, log = self._asked, log_at(self._address)
@@ -103,8 +106,10 @@ class LakeReader(DataSourceReader):
         for key, queue in topology.queues.items():
             if key.subject not in snapshots and queue.start > 0:
                 raise UnknownSubject(
-                    f"subject {key.subject!r} has no table in namespace {self._lake.namespace!r} of the lake, and retention has deleted "
-                    f"the first messages of {key}: `qmq lake follow` makes a table; without option qmq.lake, only the log is read"
+                    f"subject {key.subject!r} has no table in namespace "
+                    f"{self._lake.namespace!r} of the lake, and retention has deleted "
+                    f"the first messages of {key}: `qmq lake follow` makes a table; without "
+                    "option qmq.lake, only the log is read"
                 )
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:

@@ -1,4 +1,6 @@
-"""A batch read of messages: splits the committed part of the selected queues into tasks, and reads a task's rows in an executor."""
+"""A batch read of messages: splits the committed part of the selected queues into tasks, and reads
+a task's rows in an executor.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +37,9 @@ class LogReader(DataSourceReader):
         self._address = address_of(asked.where)
 
     def partitions(self) -> list[InputPartition]:
-        """The tasks for the current offsets. Raises UnknownSubject, InvalidArgument, MessagesExpired, NotConnected, LogDamaged."""
+        """The tasks for the current offsets. Raises UnknownSubject, InvalidArgument,
+        MessagesExpired, NotConnected, LogDamaged.
+        """
         asked, log = self._asked, log_at(self._address)
         topology = look(log, asked.choice)
         if not topology.queues:

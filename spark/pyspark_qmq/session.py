@@ -9,13 +9,15 @@ In addition to what PySpark does, `session`:
 * uses UTC, so that a day in a table or a folder's name is the same everywhere;
 * registers the data source (`pyspark_qmq.register`).
 
-`conf` and the environment take precedence. In a program started by spark-submit, the JVM already runs, so only settings of a running JVM
-are applied.
+`conf` and the environment take precedence. In a program started by spark-submit, the JVM already
+runs, so only settings of a running JVM are applied.
 
-With a SPARK_HOME of our own, Python processes start three times as fast. Spark passes `python/lib/pyspark.zip` to each of its Python
-processes. The archive has no compiled code, so every process compiles half of PySpark again, which takes half a second or more. If driver
-and executors run the same interpreter, which has PySpark installed, the archive is not needed: a folder of links to PySpark's files, with
-an empty `python/lib`, suffices. It does not work for YARN, which ships the archive.
+With a SPARK_HOME of our own, Python processes start three times as fast. Spark passes
+`python/lib/pyspark.zip` to each of its Python processes. The archive has no compiled code, so every
+process compiles half of PySpark again, which takes half a second or more. If driver and executors
+run the same interpreter, which has PySpark installed, the archive is not needed: a folder of links
+to PySpark's files, with an empty `python/lib`, suffices. It does not work for YARN, which ships the
+archive.
 """
 
 from __future__ import annotations
@@ -69,7 +71,9 @@ def home_without_archive(cache: Path, package: Path | None = None) -> Path:
 
 
 def _move_home(made: Path, home: Path) -> None:
-    """Move the folder to its final name. If another process was faster, its folder has the same links."""
+    """Move the folder to its final name. If another process was faster, its folder has the same
+    links.
+    """
     try:
         os.rename(made, home)
     except OSError:
@@ -94,8 +98,8 @@ SPEED: Final[dict[str, str]] = {
     "spark.driver.extraJavaOptions": "-Darrow.enable_null_check_for_get=false",
     "spark.executor.extraJavaOptions": "-Darrow.enable_null_check_for_get=false",
 }
-"""Settings that make reads and writes faster (`scripts/bench --peers --row spark`). Arrow need not check for nulls, because Spark checks
-before it takes a value."""
+"""Settings that make reads and writes faster (`scripts/bench --peers --row spark`). Arrow need not
+check for nulls, because Spark checks before it takes a value."""
 
 _ELSEWHERE: Final = ("SPARK_HOME", "SPARK_CONF_DIR", "PYSPARK_SUBMIT_ARGS", "MASTER")
 """Variables that may name a master, or a file that does."""
@@ -107,12 +111,13 @@ def session(
     """The process's session, started on first use.
 
     Args:
-        app: the name in Spark's UI.
-        master: for example `local[4]` or `spark://host:7077`. None: Spark's configuration, otherwise all cores of this machine.
-        conf: settings that override QMQ's.
+        app: the name in Spark's UI. master: for example `local[4]` or `spark://host:7077`. None:
+        Spark's configuration, otherwise all cores of this machine. conf: settings that override
+        QMQ's.
 
     Raises:
-        InvalidArgument: there is no suitable Java (session.py), or the cache folder is not writable.
+        InvalidArgument: there is no suitable Java (session.py), or the cache folder is not
+        writable.
     """
     given = dict(conf or {})
     if master is not None:
@@ -128,7 +133,9 @@ def session(
 
 
 def is_local(given: Mapping[str, str], environment: Mapping[str, str]) -> bool:
-    """Whether driver and executors will run in one local JVM, as far as that is known before its start."""
+    """Whether driver and executors will run in one local JVM, as far as that is known before its
+    start.
+    """
     if "spark.master" in given:
         return given["spark.master"].split("[")[0] == "local"
     return not any(environment.get(name) for name in _ELSEWHERE)
@@ -152,7 +159,9 @@ def variables(environment: Mapping[str, str], *, local: bool) -> dict[str, str]:
 
 @contextmanager
 def _environment(variables: Mapping[str, str]) -> Iterator[None]:
-    """Set variables during the start of the JVM and restore them afterwards, except PYSPARK_PYTHON, which each new SparkContext reads."""
+    """Set variables during the start of the JVM and restore them afterwards, except PYSPARK_PYTHON,
+    which each new SparkContext reads.
+    """
     before = {name: os.environ.get(name) for name in variables if name != "PYSPARK_PYTHON"}
     os.environ.update(variables)
     try:

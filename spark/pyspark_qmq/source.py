@@ -1,7 +1,9 @@
-"""The data source that Spark calls: `spark.read.format("qmq")`, `spark.readStream.format("qmq")`, `df.write.format("qmq")`.
+"""The data source that Spark calls: `spark.read.format("qmq")`, `spark.readStream.format("qmq")`,
+`df.write.format("qmq")`.
 
-A loaded DataFrame is a snapshot: its offsets are fixed when its first action is planned, and every action reads the same rows. The
-data source must not define `pushFilters`: in PySpark 4.3, filters leak from one scan into another (docs/SPARK.md). Options narrow a read.
+A loaded DataFrame is a snapshot: its offsets are fixed when its first action is planned, and every
+action reads the same rows. The data source must not define `pushFilters`: in PySpark 4.3, filters
+leak from one scan into another (docs/SPARK.md). Options narrow a read.
 """
 
 from __future__ import annotations
@@ -32,7 +34,9 @@ if TYPE_CHECKING:
 
 
 class QmqDataSource(DataSource):
-    """The data source `qmq`. Options: `qmq.columns.options`; columns: `pyspark_qmq.source_schema`."""
+    """The data source `qmq`. Options: `qmq.columns.options`; columns:
+    `pyspark_qmq.source_schema`.
+    """
 
     @classmethod
     def name(cls) -> str:
@@ -105,7 +109,8 @@ class DatasetReader(DataSourceReader):
         for field in schema.fields:
             if known.get(field.name) != field.dataType:
                 raise InvalidArgument(
-                    f"{log} have no column {field.name!r} of type {field.dataType.simpleString()}: {', '.join(known)}"
+                    f"{log} have no column {field.name!r} of type "
+                    f"{field.dataType.simpleString()}: {', '.join(known)}"
                 )
         self._log = log
         self._address = address

@@ -16,9 +16,10 @@
 | append_time | timestamp | when the broker stored it |
 | epoch | bigint | the master's term |
 
-A schema may name more columns: producer_id (string, 16 hexadecimal digits), batch_sequence (bigint) and place (int): the producer, its
-batch and the place in the batch, even if `message_id` differs; logical_partition (int, null for unordered subjects); is_bent
-(boolean); entry (bigint, the batch's index over both logs of its broker group).
+A schema may name more columns: producer_id (string, 16 hexadecimal digits), batch_sequence (bigint)
+and place (int): the producer, its batch and the place in the batch, even if `message_id` differs;
+logical_partition (int, null for unordered subjects); is_bent (boolean); entry (bigint, the batch's
+index over both logs of its broker group).
 """
 
 from __future__ import annotations
@@ -74,7 +75,9 @@ MORE_COLUMNS: Final[dict[str, DataType]] = {
 
 
 MAY_BE_NULL: Final = frozenset({"route_version", "key", "logical_partition"})
-"""Nullable columns. Spark skips null checks for the others. (It treats all columns of a user's schema as nullable.)"""
+"""Nullable columns. Spark skips null checks for the others. (It treats all columns of a user's
+schema as nullable.)
+"""
 
 
 def default_schema(*, with_headers: bool) -> StructType:
@@ -89,7 +92,9 @@ def columns_of(schema: StructType) -> dict[str, bool]:
 
 
 def check_schema(schema: StructType) -> None:
-    """Check that a user's schema is a projection: known columns with their types, in any order. Raises InvalidArgument."""
+    """Check that a user's schema is a projection: known columns with their types, in any order.
+    Raises InvalidArgument.
+    """
     known = {**COLUMNS, **MORE_COLUMNS}
     for field in schema.fields:
         if field.name not in known:
@@ -98,7 +103,8 @@ def check_schema(schema: StructType) -> None:
             raise InvalidArgument(f"the log has no column {field.name!r}{hint}")
         if field.dataType.simpleString() != known[field.name].simpleString():
             raise InvalidArgument(
-                f"column {field.name!r} is {known[field.name].simpleString()}, not {field.dataType.simpleString()}: read that, then cast"
+                f"column {field.name!r} is {known[field.name].simpleString()}, not "
+                f"{field.dataType.simpleString()}: read that, then cast"
             )
         if not field.nullable and field.name in MAY_BE_NULL:
             raise InvalidArgument(

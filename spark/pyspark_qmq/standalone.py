@@ -1,12 +1,14 @@
-"""Runs a master or a worker of a Spark standalone cluster in the foreground. PySpark's package has their classes, but no start-master.sh.
+"""Runs a master or a worker of a Spark standalone cluster in the foreground. PySpark's package has
+their classes, but no start-master.sh.
 
-    python -m pyspark_qmq.standalone master --host HOST --port 7077 --webui-port 8080
-    python -m pyspark_qmq.standalone worker --host HOST --webui-port 8081 --cores 2 --memory 2g spark://HOST:7077
-    python -m pyspark_qmq.standalone health HOST:WEBUI-PORT
+    python -m pyspark_qmq.standalone master --host HOST --port 7077 --webui-port 8080 python -m
+    pyspark_qmq.standalone worker --host HOST --webui-port 8081 --cores 2 --memory 2g
+    spark://HOST:7077 python -m pyspark_qmq.standalone health HOST:WEBUI-PORT
 
-Options are Spark's own. The process listens only on its `--host`, finds Java like a session (session.py), and runs Python tasks with this
-interpreter. The master accepts programs from drivers only; its REST port, which has no authentication, is off. `health` exits with 0 if a
-master leads, or if a worker is registered with its master.
+Options are Spark's own. The process listens only on its `--host`, finds Java like a session
+(session.py), and runs Python tasks with this interpreter. The master accepts programs from drivers
+only; its REST port, which has no authentication, is off. `health` exits with 0 if a master leads,
+or if a worker is registered with its master.
 """
 
 from __future__ import annotations
@@ -35,7 +37,9 @@ FAILED: Final = 2
 def command(
     role: str, options: Sequence[str], environment: Mapping[str, str]
 ) -> tuple[list[str], dict[str, str]]:
-    """The command and environment of a `master` or a `worker`. Raises InvalidArgument if there is no Java or no cache folder."""
+    """The command and environment of a `master` or a `worker`. Raises InvalidArgument if there is
+    no Java or no cache folder.
+    """
     cache = cache_folder(environment)
     found = {
         **OPTIONS,
@@ -58,7 +62,9 @@ def unhealthy(told: Mapping[str, object]) -> str:
 
 
 def main(argv: Sequence[str]) -> int:
-    """Replace this process by the master or worker. Returns only for `health` and after an error."""
+    """Replace this process by the master or worker. Returns only for `health` and after an
+    error.
+    """
     role, options = (argv[0], argv[1:]) if argv else ("", ())
     if role == "health" and len(options) == 1:
         return _health(options[0])

@@ -1,10 +1,14 @@
-"""A stream of messages: its start, the end of each micro-batch, the tasks, and its lag, from Spark's progress reports.
+"""A stream of messages: its start, the end of each micro-batch, the tasks, and its lag, from
+Spark's progress reports.
 
 One reader lives in the driver for the whole query. Rules:
-* `latestOffset` never exceeds the committed end, nor the border of a route change (`planning.admit`).
-* The tasks that `partitions` returns follow from its arguments alone, and their rows from the immutable log, so a repeated micro-batch has
-  the same tasks and the same rows (docs/SPARK.md). After a crash, Spark calls it without asking for an offset first, in another driver.
-* The first offset is decided once, because Spark asks for it twice at a fresh start, and the latest offset may change in between.
+* `latestOffset` never exceeds the committed end, nor the border of a route change
+  (`planning.admit`).
+* The tasks that `partitions` returns follow from its arguments alone, and their rows from the
+  immutable log, so a repeated micro-batch has the same tasks and the same rows (docs/SPARK.md).
+  After a crash, Spark calls it without asking for an offset first, in another driver.
+* The first offset is decided once, because Spark asks for it twice at a fresh start, and the latest
+  offset may change in between.
 * The reader does not rely on `commit` or `stop`, which Spark may never call.
 """
 
@@ -59,10 +63,12 @@ class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._until: dict[QueueKey, int] | None = None
         self._newest: dict[str, dict[str, int]] | None = None
 
-    # --- in the driver -------------------------------------------------------------------------------------------------
+    # --- in the driver ----------------------------------------------------------------------------
 
     def initialOffset(self) -> dict[str, dict[str, int]]:  # noqa: N802 - the name is Spark's
-        """The start of a query without a checkpoint. Raises UnknownSubject, InvalidArgument, NotConnected, LogDamaged."""
+        """The start of a query without a checkpoint. Raises UnknownSubject, InvalidArgument,
+        NotConnected, LogDamaged.
+        """
         if self._initial is None:
             topology = self._look()
             self._initial = offsets.to_json(
@@ -82,7 +88,9 @@ class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._until = _ends(self._look())
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, dict[str, int]]:  # noqa: N802 - the name is Spark's
-        """The end of the micro-batch that begins at `start`. Raises what `initialOffset` raises, and MessagesExpired."""
+        """The end of the micro-batch that begins at `start`. Raises what `initialOffset` raises,
+        and MessagesExpired.
+        """
         topology = self._look()
         self._newest = offsets.to_json(_ends(topology))
         begin = offsets.of_json(start)
@@ -99,11 +107,15 @@ class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return Limit(None, limit.max_bytes) if isinstance(limit, ReadMaxBytes) else NO_LIMIT
 
     def reportLatestOffset(self) -> dict[str, dict[str, int]] | None:  # noqa: N802 - the name is Spark's
-        """The committed end when the last micro-batch was planned. Spark shows it as `latestOffset` of the source's progress."""
+        """The committed end when the last micro-batch was planned. Spark shows it as `latestOffset`
+        of the source's progress.
+        """
         return self._newest
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
-        """The tasks of a micro-batch. Raises MessagesExpired if retention deleted messages of it; NotConnected, LogDamaged."""
+        """The tasks of a micro-batch. Raises MessagesExpired if retention deleted messages of it;
+        NotConnected, LogDamaged.
+        """
         topology = self._look()
         first, last, cuts = (
             offsets.of_json(start),
@@ -116,7 +128,9 @@ class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             found = stream_tasks(
                 log, topology, first, last, cuts, asked.selection, skips_lost=asked.skips_lost
             )
-        else:  # Release 0.2 planned this micro-batch, and cut it by the sizes of then. If they changed since, the sink refuses the rows.
+        else:
+            # Release 0.2 planned this micro-batch, and cut it by the sizes of then. If they changed
+            # since, the sink refuses the rows.
             found = tasks(
                 log,
                 topology,
@@ -138,16 +152,18 @@ class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         for key in topology.queues:
             if key.partition > 0 and key.subject not in topology.routes:
                 raise InvalidArgument(
-                    f"subject {key.subject!r} is ordered, and its files do not contain the routes: give option qmq.servers, "
+                    f"subject {key.subject!r} is ordered, and its files do not contain the "
+                    "routes: give option qmq.servers, "
                     "or qmq.routes with a file from `qmq route export`"
                 )
             if key.partition > 0 and key.partition not in topology.routes[key.subject].partitions:
                 raise InvalidArgument(
-                    f"the file of qmq.routes does not have {key}: export the routes again with `qmq route export`"
+                    f"the file of qmq.routes does not have {key}: export the routes again "
+                    "with `qmq route export`"
                 )
         return topology
 
-    # --- in executors --------------------------------------------------------------------------------------------------
+    # --- in executors -----------------------------------------------------------------------------
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         task = partition.task if isinstance(partition, TaskPartition) else None
@@ -165,7 +181,8 @@ def _ends(topology: Topology) -> dict[QueueKey, int]:
 
 
 def lag(progress: Any) -> int:
-    """The number of messages that were committed when a micro-batch was planned and were not read by it, over all sources of a query.
+    """The number of messages that were committed when a micro-batch was planned and were not read
+    by it, over all sources of a query.
 
     Args:
         progress: one of `query.recentProgress`, `query.lastProgress`, or of a listener's events.

@@ -1,4 +1,6 @@
-"""What every coordination store must do. One suite for all implementations: SQLite in memory, SQLite on disk, a real etcd."""
+"""What every coordination store must do. One suite for all implementations: SQLite in memory,
+SQLite on disk, a real etcd.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Delivery settings and pauses as keys and values: round trips, the most specific record, paused groups."""
+"""Delivery settings and pauses as keys and values: round trips, the most specific record, paused
+groups.
+"""
 
 from __future__ import annotations
 
@@ -55,7 +57,7 @@ def item(key: str, value: bytes, revision: int = 2) -> KeyValue:
     return KeyValue(key, value, 2, revision, 1)
 
 
-# --- keys and values ----------------------------------------------------------------------------------------------------
+# --- keys and values ------------------------------------------------------------------------------
 
 
 @given(RECORDS, st.integers(0, 2**53), st.text(max_size=50))
@@ -97,7 +99,7 @@ def test_a_pause_without_a_valid_name_is_refused(whom: Whom) -> None:
         pause_key(whom)
 
 
-# --- who is nearest -----------------------------------------------------------------------------------------------------
+# --- who is nearest -------------------------------------------------------------------------------
 
 
 @given(
@@ -124,7 +126,7 @@ def test_a_consumer_of_a_broadcast_group_has_the_group_s_settings() -> None:
     )
 
 
-# --- who is paused ------------------------------------------------------------------------------------------------------
+# --- who is paused --------------------------------------------------------------------------------
 
 ASKED = ("s", "g", "x", "box")
 PAUSED = [
@@ -161,7 +163,7 @@ def test_consumers_are_not_paused_by_default() -> None:
     assert not DeliverySettings().is_paused(*ASKED)
 
 
-# --- in the picture -----------------------------------------------------------------------------------------------------
+# --- in the picture -------------------------------------------------------------------------------
 
 
 def test_the_picture_tells_of_settings_and_pauses_as_they_come_and_go() -> None:

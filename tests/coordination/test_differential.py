@@ -1,6 +1,8 @@
-"""The embedded store against etcd: random operations, the same answers, the same kinds of errors, the same watch streams.
+"""The embedded store against etcd: random operations, the same answers, the same kinds of errors,
+the same watch streams.
 
-etcd is right by definition. Its revisions are those of the whole server, so they are compared relative to the test's beginning.
+etcd is right by definition. Its revisions are those of the whole server, so they are compared
+relative to the test's beginning.
 """
 
 from __future__ import annotations
@@ -230,7 +232,8 @@ async def test_the_embedded_store_answers_as_etcd_does(seed: int, shared_etcd: E
         for side in (ours, real):
             await side.begin()
             followers += [Follower(side.store, prefix, side.real(1)) for prefix in ("", "a/")]
-            # A watch that has caught up is not hurt by compaction; one that is still being opened may be.
+            # A watch that has caught up is not hurt by compaction; one that is still being opened
+            # may be.
             start = await side.store.put("a/begin", b"")
             for follower in followers[-2:]:
                 await follower.reaches(start)

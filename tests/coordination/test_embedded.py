@@ -1,4 +1,6 @@
-"""The embedded store: leases by the clock, kills, locks; and random operations against a dumb model."""
+"""The embedded store: leases by the clock, kills, locks; and random operations against a dumb
+model.
+"""
 
 from __future__ import annotations
 
@@ -259,7 +261,10 @@ async def test_a_subject_of_an_older_release_is_read() -> None:
     store = EmbeddedStore()
     await store.put(
         "/qmq/subjects/s",
-        b'{"name": "s", "retention_ms": 5, "retention_bytes": null, "body_bytes_max": 100, "new": 1}',
+        (
+            b'{"name": "s", "retention_ms": 5, "retention_bytes": null, "body_bytes_max": 100, '
+            b'"new": 1}'
+        ),
     )
     assert await SubjectCatalog(store).get("s") == SubjectConfig(
         "s", retention_ms=5, body_bytes_max=100

@@ -1,4 +1,6 @@
-"""Members of etcd whose files are damaged: what one or two of three cannot take away, and what says that etcd is gone."""
+"""Members of etcd whose files are damaged: what one or two of three cannot take away, and what says
+that etcd is gone.
+"""
 
 from __future__ import annotations
 

@@ -1,6 +1,8 @@
-"""The etcd store when members are killed, stopped, cut off, and when answers are lost. Real members, real sockets.
+"""The etcd store when members are killed, stopped, cut off, and when answers are lost. Real
+members, real sockets.
 
-Each watch is compared with a second watch that met no fault. Both must give the same changes: "every event, once, in order".
+Each watch is compared with a second watch that met no fault. Both must give the same changes:
+"every event, once, in order".
 """
 
 from __future__ import annotations
@@ -296,14 +298,16 @@ async def test_a_grant_whose_answer_is_lost_is_repeated_and_finds_its_own_lease(
         assert own_etcd.call("/v3/lease/leases", {})["leases"] == [{"ID": str(lease)}]
 
 
-# --- transactions whose answer is lost ---------------------------------------------------------------------------------
+# --- transactions whose answer is lost ------------------------------------------------------------
 
 
 @asynccontextmanager
 async def losing(
     server: EtcdProcess, *, requests: bool = False
 ) -> AsyncIterator[tuple[CoordinationStore, EtcdStore]]:
-    """A store that loses the answer to each transaction (or the request itself), and one that loses nothing."""
+    """A store that loses the answer to each transaction (or the request itself), and one that loses
+    nothing.
+    """
     async with (
         proxied(server.client_port) as proxy,
         opened([proxy.endpoint]) as lossy,
@@ -313,7 +317,8 @@ async def losing(
         async def lose() -> None:
             proxy.loses_requests, proxy.loses_answers = requests, not requests
 
-        # Connected before anything is lost: without a connection nothing is sent, and so nothing unknown.
+        # Connected before anything is lost: without a connection nothing is sent, and so nothing
+        # unknown.
         await lossy.get("k")
         yield FaultyStore(lossy, before=lose, after=proxy.heal), direct
 
@@ -358,7 +363,9 @@ async def test_a_request_that_never_arrived_is_not_done_yet_while_it_still_could
 async def test_a_member_that_wakes_with_an_old_request_cannot_undo_a_decision(
     cluster: EtcdCluster,
 ) -> None:
-    """The request waits in the stopped member's buffer, another client changes the guarded key, and the member continues."""
+    """The request waits in the stopped member's buffer, another client changes the guarded key, and
+    the member continues.
+    """
     async with opened(cluster.endpoints) as store, opened(cluster.endpoints[1:]) as other:
         await store.put("k", b"old")
         item = await store.get("k")

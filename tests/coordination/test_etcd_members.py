@@ -1,4 +1,6 @@
-"""The members behind etcd's addresses: those that do not answer, and addresses that come to lead to another etcd cluster. Real members."""
+"""The members behind etcd's addresses: those that do not answer, and addresses that come to lead to
+another etcd cluster. Real members.
+"""
 
 from __future__ import annotations
 

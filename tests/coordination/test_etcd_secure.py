@@ -66,7 +66,8 @@ class Authority:
     def issue(self, name: str) -> tuple[Path, Path]:
         """A certificate and its key, as files."""
         key = ec.generate_private_key(ec.SECP256R1())
-        # etcd would take a client certificate's common name for a user; an empty one leaves the user to the token.
+        # etcd would take a client certificate's common name for a user; an empty one leaves the
+        # user to the token.
         certificate = self._sign(x509.Name([]), key.public_key(), is_ca=False)
         cert_path, key_path = self._folder / f"{name}.crt", self._folder / f"{name}.key"
         cert_path.write_bytes(certificate.public_bytes(serialization.Encoding.PEM))
@@ -293,7 +294,10 @@ async def test_a_watch_that_is_opened_with_an_old_token_gets_a_new_one(
 async def test_an_etcd_from_a_container_keeps_the_contract() -> None:
     from testcontainers.core.container import DockerContainer
 
-    command = "etcd --listen-client-urls http://0.0.0.0:2379 --advertise-client-urls http://127.0.0.1:2379"
+    command = (
+        "etcd --listen-client-urls http://0.0.0.0:2379 --advertise-client-urls "
+        "http://127.0.0.1:2379"
+    )
     container = (
         DockerContainer("quay.io/coreos/etcd:v3.6.4").with_command(command).with_exposed_ports(2379)
     )

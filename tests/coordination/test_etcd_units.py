@@ -1,4 +1,6 @@
-"""The pure parts of the etcd client: endpoints, verdicts, conversions, whole revisions; and the search for the binary."""
+"""The pure parts of the etcd client: endpoints, verdicts, conversions, whole revisions; and the
+search for the binary.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Ordered subjects in the store: keys sort as their numbers do, values survive a round trip, and listings are parsed."""
+"""Ordered subjects in the store: keys sort as their numbers do, values survive a round trip, and
+listings are parsed.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Conclusions about a transaction whose answer was lost. On the embedded store; real losses are in test_etcd_faults."""
+"""Conclusions about a transaction whose answer was lost. On the embedded store; real losses are in
+test_etcd_faults.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,9 @@ from qmq.errors import CoordinationUnknown, InvalidArgument
 
 
 def lossy(store: CoordinationStore, *, is_done: bool, others: list[Put | Delete]) -> FaultyStore:
-    """The store, with a transaction that is done (or not) and then reported as unknown, after others did something."""
+    """The store, with a transaction that is done (or not) and then reported as unknown, after
+    others did something.
+    """
 
     async def meddle() -> None:
         for operation in others:

@@ -1,6 +1,7 @@
 """The cells of the matrix, and what each must end in. docs/reference/damage.md shows them.
 
-Disks of machines that lose power and whose sectors cannot be read. What is wrong with a disk outlives the machine's process.
+Disks of machines that lose power and whose sectors cannot be read. What is wrong with a disk
+outlives the machine's process.
 
 Harms the files of a replica whose process is dead.
 """
@@ -52,7 +53,9 @@ class Damage(Enum):
 
 
 class Beside(Enum):
-    """What happens to the master at the same time. The fault ends when the damaged replicas have been started again."""
+    """What happens to the master at the same time. The fault ends when the damaged replicas have
+    been started again.
+    """
 
     PAUSE = "paused"
     KILL = "killed"
@@ -73,24 +76,38 @@ class End(Enum):
 
 MEANINGS: Final = {
     End.WHOLE: (
-        "All replicas start without an operator, nothing acknowledged is lost, and afterwards all replicas have the same undamaged files."
+        "All replicas start without an operator, nothing acknowledged is lost, and "
+        "afterwards all replicas have the same undamaged files."
     ),
     End.REFUSED: (
-        "The damaged replicas do not start, or stop as masters or at a checkpoint, and say why (E401, EIO). The group serves with the "
-        "other replicas if they can elect a master. After the operator has moved the folder away (or restored it, if all are damaged), "
+        "The damaged replicas do not start, or stop as masters or at a checkpoint, and say "
+        "why (E401, EIO). The group serves with the "
+        "other replicas if they can elect a master. After the operator has moved the folder "
+        "away (or restored it, if all are damaged), "
         "the result is `whole`."
     ),
     End.PARTLY: (
-        "The group serves. For messages that are damaged on all replicas, the group answers E401, which says how to skip them; a delay "
+        "The group serves. For messages that are damaged on all replicas, the group answers "
+        "E401, which says how to skip them; a delay "
         "group counts them as unreadable. Everything else is there."
     ),
-    End.SHORT: "The group serves. Messages that were only in page caches are lost; everything that was reported as flushed is there.",
-    End.REBUILT: "The group serves. A damaged master answers E401 where it needs the file, until it is restarted, which rebuilds the file.",
+    End.SHORT: (
+        "The group serves. Messages that were only in page caches are lost; everything that was "
+        "reported as flushed is there."
+    ),
+    End.REBUILT: (
+        "The group serves. A damaged master answers E401 where it needs the file, until it is "
+        "restarted, which rebuilds the file."
+    ),
     End.ELSEWHERE: (
-        "The group serves. A damaged master does not deliver the damaged messages, and counts them; another master delivers them "
+        "The group serves. A damaged master does not deliver the damaged messages, and "
+        "counts them; another master delivers them "
         "(`qmq transfer`)."
     ),
-    End.REPORTED: "The group serves everything; the scrubber reports damage that no replica can repair, where a checkpoint replaces it.",
+    End.REPORTED: (
+        "The group serves everything; the scrubber reports damage that no replica can repair, "
+        "where a checkpoint replaces it."
+    ),
 }
 
 
@@ -106,8 +123,8 @@ class Cell:
         return f"{self.kind.value}, {self.damage.value}, {self.replicas}, {self.beside.value}"
 
     def allows(self, end: End) -> bool:
-        """Whether this outcome is allowed: the outcome in the table, or a better one where the outcome depends on which replica becomes
-        master.
+        """Whether this outcome is allowed: the outcome in the table, or a better one where the
+        outcome depends on which replica becomes master.
         """
         is_found_by_masters = (
             self.kind in (Kind.CONSUME, Kind.SCHEDULE, Kind.DISPATCH)
@@ -177,13 +194,17 @@ def cells() -> Iterator[Cell]:
 
 
 class Platter:
-    """The part of a machine's disk that outlives its process: bad blocks, and what was overwritten since the last sync."""
+    """The part of a machine's disk that outlives its process: bad blocks, and what was overwritten
+    since the last sync.
+    """
 
     def __init__(self) -> None:
         self.blocks = BadBlocks()
         self.lock = threading.Lock()
         self._before: list[tuple[Path, int, bytes, int]] = []
-        """(file, place, what was there, the file's size), oldest first, of each write and cut that is not synced."""
+        """(file, place, what was there, the file's size), oldest first, of each write and cut that
+        is not synced.
+        """
         self._new: set[Path] = set()
         """Files whose names are not synced."""
 
@@ -207,7 +228,9 @@ class Platter:
         self._new = {path for path in self._new if path.parent != folder}
 
     def lose_power(self, loses: Callable[[Path], bool]) -> int:
-        """Take back every change of these files that no sync followed. Returns the number of changes taken back."""
+        """Take back every change of these files that no sync followed. Returns the number of
+        changes taken back.
+        """
         with self.lock:
             lost = [each for each in self._before if loses(each[0])]
             for path, at, data, size in reversed(lost):
@@ -325,8 +348,9 @@ def common_sizes(kind: Kind, folders: Sequence[Path]) -> dict[str, int]:
 
 
 def harm(cell: Cell, data: Path, platter: Platter, sizes: Mapping[str, int]) -> None:
-    """Do the cell's damage to a replica's folder, in the middle of the common part of each file: a replica writes a schedule in its own
-    time, and what it has not written it takes from its log. Raises LookupError if there is nothing to damage.
+    """Do the cell's damage to a replica's folder, in the middle of the common part of each file: a
+    replica writes a schedule in its own time, and what it has not written it takes from its log.
+    Raises LookupError if there is nothing to damage.
     """
     paths = files_of(cell.kind, data)
     if not paths:
@@ -343,7 +367,9 @@ def harm(cell: Cell, data: Path, platter: Platter, sizes: Mapping[str, int]) -> 
 
 
 def place_in(path: Path, size: int) -> int:
-    """The byte that is damaged: the same on all replicas. In a log, one of an entry in the middle."""
+    """The byte that is damaged: the same on all replicas. In a log, one of an entry in the
+    middle.
+    """
     data = path.read_bytes()[:size]
     if path.suffix != ".log":
         return len(data.rstrip(b" ")) // 2  # a text file is padded to whole blocks

@@ -1,12 +1,17 @@
-"""Every cell of the matrix ends as the table says, and nothing that was reported as flushed is lost in silence.
+"""Every cell of the matrix ends as the table says, and nothing that was reported as flushed is lost
+in silence.
 
-Runs one cell on a cluster in this process: the damaged replicas and the master's fault are both over when it judges.
+Runs one cell on a cluster in this process: the damaged replicas and the master's fault are both
+over when it judges.
 
 Steps:
 
-    before     messages, some of them consumed; a checkpoint; more messages that were reported as flushed; a few that only page caches have
-    fault      the master is paused, killed or cut off; the damaged replicas are killed, harmed and started again; the master comes back
-    judged     what a new group reads, whether new messages are stored and read, and the replicas' files, after a round of the scrubber
+    before     messages, some of them consumed; a checkpoint; more messages that were reported as
+               flushed; a few that only page caches have
+    fault      the master is paused, killed or cut off; the damaged replicas are killed, harmed and
+               started again; the master comes back
+    judged     what a new group reads, whether new messages are stored and read, and the replicas'
+               files, after a round of the scrubber
 """
 
 from __future__ import annotations
@@ -105,7 +110,7 @@ class Run:
         assert isinstance(found, ReplicaMachine)
         return found
 
-    # --- before --------------------------------------------------------------------------------------------------------
+    # --- before -----------------------------------------------------------------------------------
 
     async def fill(self) -> None:
         """Messages, consumers' progress and a checkpoint on all replicas."""
@@ -145,7 +150,8 @@ class Run:
         async def have_checkpoints() -> bool:
             return all(files_of(Kind.CHECKPOINT, folder) for folder in self.folders.values())
 
-        # Then little time passes: a second checkpoint, which is due after as long again, would flush and spill during the fault.
+        # Then little time passes: a second checkpoint, which is due after as long again, would
+        # flush and spill during the fault.
         await self.cluster.clock.advance(seconds=CHECKPOINT_S)
         assert await self._until(have_checkpoints, passing_s=1)
 
@@ -171,7 +177,9 @@ class Run:
         )
 
     async def _until(self, condition: Callable[[], Awaitable[bool]], passing_s: int = 0) -> bool:
-        """Wait for a state. Between two looks `passing_s` pass in the cluster. False if the state never comes."""
+        """Wait for a state. Between two looks `passing_s` pass in the cluster. False if the state
+        never comes.
+        """
         until_s = time.monotonic() + WITHIN_S
         while not await condition():
             if time.monotonic() > until_s:
@@ -180,7 +188,7 @@ class Run:
             await asyncio.sleep(LOOK_S)
         return True
 
-    # --- the fault -----------------------------------------------------------------------------------------------------
+    # --- the fault --------------------------------------------------------------------------------
 
     async def fault(self) -> None:
         """Both faults, until the run has ended."""
@@ -189,7 +197,8 @@ class Run:
         harmed = self.harmed = [*slaves, master][: self.cell.replicas]
         with self._beside(master):
             dead = {*harmed, master} if self.cell.beside is Beside.KILL else {*harmed}
-            # All at the same moment: the others would elect a master, which flushes what the fault is to find in page caches.
+            # All at the same moment: the others would elect a master, which flushes what the fault
+            # is to find in page caches.
             await asyncio.gather(*[self.cluster.kill(name) for name in dead])
             sizes = common_sizes(self.cell.kind, [self.folders[name] for name in harmed])
             for name in harmed:
@@ -226,7 +235,9 @@ class Run:
                 raise failure
 
     async def recovered(self) -> Found:
-        """The group's state after an operator followed the error's advice: the folders moved away or, if all are damaged, restored."""
+        """The group's state after an operator followed the error's advice: the folders moved away
+        or, if all are damaged, restored.
+        """
         is_lost_everywhere = self.cell.replicas == REPLICAS
         for name in self.harmed:
             if self._machine(name).is_running:
@@ -249,7 +260,7 @@ class Run:
 
         return await self._until(are_same, passing_s=1)
 
-    # --- judging -------------------------------------------------------------------------------------------------------
+    # --- judging ----------------------------------------------------------------------------------
 
     async def judge(self) -> Found:
         """The group's state now."""
@@ -283,13 +294,16 @@ class Run:
         return found
 
     def _assert_majority(self) -> None:
-        """Raises NotConnected if too few replicas run. The lease of the last master may not be over, but the group commits nothing more."""
+        """Raises NotConnected if too few replicas run. The lease of the last master may not be
+        over, but the group commits nothing more.
+        """
         if 2 * sum(self._machine(name).is_running for name in self.folders) <= len(self.folders):
             raise NotConnected(f"{self.group} has no majority")
 
     async def _pass_time(self, by: str = "") -> None:
-        """Delayed messages become due, and the master delivers those that it can read: the replica `by`, if it is named. A master that
-        finds damage stops, and another one follows. Raises NotConnected.
+        """Delayed messages become due, and the master delivers those that it can read: the replica
+        `by`, if it is named. A master that finds damage stops, and another one follows. Raises
+        NotConnected.
         """
         await self.cluster.until_master(self.group)
         if not self.cell.kind.is_of_delay_group:
@@ -308,7 +322,9 @@ class Run:
         await self.cluster.until_master(self.group)
 
     async def _has_delivered(self, by: str) -> bool:
-        """Whether the master is `by`, if it is named, and only damaged messages are left. A replica that is not the master is made it."""
+        """Whether the master is `by`, if it is named, and only damaged messages are left. A replica
+        that is not the master is made it.
+        """
         metadata = self.cluster.client().metadata
         if by and not self._machine(by).is_running:
             return True  # it has stopped, and delivers nothing more
@@ -323,7 +339,9 @@ class Run:
         return found.pending == len(damaged) and not found.waiting and not found.planned
 
     def _note_stops(self) -> None:
-        """Replicas that stopped because of damage, or of a block that could not be written in part, are like those that did not start."""
+        """Replicas that stopped because of damage, or of a block that could not be written in part,
+        are like those that did not start.
+        """
         for name in self.folders:
             for failure in [
                 each
@@ -334,7 +352,9 @@ class Run:
                 self.cluster.failures.remove(failure)
 
     async def _read_elsewhere(self, found: Found, before: set[bytes]) -> set[bytes]:
-        """What consumers read after an operator restarted the master, made another replica the master, or skipped the message."""
+        """What consumers read after an operator restarted the master, made another replica the
+        master, or skipped the message.
+        """
         seen = set[bytes]()
         for name in self.folders:
             if self.flushed <= before | seen or self.refusals:
@@ -375,7 +395,9 @@ class Run:
         return seen
 
     async def _is_at_the_end(self, mq: qmq.Client, group: str) -> bool:
-        """Whether the group has acknowledged all messages. A master that was elected just now may not have answered the consumer yet."""
+        """Whether the group has acknowledged all messages. A master that was elected just now may
+        not have answered the consumer yet.
+        """
         try:
             found = await mq.metadata.describe_groups(SUBJECT, group)
         except QmqError:
@@ -387,7 +409,9 @@ class Run:
         )
 
     async def _read_behind(self, found: Found) -> set[bytes]:
-        """The messages after the one that cannot be read: an operator skips that message, as the error says."""
+        """The messages after the one that cannot be read: an operator skips that message, as the
+        error says.
+        """
         mq = self.cluster.client()
         behind, group = (
             int(found.refused_reads.pop().rpartition("--to ")[2]),
@@ -399,7 +423,9 @@ class Run:
         return await self._read(found, group)
 
     async def _scrub(self) -> bool:
-        """One round of each replica's scrubber, with the repair of what it finds. Whether nothing was found."""
+        """One round of each replica's scrubber, with the repair of what it finds. Whether nothing
+        was found.
+        """
         is_whole = True
         for name in self.cluster.groups[self.group]:
             node = self._machine(name).node

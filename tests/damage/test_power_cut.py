@@ -1,4 +1,6 @@
-"""A power cut of a real file system: ext4 on a loop device is shut down without writing its journal, so unsynced pages are gone."""
+"""A power cut of a real file system: ext4 on a loop device is shut down without writing its
+journal, so unsynced pages are gone.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""A log that ends between two entries does not show that it is short: the commit mark does, and such a replica judges no election."""
+"""A log that ends between two entries does not show that it is short: the commit mark does, and
+such a replica judges no election.
+"""
 
 from __future__ import annotations
 

@@ -1,13 +1,17 @@
-"""A model of a delay group without disks and networks between replicas: one log with a committed prefix, and masters that take over.
+"""A model of a delay group without disks and networks between replicas: one log with a committed
+prefix, and masters that take over.
 
-The real schedule, engine, plan log, wheel, loader and admin run on it. A master writes the actions of one turn as one entry, which is
-committed a little later. When a master dies, the committed entries stay, and perhaps some of the others. A master that is *cut off* does
-not notice and continues. Such a master commits nothing more, and sends only plans that were committed.
+The real schedule, engine, plan log, wheel, loader and admin run on it. A master writes the actions
+of one turn as one entry, which is committed a little later. When a master dies, the committed
+entries stay, and perhaps some of the others. A master that is *cut off* does not notice and
+continues. Such a master commits nothing more, and sends only plans that were committed.
 
-A simple model of `qmq.delay.dispatcher` and the real-time brokers, with connections that lose answers, refuse, or are down.
+A simple model of `qmq.delay.dispatcher` and the real-time brokers, with connections that lose
+answers, refuse, or are down.
 
-A broker answers a batch with a known producer id and number as it did the first time, and does not store it again. The model needs nothing
-else of a real-time broker. A dispatcher sends a subject's batches one by one.
+A broker answers a batch with a known producer id and number as it did the first time, and does not
+store it again. The model needs nothing else of a real-time broker. A dispatcher sends a subject's
+batches one by one.
 """
 
 from __future__ import annotations
@@ -160,7 +164,8 @@ class SimDispatcher:
                 plan, messages = resumed.popleft()
                 if self._world.random.random() < 0.2:
                     self._real_time.close(plan)
-                # A temporary refusal is not enough: the previous master may still send the same plan.
+                # A temporary refusal is not enough: the previous master may still send the same
+                # plan.
                 if not await self._send(plan, messages, may_refuse=False):
                     again += messages
             queue = self._waiting.setdefault(subject, deque())
@@ -349,7 +354,7 @@ class SimMaster:
         await asyncio.sleep(self.world.random.random() * 0.2)
         return found
 
-    # --- the clock -------------------------------------------------------------------------------------------------------
+    # --- the clock --------------------------------------------------------------------------------
 
     def time_ms(self) -> int:
         """The world's."""
@@ -359,7 +364,7 @@ class SimMaster:
         """The same."""
         return self.world.now
 
-    # --- the log ---------------------------------------------------------------------------------------------------------
+    # --- the log ----------------------------------------------------------------------------------
 
     @property
     def is_up(self) -> bool:
@@ -379,7 +384,9 @@ class SimMaster:
             self._write(None, staged)
 
     def _write(self, region: bytes | None, actions: tuple[ScheduleAction, ...]) -> int:
-        """Append an entry. A deposed master appends to its own log, which no other replica reads."""
+        """Append an entry. A deposed master appends to its own log, which no other replica
+        reads.
+        """
         index = self.schedule.index + 1
         entry = Entry(index, self.world.now, region, actions)
         if not self.is_deposed:
@@ -419,7 +426,7 @@ class SimMaster:
         await self._until(self._write(region, ()))
         return now
 
-    # --- checkpoints, the end --------------------------------------------------------------------------------------------
+    # --- checkpoints, the end ---------------------------------------------------------------------
 
     def take_checkpoint(self) -> None:
         """If everything written is committed, as the store demands."""

@@ -1,10 +1,13 @@
-"""Runs one seed: senders, cancellers and movers, recurring messages, a master that dies, is cut off or pauses; and a judge.
+"""Runs one seed: senders, cancellers and movers, recurring messages, a master that dies, is cut off
+or pauses; and a judge.
 
 The judge is system/delay_workload.py.
 
-The world's clock is virtual: a simulated hour takes a second or so. `python -m delaysim.run SEED` repeats a run.
+The world's clock is virtual: a simulated hour takes a second or so. `python -m delaysim.run SEED`
+repeats a run.
 
-Planted bugs: each one breaks a rule of docs/DELAY.md, and the simulator must find it. `patch` undoes them.
+Planted bugs: each one breaks a rule of docs/DELAY.md, and the simulator must find it. `patch`
+undoes them.
 """
 
 from __future__ import annotations
@@ -65,7 +68,9 @@ def _recur_again(self: StorePlanLog, message: Any) -> None:
 
 
 def _recur_from_the_due_time(self: StorePlanLog, message: Any) -> None:
-    """As release 0.2: the runs between a moved run's time by the schedule and its due time are skipped, or it comes again."""
+    """As release 0.2: the runs between a moved run's time by the schedule and its due time are
+    skipped, or it comes again.
+    """
     headers = {name: value for name, value in message.headers.items() if name != PLANNED}
     _recur(self, replace(message, headers=headers))
 
@@ -214,13 +219,14 @@ class Simulation:
         self.world.run(self.world.now + CALM_MS)
         return self._judged()
 
-    # --- clients -----------------------------------------------------------------------------------------------------------
+    # --- clients ----------------------------------------------------------------------------------
 
     def _send_forever(self) -> None:
         if self.is_calm:
             return
         if self.group.master is not None:
-            # A client's call lives with the master that it is made to: when that dies, the caller does not know what became of it.
+            # A client's call lives with the master that it is made to: when that dies, the caller
+            # does not know what became of it.
             send = self._send_recurring if self.random.random() < 0.03 else self._send
             self.group.master.loop.create_task(send(self.group.master))
         self.world.after(self.random.randrange(600), self._send_forever)
@@ -343,7 +349,7 @@ class Simulation:
         await master.admin.cancel(delayed)
         self.recurring[first], self.stopped[first] = began_ms, self.world.now
 
-    # --- faults ------------------------------------------------------------------------------------------------------------
+    # --- faults -----------------------------------------------------------------------------------
 
     def _nemesis(self) -> None:
         if self.is_calm:
@@ -363,7 +369,7 @@ class Simulation:
             self.real_time.is_away = not self.real_time.is_away
         self.world.after(self.random.choice((20, 200, 1_000, 4_000)) + 1, self._nemesis)
 
-    # --- judgement ---------------------------------------------------------------------------------------------------------
+    # --- judgement --------------------------------------------------------------------------------
 
     def _judged(self) -> Result:
         if RAISED:
@@ -405,14 +411,19 @@ class Simulation:
         )
 
     def _judge_runs(self, runs: list[tuple[str, int, int, int]]) -> Iterator[str]:
-        """`runs` are (first id, time by the schedule, due time, when it came): moved runs are due at another time."""
+        """`runs` are (first id, time by the schedule, due time, when it came): moved runs are due
+        at another time.
+        """
         counts = Counter((first, at_ms) for first, at_ms, _, _ in runs)
         for (first, at_ms), count in counts.items():
             if count > 1:
                 yield f"the run of {first} at {at_ms} came {count} times"
         for first, _, due_ms, at in runs:
             if due_ms > self.stopped.get(first, due_ms):
-                yield f"the run of {first} at {due_ms} came, and it was cancelled at {self.stopped[first]}"
+                yield (
+                    f"the run of {first} at {due_ms} came, and it was cancelled at "
+                    f"{self.stopped[first]}"
+                )
             if at < due_ms:
                 yield f"the run of {first} at {due_ms} came early, at {at}"
         for first, began_ms in self.recurring.items():

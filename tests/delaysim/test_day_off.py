@@ -1,4 +1,6 @@
-"""After an outage of a day: late messages are sent at once, oldest first, and messages that are due now do not wait for them."""
+"""After an outage of a day: late messages are sent at once, oldest first, and messages that are due
+now do not wait for them.
+"""
 
 from __future__ import annotations
 
@@ -51,7 +53,9 @@ def _region(subject: str, number: int, due_times_ms: list[int], first: int) -> b
 
 
 def _sent_a_day_ago(group: DelayGroup, subject: str) -> None:
-    """Late ones, spread over the day, not in the order of their due times; and some that become due in a new master's first seconds."""
+    """Late ones, spread over the day, not in the order of their due times; and some that become due
+    in a new master's first seconds.
+    """
     late = [(at * 7_919 % LATE) * DAY_MS // LATE for at in range(LATE)]
     due = [DAY_MS + 500 + at * 10 for at in range(DUE)]
     for number, (due_times_ms, first) in enumerate(

@@ -1,4 +1,6 @@
-"""The delivery of delayed messages, simulated: seeds without a fault, and planted bugs that are found."""
+"""The delivery of delayed messages, simulated: seeds without a fault, and planted bugs that are
+found.
+"""
 
 from __future__ import annotations
 

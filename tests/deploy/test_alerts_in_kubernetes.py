@@ -1,4 +1,6 @@
-"""A real Prometheus with the labels that the chart's PodMonitor gives: the alerts about processes fire there."""
+"""A real Prometheus with the labels that the chart's PodMonitor gives: the alerts about processes
+fire there.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""kubeconform, kube-score and conftest with our policies find nothing in the chart, and find the mistakes that are planted."""
+"""kubeconform, kube-score and conftest with our policies find nothing in the chart, and find the
+mistakes that are planted.
+"""
 
 from __future__ import annotations
 

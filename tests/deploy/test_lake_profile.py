@@ -1,4 +1,6 @@
-"""`docker compose --profile lake`: an S3 server, and a broker group that keeps old messages there."""
+"""`docker compose --profile lake`: an S3 server, and a broker group that keeps old messages
+there.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Alerts, dashboards and runbooks: their metrics exist, their queries are valid, and each alert says what to do."""
+"""Alerts, dashboards and runbooks: their metrics exist, their queries are valid, and each alert
+says what to do.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""`pip install` of the wheel alone, into an environment that has nothing else: a client, then a server, on each Python that is here."""
+"""`pip install` of the wheel alone, into an environment that has nothing else: a client, then a
+server, on each Python that is here.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +38,9 @@ LIGHT: Final = {
     "typing_extensions",
     "typing-extensions",
 }
-"""The packages after the installation of a client, with pip and setuptools, which were there before."""
+"""The packages after the installation of a client, with pip and setuptools, which were there
+before.
+"""
 
 
 def _runs(python: str) -> bool:

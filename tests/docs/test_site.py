@@ -1,4 +1,6 @@
-"""The site builds without a warning, and no page links to what is not there, in the site or beside it."""
+"""The site builds without a warning, and no page links to what is not there, in the site or beside
+it.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Every program and command of the tutorial and of the README runs, and prints what the page shows."""
+"""Every program and command of the tutorial and of the README runs, and prints what the page
+shows.
+"""
 
 from __future__ import annotations
 
@@ -66,7 +68,9 @@ def test_the_chinese_tutorial_has_the_same_code(page: Path) -> None:
 
 
 GENERATED = {"METRICS.md": "metrics.md", "OPERATIONS.md": "findings.md"}
-"""Chinese pages that end with a translation of a table, and the page of the reference that has it in English."""
+"""Chinese pages that end with a translation of a table, and the page of the reference that has it
+in English.
+"""
 CHINESE = sorted(
     page.name for page in (ROOT / "docs" / "zh").glob("*.md") if page.name != "README.md"
 )
@@ -74,7 +78,9 @@ CHINESE = sorted(
 
 @pytest.mark.parametrize("name", CHINESE)
 def test_a_chinese_page_has_the_english_page_s_code_in_its_order(name: str) -> None:
-    """Some Chinese pages refer to the English page for some parts. Complete pages are compared below."""
+    """Some Chinese pages refer to the English page for some parts. Complete pages are compared
+    below.
+    """
     code, translated = (
         FENCES.findall((ROOT / "docs" / folder / name).read_text()) for folder in ("", "zh")
     )

@@ -1,4 +1,6 @@
-"""The generated binary log: a replica that applies it in order equals the source, byte for byte; a replica that does not reports it."""
+"""The generated binary log: a replica that applies it in order equals the source, byte for byte; a
+replica that does not reports it.
+"""
 
 from __future__ import annotations
 

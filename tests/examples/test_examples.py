@@ -1,4 +1,6 @@
-"""The examples of order processing, binlog replication and log collection, run as a user runs them."""
+"""The examples of order processing, binlog replication and log collection, run as a user runs
+them.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""The example of flight reminders: a month of real flights, each with one reminder. No reminder is lost, doubled or early."""
+"""The example of flight reminders: a month of real flights, each with one reminder. No reminder is
+lost, doubled or early.
+"""
 
 from __future__ import annotations
 

@@ -1,11 +1,14 @@
-"""Targets that read what is on the wire or in files. Checksums are put right first, or an input would hardly ever come behind one.
+"""Targets that read what is on the wire or in files. Checksums are put right first, or an input
+would hardly ever come behind one.
 
-Targets that read requests: gRPC of RocketMQ's clients and of the administration, texts, and the command line's arguments.
+Targets that read requests: gRPC of RocketMQ's clients and of the administration, texts, and the
+command line's arguments.
 
-The fuzz targets by name. A target accepts any bytes and must not raise. A target catches the errors that its callers expect: QmqError,
-the gateway's Refused, usage errors of the command line.
+The fuzz targets by name. A target accepts any bytes and must not raise. A target catches the errors
+that its callers expect: QmqError, the gateway's Refused, usage errors of the command line.
 
-The corpus: for each target inputs that take different ways through the code, one a line, in base64; and how many inputs were tried.
+The corpus: for each target inputs that take different ways through the code, one a line, in base64;
+and how many inputs were tried.
 
 Inputs that fuzzing begins with: the golden files, and requests as clients make them.
 """
@@ -133,7 +136,9 @@ def payloads(data: bytes) -> None:
 
 
 def replica_messages(data: bytes) -> None:
-    """Messages between replicas. The first two bytes give the length of the head and the kind of message."""
+    """Messages between replicas. The first two bytes give the length of the head and the kind of
+    message.
+    """
     if len(data) < 2:
         return
     number, head, rest = data[1] % 12, data[2 : 2 + data[0]], data[2 + data[0] :]
@@ -207,7 +212,9 @@ def actions(data: bytes) -> None:
 
 
 def checked_files(data: bytes) -> None:
-    """Small files with magic bytes and a checksum, the first byte says which: each as it is, and with both put right."""
+    """Small files with magic bytes and a checksum, the first byte says which: each as it is, and
+    with both put right.
+    """
     if not data:
         return
     magic, decode = CHECKED[data[0] % len(CHECKED)]
@@ -350,7 +357,9 @@ def _command() -> Any:
 
 
 def arguments(data: bytes) -> None:
-    """Arguments of the command line, separated by line ends. The command is parsed but does not run."""
+    """Arguments of the command line, separated by line ends. The command is parsed but does not
+    run.
+    """
     words = data.decode(errors="replace").split("\n")
     with (
         redirect_stdout(io.StringIO()),

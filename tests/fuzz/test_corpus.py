@@ -1,4 +1,6 @@
-"""Inputs that the fuzzer kept, and inputs that once raised an untyped error, lead to a result or a typed error."""
+"""Inputs that the fuzzer kept, and inputs that once raised an untyped error, lead to a result or a
+typed error.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,10 @@ MENDED = (
     ("checked_files", b"\x05O~"),
     (
         "backed_up_items",
-        b'\x96\x92\xb5\xe7\xbb\xb4\x92\t"\x9d\xa4\xf5\xd6\x94\xe7 \xfd\xce\x98\x16<\x95\xdf$\xa3\x97\xff\xfb\x11\x08',
+        (
+            b'\x96\x92\xb5\xe7\xbb\xb4\x92\t"\x9d\xa4\xf5\xd6\x94\xe7 '
+            b"\xfd\xce\x98\x16<\x95\xdf$\xa3\x97\xff\xfb\x11\x08"
+        ),
     ),
     ("dispatch_logs", b"\x01[ \x01\x00\x00\x00\x00\x02\x00\xf4\x02"),
     ("schedule_marks", b"\x91" * 2_000),
@@ -31,7 +36,9 @@ MENDED = (
         b"\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\xff\xff\xff\xff\xff\xff\xff\x00\x08\x00\n",
     ),
 )
-"""Fuzzing found them: a UnicodeDecodeError, a struct.error, ValueErrors of protobuf and an enum, errors of msgspec, a RecursionError."""
+"""Fuzzing found them: a UnicodeDecodeError, a struct.error, ValueErrors of protobuf and an enum,
+errors of msgspec, a RecursionError.
+"""
 
 
 @pytest.mark.parametrize("name", TARGETS)

@@ -1,6 +1,8 @@
-"""Reads the golden files with a reader that follows docs/FORMAT.md and uses nothing of QMQ; then checks that QMQ still writes the same.
+"""Reads the golden files with a reader that follows docs/FORMAT.md and uses nothing of QMQ; then
+checks that QMQ still writes the same.
 
-`write_golden_files` makes them: run it once for each version of the format, never to make a test pass.
+`write_golden_files` makes them: run it once for each version of the format, never to make a test
+pass.
 """
 
 from __future__ import annotations

@@ -1,11 +1,14 @@
-"""Short notation for hand-made histories: each function gives the lines of one operation, and `+` joins operations.
+"""Short notation for hand-made histories: each function gives the lines of one operation, and `+`
+joins operations.
 
     sent(1, 2, at=0) + got((0, 1), (1, 2)) + done(1)
 
-means: p1 sent the batch 1, 2 and got the answer that it is stored from sequence 0 on; c1 polled both; c1 acknowledged 1 and got the answer.
-For overlapping operations, take the lines apart: `begun, answered = sent(1, at=0)`.
+means: p1 sent the batch 1, 2 and got the answer that it is stored from sequence 0 on; c1 polled
+both; c1 acknowledged 1 and got the answer. For overlapping operations, take the lines apart:
+`begun, answered = sent(1, at=0)`.
 
-Small histories, good and bad. A bad one names every anomaly that the checkers must find in it; they must find no other.
+Small histories, good and bad. A bad one names every anomaly that the checkers must find in it; they
+must find no other.
 
 If a case says `drained=False`, `lost_below` judges it instead of `lost`.
 """
@@ -358,7 +361,10 @@ BAD = [
     Case(
         "an answered batch was turned around",
         sent(1, 2, at=0) + got((0, 2), (1, 1)),
-        "duplicate_stored duplicate_stored inconsistent_positions inconsistent_positions send_order",
+        (
+            "duplicate_stored duplicate_stored inconsistent_positions inconsistent_positions "
+            "send_order"
+        ),
     ),
     Case("comes again after its acknowledgement", SETTLED + AGAIN, "delivered_after_ack"),
     Case("comes again to the same consumer", SETTLED + got((0, 1, 2)), "delivered_after_ack"),

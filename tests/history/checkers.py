@@ -15,16 +15,19 @@
 | poll_skip | the one consumer of a queue was not given a message between two that it got; `int_poll_skip`: in one poll |
 | delivered_after_ack | a message was handed out again after its acknowledgement was answered |
 
-The report counts, without judging: sent, acked, unknown, failed and polled values; deliveries, and how many of them were repetitions
-(`delivered_twice`); values that were stored although their outcome was unknown (`recovered`); values that were acknowledged and that no
-consumer has polled yet (`unseen`); the longest gaps between acknowledged sends.
+The report counts, without judging: sent, acked, unknown, failed and polled values; deliveries, and
+how many of them were repetitions (`delivered_twice`); values that were stored although their
+outcome was unknown (`recovered`); values that were acknowledged and that no consumer has polled yet
+(`unseen`); the longest gaps between acknowledged sends.
 
-Jepsen's words for the same: lost-write is `lost` and `lost_below`, duplicate is `duplicate_stored`, inconsistent-offsets is
-`inconsistent_positions`, nonmonotonic-send is `send_order` ("reordered" of its queue tests), G1a is `phantom`.
+Jepsen's words for the same: lost-write is `lost` and `lost_below`, duplicate is `duplicate_stored`,
+inconsistent-offsets is `inconsistent_positions`, nonmonotonic-send is `send_order` ("reordered" of
+its queue tests), G1a is `phantom`.
 
 Measures how long no send succeeded: the time between one acknowledged send and the next.
 
-The first gap begins at the first attempt, and the last one ends at the last line of a send, so a broker that did not come back is visible.
+The first gap begins at the first attempt, and the last one ends at the last line of a send, so a
+broker that did not come back is visible.
 
     t_ns   0 invoke   5 ok   9 ok   30 ok   33 invoke (no end)
     gaps   21 (9..30), 5 (0..5), 4 (5..9), 3 (30..33)
@@ -36,27 +39,35 @@ Finds messages that were lost, and messages that were never sent.
     lost       3 5            if the history was drained: every message had enough time
     lost_below 3              always: the queue continued to 4 without it; 5 may still be on its way
 
-Both checkers accept a message that *any* group saw, which proves that the log kept it. Pass `groups` to require it of each of these groups.
+Both checkers accept a message that *any* group saw, which proves that the log kept it. Pass
+`groups` to require it of each of these groups.
 
-Whether a place in a queue means one message forever, and a producer's messages lie there in its order.
+Whether a place in a queue means one message forever, and a producer's messages lie there in its
+order.
 
-A *place* is a queue and a sequence. Acknowledged sends and polls both claim "value v lies at place p", and all claims must agree:
+A *place* is a queue and a sequence. Acknowledged sends and polls both claim "value v lies at place
+p", and all claims must agree:
 
-    send ok 7 at orders/0@g1 40,  poll shows 8 at 40    inconsistent_positions: one place, two values
-    send ok 7 at orders/0@g1 40,  poll shows 7 at 55    duplicate_stored: one value, two places (stored twice, not handed out twice)
+    send ok 7 at orders/0@g1 40,  poll shows 8 at 40    inconsistent_positions: one place, two
+                                                        values
+    send ok 7 at orders/0@g1 40,  poll shows 7 at 55    duplicate_stored: one value, two places
+                                                        (stored twice, not handed out twice)
 
-Counts how often messages were handed out, and finds those that were handed out again after their acknowledgement.
+Counts how often messages were handed out, and finds those that were handed out again after their
+acknowledgement.
 
-With at least once a second delivery is no anomaly, so it is only counted. It is an anomaly if the group's acknowledgement had been answered
-*before the poll began*. A poll that was under way at that moment proves nothing: the broker may have sent its messages earlier.
+With at least once a second delivery is no anomaly, so it is only counted. It is an anomaly if the
+group's acknowledgement had been answered *before the poll began*. A poll that was under way at that
+moment proves nothing: the broker may have sent its messages earlier.
 
     poll [........7]                        fine: the first delivery
                        ack 7 [...ok]
-    poll       [.....................7]     fine: the broker may have handed it out before the answer
+    poll       [.....................7]     fine: the broker may have handed it out before the
+                                            answer
                                       poll [...7]   delivered_after_ack
 
-Finds polls that go back or leave something out: Jepsen's `nonmonotonic-poll` and `poll-skip` of its Kafka tests, within one poll and
-between polls.
+Finds polls that go back or leave something out: Jepsen's `nonmonotonic-poll` and `poll-skip` of its
+Kafka tests, within one poll and between polls.
 
     sent ok                    1 2 3 4    at sequences 0..3
     polled                     1 2 4      int_poll_skip: 3 lies between two messages of one poll
@@ -64,9 +75,10 @@ between polls.
     polled                     1 3 2      int_nonmonotonic_poll
     polled, then polled        1 3, 2     nonmonotonic_poll (and poll_skip or int_poll_skip: 2 was left out first)
 
-Only groups with one consumer of a queue are judged, since several share its messages. Only the first delivery of a message counts, and only
-one with attempt 1: what was handed out and came back is delivered later, and may be. A poll of unknown outcome may have taken what is
-missing afterwards; a reset starts over.
+Only groups with one consumer of a queue are judged, since several share its messages. Only the
+first delivery of a message counts, and only one with attempt 1: what was handed out and came back
+is delivered later, and may be. A poll of unknown outcome may have taken what is missing afterwards;
+a reset starts over.
 """
 
 from __future__ import annotations
@@ -82,7 +94,9 @@ from history.events import Ack, Anomaly, Event, History, Poll, Reset, Send, brie
 
 
 class Gap(NamedTuple):
-    """A time without an acknowledged send; its beginning is there to be compared with the notes about faults."""
+    """A time without an acknowledged send; its beginning is there to be compared with the notes
+    about faults.
+    """
 
     gap_ns: int
     from_ns: int
@@ -101,7 +115,9 @@ def availability(history: History, longest: int = 10) -> list[Gap]:
 
 
 def lost(history: History, *, drained: bool, groups: Collection[str] = ()) -> list[Anomaly]:
-    """Acknowledged values that were never delivered although consumers continued until no message came."""
+    """Acknowledged values that were never delivered although consumers continued until no message
+    came.
+    """
     if not drained:
         return []
     found = []
@@ -122,9 +138,10 @@ def lost(history: History, *, drained: bool, groups: Collection[str] = ()) -> li
 def lost_below(
     history: History, *, slack_ns: int = 0, groups: Collection[str] = ()
 ) -> list[Anomaly]:
-    """Acknowledged values that no consumer got although a consumer got later values of the same queue. A message whose consumer died is not
-    lost before its lease expires; nor is a delayed message before it is due. `slack_ns` is how long that may take: a skipped value counts
-    only if it was skipped at least that long before the history's end.
+    """Acknowledged values that no consumer got although a consumer got later values of the same
+    queue. A message whose consumer died is not lost before its lease expires; nor is a delayed
+    message before it is due. `slack_ns` is how long that may take: a skipped value counts only if
+    it was skipped at least that long before the history's end.
     """
     found = []
     for group, seen in _readers(history, groups):
@@ -137,7 +154,10 @@ def lost_below(
                 if sequence < top and value not in seen
             ]
             if missing and poll is not None:
-                what = f"{_some(missing)} acknowledged, never polled by {group or 'anybody'}, who was at sequence {top} of {queue}"
+                what = (
+                    f"{_some(missing)} acknowledged, never polled by {group or 'anybody'}, who "
+                    f"was at sequence {top} of {queue}"
+                )
                 found.append(Anomaly("lost_below", what, (send, poll)))
     return found
 
@@ -171,7 +191,9 @@ def phantom(history: History) -> list[Anomaly]:
 def _readers(
     history: History, groups: Collection[str]
 ) -> Iterator[tuple[str | None, Collection[int]]]:
-    """The groups that must have seen everything, with the values they saw; None stands for all groups together."""
+    """The groups that must have seen everything, with the values they saw; None stands for all
+    groups together.
+    """
     if not groups:
         yield None, history.seen_by_any
     for group in groups:
@@ -179,7 +201,9 @@ def _readers(
 
 
 def _highest(history: History, slack_ns: int, group: str | None) -> dict[str, tuple[int, Poll]]:
-    """The highest sequence of each queue that was polled early enough, with the poll that shows it."""
+    """The highest sequence of each queue that was polled early enough, with the poll that shows
+    it.
+    """
     last_ns = max((event.t_ns for event in history), default=0) - slack_ns
     found: dict[str, tuple[int, Poll]] = {}
     for poll, queue in history.polls:
@@ -236,12 +260,16 @@ def inconsistent_positions(history: History) -> list[Anomaly]:
 
 
 def send_order(history: History) -> list[Anomaly]:
-    """In each queue, a producer's acknowledged sends have the order of their invokes, and a batch has consecutive places."""
+    """In each queue, a producer's acknowledged sends have the order of their invokes, and a batch
+    has consecutive places.
+    """
     return [*_rising(history), *_together(history)]
 
 
 def two_masters(history: History) -> list[Anomaly]:
-    """Epochs in which two replicas of a broker group acknowledged sends. The group is what follows the @ in the queue's name."""
+    """Epochs in which two replicas of a broker group acknowledged sends. The group is what follows
+    the @ in the queue's name.
+    """
     masters: dict[tuple[str, int], Send] = {}
     told, found = set[tuple[str, int, str]](), []
     for send, queue, _ in history.acked_sends:
@@ -281,7 +309,10 @@ def _rising(history: History) -> Iterator[Anomaly]:
         end, last = -1, line[0][2]
         for _, base, send in line:
             if base <= end:
-                what = f"{process} sent {send.values[0]} to {queue} after {last.values[-1]}, but it lies before it: {base} <= {end}"
+                what = (
+                    f"{process} sent {send.values[0]} to {queue} after {last.values[-1]}, but it "
+                    f"lies before it: {base} <= {end}"
+                )
                 yield Anomaly("send_order", what, (last, send))
             if base + len(send.values) - 1 > end:
                 end, last = base + len(send.values) - 1, send
@@ -290,7 +321,8 @@ def _rising(history: History) -> Iterator[Anomaly]:
 def _ranks(history: History) -> dict[int, int]:
     """Each value's number in the order of invocation.
 
-    A value that was tried twice has none: which attempt was stored, and so where it belongs, is not known.
+    A value that was tried twice has none: which attempt was stored, and so where it belongs, is not
+    known.
     """
     ranks: dict[int, int] = {}
     retried = set[int]()
@@ -306,7 +338,9 @@ def _ranks(history: History) -> dict[int, int]:
 
 
 def _together(history: History) -> Iterator[Anomaly]:
-    """In polls of a batch, value i is i places after value 0; this also holds if the outcome of the send is unknown."""
+    """In polls of a batch, value i is i places after value 0; this also holds if the outcome of the
+    send is unknown.
+    """
     homes: dict[int, Place] = {}
     for poll, queue in history.polls:
         for record in poll.records:
@@ -352,7 +386,9 @@ EVERY_GROUP = None
 
 
 class _Memory:
-    """Which acknowledgements hold for each group, while the history is walked once from its beginning to its end."""
+    """Which acknowledgements hold for each group, while the history is walked once from its
+    beginning to its end.
+    """
 
     def __init__(self) -> None:
         self._settled: defaultdict[str, dict[Name, tuple[int, Ack]]] = defaultdict(dict)
@@ -360,7 +396,9 @@ class _Memory:
         self._resetting: dict[tuple[str, int | None], str | None] = {}
 
     def settle(self, ack: Ack, begun: int, place: int) -> None:
-        """An acknowledgement counts unless a reset was under way at the same time: then their order is unknown."""
+        """An acknowledgement counts unless a reset was under way at the same time: then their order
+        is unknown.
+        """
         if begun > max(self._reset_at.get(ack.group, -1), self._reset_at.get(EVERY_GROUP, -1)):
             names: list[Name] = [
                 *ack.values,
@@ -369,7 +407,8 @@ class _Memory:
             self._settled[ack.group].update(dict.fromkeys(names, (place, ack)))
 
     def reset(self, reset: Reset, place: int) -> None:
-        """A reset takes effect at some moment between its invoke and its end; meanwhile nothing can be said about its group.
+        """A reset takes effect at some moment between its invoke and its end; meanwhile nothing can
+        be said about its group.
 
         Without a certain end that lasts until the same process was answered: it has to try again.
         """
@@ -385,7 +424,9 @@ class _Memory:
             self._settled.pop(group, None)
 
     def ack_before(self, poll: Poll, begun: int, names: tuple[Name, ...]) -> Ack | None:
-        """The acknowledgement that was answered before this poll began. Returned once, then removed."""
+        """The acknowledgement that was answered before this poll began. Returned once, then
+        removed.
+        """
         settled = self._settled.get(poll.group)
         if not settled or any(
             group in (poll.group, EVERY_GROUP) for group in self._resetting.values()
@@ -401,7 +442,9 @@ class _Memory:
 
 
 def delivered_after_ack(history: History) -> list[Anomaly]:
-    """Messages that were handed to a group whose acknowledgement had been answered, without a reset in between."""
+    """Messages that were handed to a group whose acknowledgement had been answered, without a reset
+    in between.
+    """
     memory, found = _Memory(), []
     for place, (event, begun) in enumerate(zip(history, history.beginnings, strict=True)):
         if isinstance(event, Reset):
@@ -412,7 +455,10 @@ def delivered_after_ack(history: History) -> list[Anomaly]:
             for sequence, value, _ in event.records:
                 ack = memory.ack_before(event, begun, (value, (event.queue or "", sequence)))
                 if ack is not None:
-                    what = f"{value} came to {event.group} again at {event.queue} {sequence} after it was acknowledged"
+                    what = (
+                        f"{value} came to {event.group} again at {event.queue} {sequence} after "
+                        "it was acknowledged"
+                    )
                     found.append(Anomaly("delivered_after_ack", what, (ack, event)))
     return found
 
@@ -525,7 +571,10 @@ def _judged(
                 stored.intersection(range(reading.top + 1, sequence)) - reading.seen - returned
             )
             if left_out:
-                what = f"{len(left_out)} messages from sequence {min(left_out)} on were left out before {sequence}"
+                what = (
+                    f"{len(left_out)} messages from sequence {min(left_out)} on were left out "
+                    f"before {sequence}"
+                )
                 yield Anomaly(f"{kind}poll_skip", what, evidence)
         reading.is_unsure = False
         reading.top = max(reading.top, sequence)
@@ -601,7 +650,9 @@ class Report:
         return Counter(anomaly.name for anomaly in self.anomalies)
 
     def to_json(self, shown_max: int = SHOWN_MAX) -> dict[str, object]:
-        """The report as plain values, with the number of all anomalies and the first few of each name."""
+        """The report as plain values, with the number of all anomalies and the first few of each
+        name.
+        """
         shown = [
             {"name": found.name, "what": found.what, "evidence": [*map(brief, found.evidence)]}
             for found in self._first(shown_max)
@@ -638,8 +689,9 @@ def check_all(
 ) -> Report:
     """Every checker over one history.
 
-    `drained`: consumers continued until nothing came, so everything acknowledged must have been seen. If not, `lost_below` judges instead
-    (it finds a part of the same, so it is left out of a drained history), with `slack_ns` for leases and delays.
+    `drained`: consumers continued until nothing came, so everything acknowledged must have been
+    seen. If not, `lost_below` judges instead (it finds a part of the same, so it is left out of a
+    drained history), with `slack_ns` for leases and delays.
     """
     history = events if isinstance(events, History) else History(events)
     anomalies = [

@@ -1,8 +1,9 @@
 """The history format of all fault tests: simulators, processes and soaks.
 
-A history is a file of JSON lines in the order of events. An operation has two lines: `invoke`, written before the call, and its end,
-written when the answer has arrived: `ok`, `fail` (it certainly had no effect) or `info` (**unknown outcome**: the time ran out, or the
-connection broke). Unknown never counts as failed, and an `invoke` without an end is unknown as well.
+A history is a file of JSON lines in the order of events. An operation has two lines: `invoke`,
+written before the call, and its end, written when the answer has arrived: `ok`, `fail` (it
+certainly had no effect) or `info` (**unknown outcome**: the time ran out, or the connection broke).
+Unknown never counts as failed, and an `invoke` without an end is unknown as well.
 
     {"process":"p1","type":"invoke","f":"send","t_ns":10,"subject":"orders","values":[7,8]}
     {"process":"c1","type":"invoke","f":"poll","t_ns":11,"group":"billing"}
@@ -14,18 +15,22 @@ connection broke). Unknown never counts as failed, and an `invoke` without an en
 Rules for a recorder:
 
 * **A value is a unique int, sent by one operation.** The client's retries belong to that operation.
-* **Record the invoke before the call and the end after the answer**, so that the order of lines is evidence of real time.
+* **Record the invoke before the call and the end after the answer**, so that the order of lines is
+  evidence of real time.
 * **A poll ends when the client library has the messages**, not when the application reads them.
-* A process does one thing at a time, or gives each operation a number `op`, the same on all its lines. Sends need no number: their values
-  pair the lines. A batch that the client split in two has two ends, each with its own values.
-* `reset` records an event that makes a group forget (an operator's reset, a power cut under `--flush async`). Faults are notes:
-  `Note(f="kill")`.
+* A process does one thing at a time, or gives each operation a number `op`, the same on all its
+  lines. Sends need no number: their values pair the lines. A batch that the client split in two has
+  two ends, each with its own values.
+* `reset` records an event that makes a group forget (an operator's reset, a power cut under
+  `--flush async`). Faults are notes: `Note(f="kill")`.
 
-A history with indexes that several checkers need: who tried which value, the outcome of the value, when an operation began. `History` is
-a value: everything in it follows from its events, and each index is made once, at its first use. Checkers are plain functions of a
-`History`, so a million events are walked a few times in all and not a few times for each checker. The outcome of a value is the best
-outcome of its attempts: one `ok` and it is acknowledged; otherwise one attempt without a certain end (`info`, or an `invoke` and nothing
-more) and it is unknown; only if every attempt said `fail` it failed.
+A history with indexes that several checkers need: who tried which value, the outcome of the value,
+when an operation began. `History` is a value: everything in it follows from its events, and each
+index is made once, at its first use. Checkers are plain functions of a `History`, so a million
+events are walked a few times in all and not a few times for each checker. The outcome of a value is
+the best outcome of its attempts: one `ok` and it is acknowledged; otherwise one attempt without a
+certain end (`info`, or an `invoke` and nothing more) and it is unknown; only if every attempt said
+`fail` it failed.
 
     invoke 7, fail 7                  failed      a poll that shows 7 is wrong
     invoke 7, info 7                  unknown     a poll may show 7 or not
@@ -70,13 +75,17 @@ class Operation:
     op: int | None = None
 
     def ended(self, type: Type, **changes: Any) -> Self:
-        """The end of this operation, not stamped yet: `invoke.ended("ok", queue="orders/0@g1", sequence=40)`."""
+        """The end of this operation, not stamped yet: `invoke.ended("ok", queue="orders/0@g1",
+        sequence=40)`.
+        """
         return replace(self, type=type, t_ns=0, **changes)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Send(Operation):
-    """A batch of values. With `ok`, value i of the batch is at `sequence + i` of `queue`, and `replica` was the master in `epoch`."""
+    """A batch of values. With `ok`, value i of the batch is at `sequence + i` of `queue`, and
+    `replica` was the master in `epoch`.
+    """
 
     f: ClassVar[str] = "send"
     subject: str
@@ -110,7 +119,9 @@ class Ack(Operation):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reset(Operation):
-    """From here on the group may get messages again that it acknowledged. Without a group: any group may."""
+    """From here on the group may get messages again that it acknowledged. Without a group: any
+    group may.
+    """
 
     f: ClassVar[str] = "reset"
     group: str | None = None
@@ -118,7 +129,9 @@ class Reset(Operation):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Note(Operation):
-    """Anything else worth a line: a fault, its end, a phase of the test. No checker looks at it; a person does."""
+    """Anything else worth a line: a fault, its end, a phase of the test. No checker looks at it; a
+    person does.
+    """
 
     f: str
     text: str = ""
@@ -135,7 +148,9 @@ ENCODER = json.JSONEncoder(separators=(",", ":"))
 
 
 def learn(*kinds: type[Operation], **nested: Callable[[Any], object]) -> None:
-    """Have the format know more kinds of events; a field of one name is read in the same way in all of them."""
+    """Have the format know more kinds of events; a field of one name is read in the same way in all
+    of them.
+    """
     for kind in kinds:
         KINDS[kind.f] = kind  # type: ignore[attr-defined]
         OPTIONAL[kind] = [
@@ -169,7 +184,9 @@ def to_json(event: Operation) -> str:
 
 
 def from_json(line: str | bytes) -> Any:
-    """The event in a line; a line of another format is refused, because a history with holes proves nothing."""
+    """The event in a line; a line of another format is refused, because a history with holes proves
+    nothing.
+    """
     found: dict[str, Any] = json.loads(line)
     if found["type"] not in TYPES:
         raise ValueError(f"unknown type of event: {found['type']!r}")
@@ -189,9 +206,10 @@ def brief(event: Operation) -> str:
 
 
 class Recorder:
-    """Appends events to a file as they happen, with one write for each line: a killed process has written all that it knew. Threads may
-    share a recorder, and processes may share a file: appended lines do not mix. The clock must be one that all of them share, as
-    CLOCK_MONOTONIC is on one machine; a simulator hands in its own.
+    """Appends events to a file as they happen, with one write for each line: a killed process has
+    written all that it knew. Threads may share a recorder, and processes may share a file: appended
+    lines do not mix. The clock must be one that all of them share, as CLOCK_MONOTONIC is on one
+    machine; a simulator hands in its own.
     """
 
     def __init__(self, path: Path, clock_ns: Callable[[], int] = time.monotonic_ns) -> None:
@@ -199,7 +217,9 @@ class Recorder:
         self._clock_ns = clock_ns
 
     def record(self, event: E) -> E:
-        """Writes the event, stamped with the time unless it brings its own, and gives it back: `.ended(...)` makes its end."""
+        """Writes the event, stamped with the time unless it brings its own, and gives it back:
+        `.ended(...)` makes its end.
+        """
         stamped = event if event.t_ns else replace(event, t_ns=self._clock_ns())
         line = to_json(stamped).encode() + b"\n"
         if os.write(self._file, line) != len(line):
@@ -223,7 +243,9 @@ class Recorder:
 
 
 def load(*paths: Path) -> list[Any]:
-    """The events of one file in the file's order, or of several files in the order of time. An incomplete last line is left out."""
+    """The events of one file in the file's order, or of several files in the order of time. An
+    incomplete last line is left out.
+    """
     if len(paths) == 1:
         return list(_lines(paths[0]))
     return list(heapq.merge(*map(_lines, paths), key=lambda event: event.t_ns))
@@ -238,7 +260,9 @@ def _lines(path: Path) -> Iterator[Any]:
 
 @dataclass(frozen=True, slots=True)
 class Anomaly:
-    """A broken promise: which one, what happened in one sentence, and the least events that prove it."""
+    """A broken promise: which one, what happened in one sentence, and the least events that prove
+    it.
+    """
 
     name: str
     what: str
@@ -333,8 +357,8 @@ class History(Sequence[Event]):
 
     @cached_property
     def beginnings(self) -> list[int]:
-        """For each line the line where its operation began; the line itself if there is no invoke. One invoke may have several ends (a
-        poll answered from two queues).
+        """For each line the line where its operation began; the line itself if there is no invoke.
+        One invoke may have several ends (a poll answered from two queues).
         """
         begun: dict[tuple[str, str, int | None], int] = {}
         found = []
@@ -346,7 +370,9 @@ class History(Sequence[Event]):
         return found
 
     def first_polls(self, values: Collection[int]) -> dict[int, Poll]:
-        """The first poll that shows each of these values: evidence, searched for only when something is wrong."""
+        """The first poll that shows each of these values: evidence, searched for only when
+        something is wrong.
+        """
         found: dict[int, Poll] = {}
         for poll, _ in self.polls if values else ():
             for record in poll.records:

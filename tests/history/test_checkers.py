@@ -1,4 +1,6 @@
-"""The checkers are tested before anything is tested by them: a table of small histories, each with exactly what is wrong in it."""
+"""The checkers are tested before anything is tested by them: a table of small histories, each with
+exactly what is wrong in it.
+"""
 
 from __future__ import annotations
 
@@ -96,7 +98,9 @@ def test_one_poll_may_be_answered_from_several_queues() -> None:
 
 
 def test_operations_with_numbers_may_overlap_in_one_process() -> None:
-    """Poll 1 began before the acknowledgement and may show the message; poll 2 began after it and may not."""
+    """Poll 1 began before the acknowledgement and may show the message; poll 2 began after it and
+    may not.
+    """
     numbered = {op: [replace(event, op=op) for event in got((0, 1, 2))] for op in (1, 2)}
     before, after = numbered[1], numbered[2]
     events: list[Event] = [*sent(1, at=0), *got((0, 1)), before[0], *done(1), after[0], before[1]]

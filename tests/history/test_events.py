@@ -1,4 +1,6 @@
-"""The format: what is recorded is what is loaded, also after a kill, by many threads and from several files."""
+"""The format: what is recorded is what is loaded, also after a kill, by many threads and from
+several files.
+"""
 
 from __future__ import annotations
 

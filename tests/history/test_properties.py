@@ -1,11 +1,13 @@
 """A correct history has no anomaly; the same history with one false line has that line's anomaly.
 
-Random correct histories: a tiny broker that keeps every promise, its clients, and the lines that they write.
+Random correct histories: a tiny broker that keeps every promise, its clients, and the lines that
+they write.
 
-The broker is a list of values for each queue and a set of acknowledged positions for each group. Clients begin operations and end them
-later, so operations overlap; each operation takes effect at some moment in between, as in a real system. Some answers get lost: the outcome
-is then `info`, and a random bit decides whether the operation had its effect. At the end every unacknowledged message is handed out once
-more, so the history is drained.
+The broker is a list of values for each queue and a set of acknowledged positions for each group.
+Clients begin operations and end them later, so operations overlap; each operation takes effect at
+some moment in between, as in a real system. Some answers get lost: the outcome is then `info`, and
+a random bit decides whether the operation had its effect. At the end every unacknowledged message
+is handed out once more, so the history is drained.
 """
 
 from __future__ import annotations
@@ -38,7 +40,8 @@ FATES: tuple[tuple[Type | None, bool], ...] = (
     (None, True),
 )
 
-# How often each step is taken. Resets and elections are rare, or nothing would stay acknowledged and no epoch would have two sends.
+# How often each step is taken. Resets and elections are rare, or nothing would stay acknowledged
+# and no epoch would have two sends.
 WEIGHTS = {
     "send": 6,
     "sent": 6,
@@ -183,7 +186,9 @@ class Broker:
 
 
 def run(seed: int, length: int) -> list[Event]:
-    """A history of so many steps, drained. The same seed gives the same steps, so a shorter one is the beginning of a longer one."""
+    """A history of so many steps, drained. The same seed gives the same steps, so a shorter one is
+    the beginning of a longer one.
+    """
     broker, coin = Broker(), Random(seed)
     for _ in range(length):
         (name,) = coin.choices(list(WEIGHTS), list(WEIGHTS.values()))
@@ -270,7 +275,9 @@ def test_a_correct_history_has_no_anomaly(events: list[Event]) -> None:
 def test_the_beginning_of_a_correct_history_has_no_anomaly(
     events: list[Event], length: int
 ) -> None:
-    """Operations that are under way at the cut have an unknown outcome, which is never an anomaly."""
+    """Operations that are under way at the cut have an unknown outcome, which is never an
+    anomaly.
+    """
     cut = events[:length]
     assert names(cut, drained=False) <= {"lost_below"}
 
@@ -340,7 +347,9 @@ def test_a_polled_value_whose_send_failed_is_a_phantom(
 def test_a_value_at_a_second_place_is_stored_twice(
     events: list[Event], data: st.DataObject
 ) -> None:
-    """The false line is the last one and belongs to a new group, so that it causes no other anomaly."""
+    """The false line is the last one and belongs to a new group, so that it causes no other
+    anomaly.
+    """
     value = pick(data, sorted(History(events).seen_by_any))
     begun = Poll(process="x", type="invoke", group="x")
     lie = [

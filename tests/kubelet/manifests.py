@@ -1,7 +1,7 @@
 """The objects that helm makes of the chart.
 
-The parts of rendered manifests that a kubelet and the controllers need. Pure. A pod with a field that this module does not support is
-refused, so that no test passes because a field was ignored.
+The parts of rendered manifests that a kubelet and the controllers need. Pure. A pod with a field
+that this module does not support is refused, so that no test passes because a field was ignored.
 """
 
 from __future__ import annotations
@@ -97,7 +97,9 @@ ADDED_TO_PODS: Final = frozenset(
         "tolerations",
     ]
 )
-"""What the API server, the controllers and the scheduler add to a pod, and needs nothing of a kubelet here."""
+"""What the API server, the controllers and the scheduler add to a pod, and needs nothing of a
+kubelet here.
+"""
 ADDED_TO_CONTAINERS: Final = frozenset(["terminationMessagePath", "terminationMessagePolicy"])
 PROBE_FIELDS: Final = frozenset(
     [
@@ -298,7 +300,8 @@ def _probe(name: str, found: Mapping[str, Any] | None, ports: Mapping[str, int])
         f"fields {sorted(found.keys() - PROBE_FIELDS)} of a probe",
     )
     asked = found.get("httpGet") or found["tcpSocket"]
-    # A probe over HTTPS goes over HTTP here: pods have loopback addresses, where their metrics port has no TLS.
+    # A probe over HTTPS goes over HTTP here: pods have loopback addresses, where their metrics port
+    # has no TLS.
     _require(asked.get("scheme", "HTTP") in ("HTTP", "HTTPS"), name, "the scheme of a probe")
     return Probe(
         ports[asked["port"]],

@@ -1,10 +1,13 @@
-"""Kubernetes' own API server, scheduler and controllers as local processes (`scripts/kubernetes_tools --all` builds them).
+"""Kubernetes' own API server, scheduler and controllers as local processes
+(`scripts/kubernetes_tools --all` builds them).
 
 Nodes and pods are the business of kubelets.
 
-Kubelets for a real API server: nodes that live on leases, and the pods that the scheduler binds to them as local processes.
+Kubelets for a real API server: nodes that live on leases, and the pods that the scheduler binds to
+them as local processes.
 
-What a kubelet does for a pod is in process_kubernetes.py. It asks for the pods several times a second instead of watching them.
+What a kubelet does for a pod is in process_kubernetes.py. It asks for the pods several times a
+second instead of watching them.
 """
 
 from __future__ import annotations
@@ -237,7 +240,9 @@ Object = Mapping[str, Any]
 
 
 class ProcessKubelet:
-    """The kubelets of all nodes of one namespace. `hosts` as in LocalPods; names of the StatefulSets' pods are added."""
+    """The kubelets of all nodes of one namespace. `hosts` as in LocalPods; names of the
+    StatefulSets' pods are added.
+    """
 
     def __init__(
         self,
@@ -309,7 +314,7 @@ class ProcessKubelet:
         for pod in self._pods.values():
             pod.raise_failure()
 
-    # --- nodes ------------------------------------------------------------------------------------------------------------
+    # --- nodes ------------------------------------------------------------------------------------
 
     async def _tell_node(self, node: str) -> None:
         """Its status, and its lease. A node whose lease runs out loses its pods."""
@@ -342,7 +347,7 @@ class ProcessKubelet:
             }
             await self._api.call("POST", path, made)
 
-    # --- pods -------------------------------------------------------------------------------------------------------------
+    # --- pods -------------------------------------------------------------------------------------
 
     async def _run(self) -> None:
         loop = asyncio.get_running_loop()

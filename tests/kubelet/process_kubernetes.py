@@ -1,12 +1,15 @@
-"""What Kubernetes' controllers decide: the StatefulSet's and the Deployment's rolling update, the scheduler's choice of a node, and
-whether a PodDisruptionBudget allows an eviction. Pure; the rules are those of Kubernetes 1.33's source.
+"""What Kubernetes' controllers decide: the StatefulSet's and the Deployment's rolling update, the
+scheduler's choice of a node, and whether a PodDisruptionBudget allows an eviction. Pure; the rules
+are those of Kubernetes 1.33's source.
 
-The part of cert-manager: a Secret for each Certificate of the chart, from an authority of this test.
+The part of cert-manager: a Secret for each Certificate of the chart, from an authority of this
+test.
 
 A small Kubernetes: the controllers' decisions on pods that are local processes.
 
-Nodes are names. Each pod has its own address on loopback. A restarted pod has the same address, as a pod in Kubernetes keeps its DNS name.
-A volume claim is a folder that follows the pod. The chart's certificates come from an authority in the folder `authority`.
+Nodes are names. Each pod has its own address on loopback. A restarted pod has the same address, as
+a pod in Kubernetes keeps its DNS name. A volume claim is a folder that follows the pod. The chart's
+certificates come from an authority in the folder `authority`.
 
 A kubelet's part for one pod: its command as a local process, its probes, its restarts, and its end.
 
@@ -38,7 +41,9 @@ RESTART_S: Final = 1.0
 
 
 class ProcessPod:
-    """`argv` and `environment` are those of its container, in the words of this machine; `stop_argv` is its preStop, empty for none."""
+    """`argv` and `environment` are those of its container, in the words of this machine;
+    `stop_argv` is its preStop, empty for none.
+    """
 
     def __init__(
         self,
@@ -63,7 +68,7 @@ class ProcessPod:
         self._running = asyncio.create_task(self._run())
         self._ending: asyncio.Task[None] | None = None
 
-    # --- what the API server knows of it ----------------------------------------------------------------------------------
+    # --- what the API server knows of it ----------------------------------------------------------
 
     @property
     def is_terminating(self) -> bool:
@@ -82,7 +87,7 @@ class ProcessPod:
             if task is not None and task.done() and not task.cancelled():
                 task.result()
 
-    # --- running ----------------------------------------------------------------------------------------------------------
+    # --- running ----------------------------------------------------------------------------------
 
     async def _run(self) -> None:
         while True:
@@ -96,7 +101,9 @@ class ProcessPod:
             await asyncio.sleep(RESTART_S)
 
     async def _until_dead_or_not_alive(self) -> None:
-        """As a kubelet: neither readiness nor liveness is asked for before the startup probe has succeeded."""
+        """As a kubelet: neither readiness nor liveness is asked for before the startup probe has
+        succeeded.
+        """
         await _first_of(self._until_dead(), self._probe())
 
     async def _until_dead(self) -> None:
@@ -147,7 +154,10 @@ class ProcessPod:
                     if not probe.path:
                         return True
                     writer.write(
-                        f"GET {probe.path} HTTP/1.1\r\nHost: {self.address}\r\nConnection: close\r\n\r\n".encode()
+                        (
+                            f"GET {probe.path} HTTP/1.1\r\nHost: {self.address}\r\nConnection: "
+                            "close\r\n\r\n"
+                        ).encode()
                     )
                     status = (await reader.readline()).split()
                     return len(status) > 1 and 200 <= int(status[1]) < 400
@@ -158,10 +168,12 @@ class ProcessPod:
         except (OSError, TimeoutError):
             return False
 
-    # --- the end ----------------------------------------------------------------------------------------------------------
+    # --- the end ----------------------------------------------------------------------------------
 
     def delete(self) -> None:
-        """Begin to end the pod: preStop, SIGTERM, and SIGKILL at the end of the grace period, which begins now."""
+        """Begin to end the pod: preStop, SIGTERM, and SIGKILL at the end of the grace period, which
+        begins now.
+        """
         if self._ending is None:
             self._is_terminating = True
             self._ready_since_s = None
@@ -215,8 +227,8 @@ async def _first_of(*work: Coroutine[Any, Any, None]) -> None:
 
 
 class LocalPods:
-    """`hosts` are the names that pods know, such as etcd's, each with its address. The volume of a pod is a folder of its name, a Secret is
-    the folder `secrets/NAME`.
+    """`hosts` are the names that pods know, such as etcd's, each with its address. The volume of a
+    pod is a folder of its name, a Secret is the folder `secrets/NAME`.
     """
 
     def __init__(self, folder: Path, hosts: Mapping[str, str]) -> None:
@@ -289,8 +301,8 @@ def next_step(wanted: PodSet, pods: Sequence[PodView]) -> Step:
 
 
 def _stateful(wanted: PodSet, pods: Sequence[PodView]) -> Step:
-    """With `Parallel`, all missing pods together. Otherwise the highest ordinal of another revision, once all pods with higher ordinals are
-    available.
+    """With `Parallel`, all missing pods together. Otherwise the highest ordinal of another
+    revision, once all pods with higher ordinals are available.
     """
     by_name = {each.name: each for each in pods}
     names = [f"{wanted.name}-{ordinal}" for ordinal in range(wanted.replicas)]
@@ -307,7 +319,9 @@ def _stateful(wanted: PodSet, pods: Sequence[PodView]) -> Step:
 
 
 def _deployed(wanted: PodSet, pods: Sequence[PodView]) -> Step:
-    """One more than wanted at most, and never fewer available ones than wanted while pods are replaced (maxSurge 1, maxUnavailable 0)."""
+    """One more than wanted at most, and never fewer available ones than wanted while pods are
+    replaced (maxSurge 1, maxUnavailable 0).
+    """
     living = [each for each in pods if not each.is_terminating]
     old = [each for each in living if each.revision != wanted.template.revision]
     fresh = [each for each in living if each.revision == wanted.template.revision]
@@ -331,7 +345,9 @@ def _deployed(wanted: PodSet, pods: Sequence[PodView]) -> Step:
 def choose_node(
     wanted: PodSet, nodes: Iterable[str], cordoned: frozenset[str], pods: Sequence[PodView]
 ) -> str | None:
-    """The node with the fewest pods of this set, or none: topology spread counts cordoned nodes too (nodeTaintsPolicy: Ignore)."""
+    """The node with the fewest pods of this set, or none: topology spread counts cordoned nodes too
+    (nodeTaintsPolicy: Ignore).
+    """
     own = [each for each in pods if each.labels == wanted.template.labels]
     counts = {node: sum(each.node == node for each in own) for node in nodes}
     loads = {node: sum(each.node == node for each in pods) for node in counts}
@@ -348,7 +364,9 @@ def choose_node(
 def allows_eviction(
     budgets: Iterable[Budget], pod: PodView, pods: Sequence[PodView], expected: Mapping[str, int]
 ) -> bool:
-    """The eviction API's answer. `expected` is the number of pods that each budget's controller wants."""
+    """The eviction API's answer. `expected` is the number of pods that each budget's controller
+    wants.
+    """
     for budget in budgets:
         if not budget.covers(pod.labels):
             continue
@@ -365,9 +383,11 @@ PRINCIPAL: Final = "spiffe://qmq/"
 def make_secrets(
     objects: Sequence[Mapping[str, Any]], folder: Path, addresses: Callable[[str], Sequence[str]]
 ) -> None:
-    """Make `secrets/NAME` in `folder` for each Certificate, with an authority in `authority` if there are any.
+    """Make `secrets/NAME` in `folder` for each Certificate, with an authority in `authority` if
+    there are any.
 
-    `addresses` returns the local addresses of the pods that a certificate is for: they take the place of the pods' DNS names.
+    `addresses` returns the local addresses of the pods that a certificate is for: they take the
+    place of the pods' DNS names.
     """
     wanted = [each for each in objects if each["kind"] == "Certificate"]
     if wanted:
@@ -440,7 +460,7 @@ class ProcessKubernetes:
     def restarts(self) -> dict[str, int]:
         return {name: pod.restarts for name, pod in self._pods.items() if pod.restarts}
 
-    # --- controllers ------------------------------------------------------------------------------------------------------
+    # --- controllers ------------------------------------------------------------------------------
 
     async def _control(self) -> None:
         while True:
@@ -484,7 +504,7 @@ class ProcessKubernetes:
                 ready = sum(each.is_ready and budget.covers(each.labels) for each in self._views())
                 self.fewest_ready[budget.name] = min(ready, self.fewest_ready[budget.name])
 
-    # --- what an operator does --------------------------------------------------------------------------------------------
+    # --- what an operator does --------------------------------------------------------------------
 
     async def rolled_out(self, *, within_s: float = 300.0) -> None:
         """Wait until all that is wanted is there and available, and nothing else."""
@@ -515,7 +535,9 @@ class ProcessKubernetes:
         return self._pods[pod].node
 
     async def drain(self, node: str, *, within_s: float = 120.0) -> float:
-        """As `kubectl drain`: no new pods there, and every pod is evicted as soon as its budget allows. Returns the seconds it took."""
+        """As `kubectl drain`: no new pods there, and every pod is evicted as soon as its budget
+        allows. Returns the seconds it took.
+        """
         begin_s = time.monotonic()
         self._cordoned |= {node}
         leaving = [pod for pod in self._pods.values() if pod.node == node]
@@ -560,6 +582,8 @@ class ProcessKubernetes:
 
 
 def _pod_names(wanted: PodSet) -> list[str]:
-    """All names that the pods may have: new pods of a Deployment start while the old ones still end."""
+    """All names that the pods may have: new pods of a Deployment start while the old ones still
+    end.
+    """
     count = wanted.replicas if wanted.is_stateful else 2 * wanted.replicas + SURGE
     return [f"{wanted.name}-{number}" for number in range(count)]

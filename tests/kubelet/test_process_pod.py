@@ -1,4 +1,6 @@
-"""A pod as a local process: probes decide when it is ready and when it is started again; its end is preStop, SIGTERM, grace, SIGKILL."""
+"""A pod as a local process: probes decide when it is ready and when it is started again; its end is
+preStop, SIGTERM, grace, SIGKILL.
+"""
 
 from __future__ import annotations
 

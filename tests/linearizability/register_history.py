@@ -1,12 +1,17 @@
-"""Concurrent clients that read and write registers of a coordination store, and the history of their calls.
+"""Concurrent clients that read and write registers of a coordination store, and the history of
+their calls.
 
-Concurrent clients that change routes and reset groups of a running cluster, and the history of their calls.
+Concurrent clients that change routes and reset groups of a running cluster, and the history of
+their calls.
 
-    route   a register whose value is the latest version; a change `from_version` is a compare-and-swap on it
-    group   a register whose value is the group's position; a reset sets it, and answers where the group was
+    route   a register whose value is the latest version; a change `from_version` is a
+            compare-and-swap on it
+    group   a register whose value is the group's position; a reset sets it, and answers where the
+            group was
 
-A route that another client changed first is refused without its version, so a refusal proves nothing and is left out. So does a call that
-certainly changed nothing. A call of unknown outcome may have been done at any moment since, or never.
+A route that another client changed first is refused without its version, so a refusal proves
+nothing and is left out. So does a call that certainly changed nothing. A call of unknown outcome
+may have been done at any moment since, or never.
 """
 
 from __future__ import annotations
@@ -47,12 +52,16 @@ from qmq.proto.v1 import meta_pb2 as pb
 
 JUDGE: Final = needs.CACHE / "judges" / "linearizability"
 OPERATIONS: Final = 6
-"""Calls of each client on each register. The time of a check grows with the number of concurrent calls."""
+"""Calls of each client on each register. The time of a check grows with the number of concurrent
+calls.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """One call and its answer. `unknown`: it had no answer, and may have been done at any moment since, or never."""
+    """One call and its answer. `unknown`: it had no answer, and may have been done at any moment
+    since, or never.
+    """
 
     key: str
     client: int
@@ -140,8 +149,8 @@ async def histories_of(
     random: Random,
     disturb: Callable[[], Awaitable[None]] | None = None,
 ) -> list[Call]:
-    """One client for each store uses the registers, one register after another and all clients concurrently on each. `disturb` is awaited
-    before each register.
+    """One client for each store uses the registers, one register after another and all clients
+    concurrently on each. `disturb` is awaited before each register.
     """
     history: list[Call] = []
     clients = [
@@ -156,7 +165,9 @@ async def histories_of(
 
 
 def judged(history: Sequence[Call], folder: Path) -> tuple[int, str]:
-    """The judge's exit code (1: some history is not linearizable) and what it printed. Pictures are in the folder."""
+    """The judge's exit code (1: some history is not linearizable) and what it printed. Pictures are
+    in the folder.
+    """
     path = folder / "history.jsonl"
     path.write_text("".join(json.dumps(asdict(each)) + "\n" for each in history))
     done = subprocess.run(
@@ -259,7 +270,9 @@ async def route_histories(
     random: Random,
     disturb: Callable[[], Awaitable[None]] = lambda: asyncio.sleep(0),
 ) -> list[Call]:
-    """The clients change `count` routes, one route after another and all clients concurrently on each. `disturb` runs meanwhile."""
+    """The clients change `count` routes, one route after another and all clients concurrently on
+    each. `disturb` runs meanwhile.
+    """
     history: list[Call] = []
     users = [RouteClient(number, mq, random, history) for number, mq in enumerate(clients)]
     for number in range(count):
@@ -278,8 +291,8 @@ async def group_histories(
     count: int,
     disturb: Callable[[], Awaitable[None]] = lambda: asyncio.sleep(0),
 ) -> list[Call]:
-    """The clients reset `count` groups of a subject, one group after another and all clients concurrently on each. `disturb` runs
-    meanwhile.
+    """The clients reset `count` groups of a subject, one group after another and all clients
+    concurrently on each. `disturb` runs meanwhile.
     """
     history: list[Call] = []
     users = [GroupClient(number, mq, "orders", history) for number, mq in enumerate(clients)]

@@ -1,4 +1,6 @@
-"""Porcupine judges what clients saw who changed routes and reset groups while masters and metaservers were killed and cut off."""
+"""Porcupine judges what clients saw who changed routes and reset groups while masters and
+metaservers were killed and cut off.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +36,9 @@ HISTORIES = int(
 def nemesis(
     cluster: TestCluster, random: Random, *, with_meta: bool
 ) -> Callable[[], Awaitable[None]]:
-    """Beside every fourth history: a master is killed and started again, or is cut off for a moment; or the metaserver is killed."""
+    """Beside every fourth history: a master is killed and started again, or is cut off for a
+    moment; or the metaserver is killed.
+    """
 
     async def disturb() -> None:
         if random.random() > 0.25:

@@ -1,4 +1,6 @@
-"""Porcupine judges what clients of the coordination store saw while answers, requests and servers were lost."""
+"""Porcupine judges what clients of the coordination store saw while answers, requests and servers
+were lost.
+"""
 
 from __future__ import annotations
 
@@ -47,7 +49,9 @@ def faults_of(random: Random) -> dict[int, Fault]:
 
 
 def faulty(kind: type[FaultyStore], inner: EmbeddedStore, random: Random) -> FaultyStore:
-    """A client's way to the store. It lets the other clients act before and after each transaction."""
+    """A client's way to the store. It lets the other clients act before and after each
+    transaction.
+    """
     return kind(
         inner, faults_of(random), before=lambda: asyncio.sleep(0), after=lambda: asyncio.sleep(0)
     )
@@ -141,7 +145,9 @@ class ForgottenCompares(FaultyStore):
 
 
 class RepeatedTransactions(FaultyStore):
-    """A store that repeats a transaction whose answer is lost, and says that it was not done if it is not done now."""
+    """A store that repeats a transaction whose answer is lost, and says that it was not done if it
+    is not done now.
+    """
 
     async def txn(
         self,

@@ -1,4 +1,6 @@
-"""The hash, bit for bit: vectors for clients in any language, an independent CRC, and how evenly keys that count up are spread."""
+"""The hash, bit for bit: vectors for clients in any language, an independent CRC, and how evenly
+keys that count up are spread.
+"""
 
 from __future__ import annotations
 
@@ -68,14 +70,18 @@ def test_any_key_is_where_the_specification_says(key: bytes, count: int) -> None
 def test_logical_partitions_of_a_multiple_refine_those_of_the_count(
     key: bytes, count: int, times: int
 ) -> None:
-    """The upper bits choose: a property of the formula that another language's rounding would break."""
+    """The upper bits choose: a property of the formula that another language's rounding would
+    break.
+    """
     assert logical_partition(key, count * times) // times == logical_partition(key, count)
 
 
 @pytest.mark.parametrize("pattern", ["order-{:08}", "{}", "user:{}:cart", "{:x}", "DE{:010}X"])
 @pytest.mark.parametrize("count", [7, 1000, 1024])
 def test_keys_that_count_up_are_spread_evenly(pattern: str, count: int) -> None:
-    """Chi-square over 50,000 keys: within four standard deviations of a uniform distribution. The sample is fixed, and so is the result."""
+    """Chi-square over 50,000 keys: within four standard deviations of a uniform distribution. The
+    sample is fixed, and so is the result.
+    """
     keys = 50_000
     found = Counter(logical_partition(pattern.format(i).encode(), count) for i in range(keys))
     expected = keys / count

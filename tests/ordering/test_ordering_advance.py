@@ -1,4 +1,6 @@
-"""A group on its way through the versions, against a dumb twin: a list from logical partition to version, and a set of what is done."""
+"""A group on its way through the versions, against a dumb twin: a list from logical partition to
+version, and a set of what is done.
+"""
 
 from __future__ import annotations
 
@@ -121,7 +123,9 @@ def test_a_group_record_survives_the_store() -> None:
 
 
 class Advance(RuleBasedStateMachine):
-    """Random changes, random progress, random flips of the gate; the twin keeps one version for each logical partition."""
+    """Random changes, random progress, random flips of the gate; the twin keeps one version for
+    each logical partition.
+    """
 
     @initialize(
         logical=st.integers(2, 12), partitions=st.integers(1, 2), gate=st.sampled_from(Gate)
@@ -161,7 +165,9 @@ class Advance(RuleBasedStateMachine):
 
     @rule(data=st.data())
     def finish_some(self, data: st.DataObject) -> None:
-        """The group reaches the end of a closed partition in some of the logical partitions that it reads there."""
+        """The group reaches the end of a closed partition in some of the logical partitions that it
+        reads there.
+        """
         closed = [
             each
             for each in readable(self.frontier, self.routes)

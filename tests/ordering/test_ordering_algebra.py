@@ -1,4 +1,6 @@
-"""Routes under any series of splits, merges and moves, against a dumb twin: a list from logical partition to partition number."""
+"""Routes under any series of splits, merges and moves, against a dumb twin: a list from logical
+partition to partition number.
+"""
 
 from __future__ import annotations
 
@@ -133,7 +135,9 @@ def test_a_change_of_two_places_at_once_is_refused() -> None:
 
 
 class Routes(RuleBasedStateMachine):
-    """Every version is kept, and each has for each logical partition the same owner as the simple twin."""
+    """Every version is kept, and each has for each logical partition the same owner as the simple
+    twin.
+    """
 
     @initialize(logical=st.integers(1, 40), data=st.data())
     def begin(self, logical: int, data: st.DataObject) -> None:

@@ -1,4 +1,6 @@
-"""Assignment of lanes: any history of joins, leaves, splits and changing backlogs keeps the rules' promises."""
+"""Assignment of lanes: any history of joins, leaves, splits and changing backlogs keeps the rules'
+promises.
+"""
 
 from __future__ import annotations
 
@@ -88,7 +90,9 @@ def test_shares_follow_the_largest_remainder(
 
 
 def test_who_reads_a_partition_keeps_it_before_who_read_the_same_keys_elsewhere() -> None:
-    """x reads the target [0, 30) already, y the source's [30, 600) still; then the target is open as a whole."""
+    """x reads the target [0, 30) already, y the source's [30, 600) still; then the target is open
+    as a whole.
+    """
     before = assign(NOBODY, ["x", "y"], [opened(2, 0, 30, 2), opened(1, 30, 600)], no_backlog)
     assert short(before) == ["1 [30, 600) y", "2 [0, 30) x"]
     after = assign(before, ["x", "y"], [opened(2, 0, 500, 2), opened(3, 500, 600, 2)], no_backlog)
@@ -179,7 +183,9 @@ def test_an_assignment_survives_the_store() -> None:
 
 
 class Assignments(RuleBasedStateMachine):
-    """Consumers join and leave, ranges open, close and change; every promise holds after each step."""
+    """Consumers join and leave, ranges open, close and change; every promise holds after each
+    step.
+    """
 
     @initialize(width=st.integers(1, 60))
     def begin(self, width: int) -> None:
@@ -271,7 +277,9 @@ class Assignments(RuleBasedStateMachine):
 
     @rule(data=st.data())
     def open_a_piece_only(self, data: st.DataObject) -> None:
-        """The frontier cuts through a partition: the same partition is open in two pieces, under two versions."""
+        """The frontier cuts through a partition: the same partition is open in two pieces, under
+        two versions.
+        """
         place = data.draw(st.integers(0, len(self.open) - 1))
         piece = self.open[place]
         if piece.range.width > 1:

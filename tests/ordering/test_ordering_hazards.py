@@ -1,8 +1,10 @@
-"""Hazards that other systems of this kind ran into, as far as the pure layer decides them. Each test is named after one.
+"""Hazards that other systems of this kind ran into, as far as the pure layer decides them. Each
+test is named after one.
 
-Numbers are those of the list that the design began with: 1 child readable early (Pulsar), 4 missing progress taken for done (KCL), 10 two
-command messages at once (the original QMQ's rule), 14 a flip of the mode wedges the drain (Pulsar), 15 split storms (Pulsar), 16 many tiny
-partitions after a long life (Pravega).
+Numbers are those of the list that the design began with: 1 child readable early (Pulsar), 4 missing
+progress taken for done (KCL), 10 two command messages at once (the original QMQ's rule), 14 a flip
+of the mode wedges the drain (Pulsar), 15 split storms (Pulsar), 16 many tiny partitions after a
+long life (Pravega).
 """
 
 from __future__ import annotations
@@ -82,7 +84,9 @@ def test_hazard_01_no_assignment_hands_out_a_child_early(gate: Gate) -> None:
 
 @pytest.mark.parametrize("gate", Gate)
 def test_hazard_04_missing_progress_is_not_done(gate: Gate) -> None:
-    """A merge of 1 and 2 without progress of 2's right half. The merged partition must not open although everything else is finished."""
+    """A merge of 1 and 2 without progress of 2's right half. The merged partition must not open
+    although everything else is finished.
+    """
     first = first_route(LOGICAL, 2, ["a"])
     routes = {1: first, 2: next_route(first, merge(first, [1, 2], change_id="x"))}
     known = done((1, LpRange(0, 50)), (2, LpRange(50, 75)))
@@ -110,7 +114,9 @@ def test_hazard_10_two_command_messages_at_once_are_two_steps(gate: Gate) -> Non
 
 
 def test_hazard_10_a_range_that_is_ahead_waits_for_its_own_next_source() -> None:
-    """Partition 2 of version 2 is closed by version 3, and finished nowhere: that 1 is finished carries no range past it."""
+    """Partition 2 of version 2 is closed by version 3, and finished nowhere: that 1 is finished
+    carries no range past it.
+    """
     routes = splits_of(3)
     steps = advance_fully(
         first_frontier(LOGICAL, 1), Gate.LANES, routes, 3, lambda number, _: number == 1
@@ -158,7 +164,9 @@ def test_hazard_15_no_split_storm_under_a_load_that_does_not_stop() -> None:
 
 
 def test_hazard_15_a_load_around_the_threshold_does_not_flip_flop() -> None:
-    """One minute a little above, one minute a little below, for a day: split once, never merged again."""
+    """One minute a little above, one minute a little below, for a day: split once, never merged
+    again.
+    """
     policy = replace(ReshardPolicy(is_enabled=True), merge_messages_per_s=9_999, merge_quiet_ms=0)
     route, past, operations = first_route(LOGICAL, 1, ["a"]), LoadHistory(), []
     for minute in range(24 * 60):
@@ -191,7 +199,9 @@ def test_hazard_16_many_tiny_partitions_are_merged_once_the_load_is_gone() -> No
 
 
 def test_hazard_16_a_long_life_leaves_no_more_open_ranges_than_there_are_partitions() -> None:
-    """A thousand changes later a group that keeps up has a frontier of one piece, and reads the latest route's partitions only."""
+    """A thousand changes later a group that keeps up has a frontier of one piece, and reads the
+    latest route's partitions only.
+    """
     routes = {1: first_route(LOGICAL, 4, ["a", "b"])}
     frontier = first_frontier(LOGICAL, 1)
     for version in range(1, 1001):

@@ -1,4 +1,6 @@
-"""The phases of a change: every pair of phase and event is either in the table or refused, and the document shows the table."""
+"""The phases of a change: every pair of phase and event is either in the table or refused, and the
+document shows the table.
+"""
 
 from __future__ import annotations
 

@@ -67,7 +67,10 @@ def test_a_hot_partition_is_split_where_its_load_halves() -> None:
     found = once(route, [load(route, 1, [0, 0, 6000, 6000]), load(route, 2, [500] * 4)])
     assert found.operation == Split(1, (3,), ("a", "a"))
     assert found.reasons == (
-        "Partition 1 takes 12,000 messages/s, above 10,000; it is to be split at logical partition 3.",
+        (
+            "Partition 1 takes 12,000 messages/s, above 10,000; it is to be split at logical "
+            "partition 3."
+        ),
     )
 
 
@@ -143,7 +146,8 @@ def test_cold_neighbours_are_merged_when_they_were_cold_for_long() -> None:
     assert first == ReshardDecision(
         None,
         (
-            "Partitions 2 and 3 have been cold for 0 s: together 120 messages/s and 12,000 bytes/s, "
+            "Partitions 2 and 3 have been cold for 0 s: together 120 messages/s and 12,000 "
+            "bytes/s, "
             "below 1,000 and 5,000,000; they are to be merged when that has lasted 300 s.",
         ),
     )
@@ -256,7 +260,10 @@ def test_a_calm_cluster_is_reported_with_figures() -> None:
     route = route_of(4, 4)
     found = once(route, [load(route, 1, [900] * 4), load(route, 2, [1000] * 4)])
     assert found.reasons == (
-        "No partition is hot and no neighbours are cold: of 2, partition 2 takes most, 4,000 messages/s and 400,000 bytes/s.",
+        (
+            "No partition is hot and no neighbours are cold: of 2, partition 2 takes most, 4,000 "
+            "messages/s and 400,000 bytes/s."
+        ),
     )
 
 
@@ -329,7 +336,9 @@ def looked_at(route: Route, lp_loads: Sequence[float]) -> list[PartitionLoad]:
 def test_any_constant_load_settles(
     lp_loads: list[float], policy: ReshardPolicy, data: st.DataObject
 ) -> None:
-    """There are fewer splits than logical partitions, and fewer merges than partitions that ever existed; then nothing changes."""
+    """There are fewer splits than logical partitions, and fewer merges than partitions that ever
+    existed; then nothing changes.
+    """
     route = first_route(len(lp_loads), data.draw(st.integers(1, len(lp_loads))), ["a", "b"])
     begun = len(route.partitions)
     past, now_ms, splits, merges, quiet = LoadHistory(), NOW, 0, 0, 0

@@ -1,6 +1,8 @@
-"""Planted bugs: each one puts a mistake into the product's classes during a run, and the simulator must find it.
+"""Planted bugs: each one puts a mistake into the product's classes during a run, and the simulator
+must find it.
 
-The product itself has no switches for this. A bug that the simulator does not find shows a gap in the simulator. `BUGS` has them by name.
+The product itself has no switches for this. A bug that the simulator does not find shows a gap in
+the simulator. `BUGS` has them by name.
 
 Plants a bug: replaces methods of a class, or names of a module, during a run.
 
@@ -79,7 +81,7 @@ def changed(action: type[Any], change: Callable[..., Any]) -> tuple[Any, str, An
     return queue, "CHANGES", {**queue.CHANGES, action: (part, change)}
 
 
-# --- changes -------------------------------------------------------------------------------------------------------------
+# --- changes --------------------------------------------------------------------------------------
 
 
 async def _publish_first(self: RouteChanges, subject: str, item: Any, change: Any) -> None:
@@ -129,7 +131,7 @@ plant(
 plant("call a change sealed without comparing", (RouteChanges, "_seal", _blind(RouteChanges._seal)))
 plant("publish without comparing", (RouteChanges, "_publish", _blind(RouteChanges._publish)))
 
-# --- groups --------------------------------------------------------------------------------------------------------------
+# --- groups ---------------------------------------------------------------------------------------
 
 _advance = advancing.advance
 _is_finished = Queue.is_finished
@@ -321,7 +323,9 @@ def _without_others(
 def _take_over(
     holders: list[LaneHolder], _request: Any
 ) -> tuple[list[LaneHolder], list[LaneHolder]]:
-    """Any consumer that asks gets the lane; the holder before it is released in order, although its lease still ran."""
+    """Any consumer that asks gets the lane; the holder before it is released in order, although its
+    lease still ran.
+    """
     return holders, []
 
 
@@ -440,7 +444,7 @@ plant("park a message without what follows for its key", (LaneCore, "_park", _pa
 plant("continue with what was held under a token that is void", (LaneCore, "lost", _forget_nothing))
 
 
-# --- the broker ----------------------------------------------------------------------------------------------------------
+# --- the broker -----------------------------------------------------------------------------------
 
 _is_stored, _require = Admission._is_stored, Admission._require
 
@@ -481,7 +485,7 @@ plant(
 )
 plant("answer a seal before it is committed", (LaneAdmin, "seal", _seal_early))
 
-# --- the producer --------------------------------------------------------------------------------------------------------
+# --- the producer ---------------------------------------------------------------------------------
 
 _unsent_copy = OrderedBatch.unsent_copy
 _leave = Stream.leave

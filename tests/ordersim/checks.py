@@ -1,31 +1,39 @@
 """Compares the results that producers and handlers got with the ledger.
 
 * A producer gets "stored" only for a committed message, with its position.
-* A handler gets only committed messages, and none of a parked key. In a range of logical partitions it gets messages of a version only
-  when everything of the earlier versions is done there, as committed.
-* No message overtakes an earlier one of its key in its partition: that is done, parked, or finished by a handler since its last replay.
-* Of each key, a group gets first deliveries in the order of sending; a redelivery returns to an earlier message and comes forward again
-  without leaving one out. Messages whose producer got an unknown outcome, and messages set aside, are exempt.
-* A message that failed as "not stored" is in no log. At the end no acknowledged message is missing, and every one was finished by a handler
-  of each group, or skipped by an operator.
+* A handler gets only committed messages, and none of a parked key. In a range of logical partitions
+  it gets messages of a version only when everything of the earlier versions is done there, as
+  committed.
+* No message overtakes an earlier one of its key in its partition: that is done, parked, or finished
+  by a handler since its last replay.
+* Of each key, a group gets first deliveries in the order of sending; a redelivery returns to an
+  earlier message and comes forward again without leaving one out. Messages whose producer got an
+  unknown outcome, and messages set aside, are exempt.
+* A message that failed as "not stored" is in no log. At the end no acknowledged message is missing,
+  and every one was finished by a handler of each group, or skipped by an operator.
 
-The committed entries, read from the logs and interpreted independently of the product: all checks compare with this.
+The committed entries, read from the logs and interpreted independently of the product: all checks
+compare with this.
 
-For each partition the ledger has its messages and its command message, and for each consumer group the grants, settled messages and parked
-keys. It checks each entry when it appears:
+For each partition the ledger has its messages and its command message, and for each consumer group
+the grants, settled messages and parked keys. It checks each entry when it appears:
 
-    no entry follows a command message; nobody appends to a partition after it was fenced
-    in real time, no message of a key is appended to a partition after one of the key was appended to a later version's partition
-    a second copy exists only if the first one's partition was fenced, and has the same message id
-    grants never overlap, tokens grow, and a void token settles nothing
-    a settled message was handed to a handler and finished there
+    no entry follows a command message; nobody appends to a partition after it was fenced in real
+    time, no message of a key is appended to a partition after one of the key was appended to a
+    later version's partition a second copy exists only if the first one's partition was fenced, and
+    has the same message id grants never overlap, tokens grow, and a void token settles nothing a
+    settled message was handed to a handler and finished there
 
 Checks the subject's records in the coordination store at each change of them.
 
-* Versions are consecutive. Each has one change, which is prepared once and goes through the phases in order.
-* A version is published together with its change, when every source is sealed (committed) or fenced.
-* A fence is put while nobody holds the group's master key and no master has a write lease. It is removed once the partition is sealed.
-* A group's frontier moves by one version at a time, and only where the ledger has everything before it as done.
+* Versions are consecutive. Each has one change, which is prepared once and goes through the phases
+  in order.
+* A version is published together with its change, when every source is sealed (committed) or
+  fenced.
+* A fence is put while nobody holds the group's master key and no master has a write lease. It is
+  removed once the partition is sealed.
+* A group's frontier moves by one version at a time, and only where the ledger has everything before
+  it as done.
 
 Reads the committed entries of broker groups from their stores' files, each once, in order.
 """
@@ -73,7 +81,9 @@ class CommittedLogs:
         self._places: dict[str, list[int]] = {}
 
     def read(self, group: str, store: Store, until: int) -> Iterator[Entry]:
-        """The entries of a group up to a committed index that were not read before. Its replicas' files are the same."""
+        """The entries of a group up to a committed index that were not read before. Its replicas'
+        files are the same.
+        """
         places = self._places.setdefault(group, [0, 0])
         entries = [
             _entries(segments, place, until)
@@ -102,8 +112,8 @@ PHASES = (Phase.PREPARED, Phase.SEALED, Phase.PUBLISHED, Phase.DONE)
 
 @dataclass(slots=True)
 class Group:
-    """A consumer group. `since`: the version at which it began to read; `furthest`: the last one that it reached everywhere, which a replay
-    of a key does not take back.
+    """A consumer group. `since`: the version at which it began to read; `furthest`: the last one
+    that it reached everywhere, which a replay of a key does not take back.
     """
 
     since: int
@@ -155,7 +165,7 @@ class Routes:
         elif what == "latest":
             self._latest(int(value))
 
-    # --- versions --------------------------------------------------------------------------------------------------------
+    # --- versions ---------------------------------------------------------------------------------
 
     def _routed(self, route: Route, *, is_new: bool) -> None:
         version = route.version
@@ -183,7 +193,8 @@ class Routes:
             fence = self.fences.get(number)
             if part.sealed_at < 0 and (fence is None or fence.change_id != change.id):
                 raise Violation(
-                    f"publish: version {change.to_version} is published, and partition {number} is neither sealed nor fenced"
+                    f"publish: version {change.to_version} is published, and partition "
+                    f"{number} is neither sealed nor fenced"
                 )
 
     def _latest(self, version: int) -> None:
@@ -191,7 +202,8 @@ class Routes:
             raise Violation(f"routes: the latest version goes from {self.latest} to {version}")
         if version > 1 and self.changes[version].phase is not Phase.PUBLISHED:
             raise Violation(
-                f"routes: version {version} is the latest, and its change is {self.changes[version].phase.value}"
+                f"routes: version {version} is the latest, and its change is "
+                f"{self.changes[version].phase.value}"
             )
         self.latest = version
         self._known_at[version] = tuple(self.groups)
@@ -202,7 +214,8 @@ class Routes:
             change.phase is not Phase.PREPARED or change.to_version != self.latest + 1
         ):
             raise Violation(
-                f"changes: {change.id} to version {change.to_version} begins {change.phase.value}, the latest is {self.latest}"
+                f"changes: {change.id} to version {change.to_version} begins "
+                f"{change.phase.value}, the latest is {self.latest}"
             )
         if before is not None:
             steps = PHASES.index(change.phase) - PHASES.index(before.phase)
@@ -212,7 +225,8 @@ class Routes:
                 or (steps == 0 and change.phase is Phase.PREPARED)
             ):
                 raise Violation(
-                    f"changes: {before.id} ({before.phase.value}) to version {change.to_version} becomes {change}"
+                    f"changes: {before.id} ({before.phase.value}) to version "
+                    f"{change.to_version} becomes {change}"
                 )
             if change.phase is Phase.DONE and before.phase is Phase.PUBLISHED:
                 known = self._known_at[
@@ -221,19 +235,24 @@ class Routes:
                 behind = [name for name in known if self.groups[name].furthest < change.to_version]
                 if behind:
                     raise Violation(
-                        f"changes: {change.id} to version {change.to_version} is done, and {behind} are behind"
+                        f"changes: {change.id} to version {change.to_version} is done, and "
+                        f"{behind} are behind"
                     )
         for number, sequence in change.sealed.items():
             part = self._simulation.ledger.parts[number]
             if sequence not in (FENCED, part.sealed_at):
                 raise Violation(
-                    f"seal: change {change.id} says that {number} is sealed at {sequence}, committed is {part.sealed_at}"
+                    f"seal: change {change.id} says that {number} is sealed at {sequence}, "
+                    f"committed is {part.sealed_at}"
                 )
         self.changes[change.to_version] = change
-        what = f"{change.id} {change.kind.value} to {change.to_version}: {change.phase.value} {dict(change.sealed)}"
+        what = (
+            f"{change.id} {change.kind.value} to {change.to_version}: {change.phase.value} "
+            f"{dict(change.sealed)}"
+        )
         self._simulation.tell("etcd", f"change {what}")
 
-    # --- fences ----------------------------------------------------------------------------------------------------------
+    # --- fences -----------------------------------------------------------------------------------
 
     def _fenced(self, key: str, value: bytes) -> None:
         simulation = self._simulation
@@ -255,7 +274,8 @@ class Routes:
         for replica in simulation.groups[name].processes():
             if replica.epoch and replica.right():
                 raise Violation(
-                    f"fence: partition {number} is fenced, and {replica.name} still has the right to append to it"
+                    f"fence: partition {number} is fenced, and {replica.name} still has the "
+                    "right to append to it"
                 )
 
     def _deleted(self, key: str) -> None:
@@ -264,10 +284,11 @@ class Routes:
             self._simulation.tell("etcd", f"the fence of partition {number} is removed")
             if self._simulation.ledger.parts[number].sealed_at < 0:
                 raise Violation(
-                    f"fence: the fence of partition {number} is removed, and the partition is not sealed, as committed"
+                    f"fence: the fence of partition {number} is removed, and the partition "
+                    "is not sealed, as committed"
                 )
 
-    # --- groups ----------------------------------------------------------------------------------------------------------
+    # --- groups -----------------------------------------------------------------------------------
 
     def _group(self, name: str, record: GroupRecord) -> None:
         known = self.groups.get(name)
@@ -287,7 +308,8 @@ class Routes:
             was, now = version_at(before.frontier, lp), version_at(record.frontier, lp)
             if now not in (was, was + 1):
                 raise Violation(
-                    f"frontier: group {name} goes from version {was} to {now} in logical partition {lp}"
+                    f"frontier: group {name} goes from version {was} to {now} in logical "
+                    f"partition {lp}"
                 )
             if now > was:
                 moved.setdefault(now, []).append(lp)
@@ -313,7 +335,8 @@ class Routes:
                 name, lp
             ):
                 raise Violation(
-                    f"frontier: group {name} ({gate.value}) goes to version {version}, and logical partition {lp} of partition {number} "
+                    f"frontier: group {name} ({gate.value}) goes to version {version}, and "
+                    f"logical partition {lp} of partition {number} "
                     "is not finished, as committed"
                 )
 
@@ -371,7 +394,9 @@ class Part:
     """Sequences."""
 
     def is_finished(self, group: str, lp: int) -> bool:
-        """Whether the group has done everything of a logical partition here, the command message too."""
+        """Whether the group has done everything of a logical partition here, the command message
+        too.
+        """
         found = self.groups.get(group)
         if self.sealed_at == 0:
             return True  # nothing was ever in it
@@ -401,7 +426,7 @@ class Ledger:
         if part.number not in self.parts:
             self.parts[part.number] = Part(part, since)
 
-    # --- reading ---------------------------------------------------------------------------------------------------------
+    # --- reading ----------------------------------------------------------------------------------
 
     def read(self, group: BrokerGroup, store: Store, until: int) -> None:
         """Read the entries up to a committed index."""
@@ -419,19 +444,24 @@ class Ledger:
             for action in decode_actions(unwrap(entry.region)):
                 self._acted(action)
 
-    # --- messages --------------------------------------------------------------------------------------------------------
+    # --- messages ---------------------------------------------------------------------------------
 
     def _stored(self, group: BrokerGroup, view: BatchView) -> None:
         part = self.parts[view.header.partition]
         at_ms = view.envelope.append_time_ms
-        where = f"batch {view.header.batch_sequence} of producer {view.header.producer_id} in partition {part.part.number}"
+        where = (
+            f"batch {view.header.batch_sequence} of producer {view.header.producer_id} in "
+            f"partition {part.part.number}"
+        )
         if part.sealed_at >= 0:
             raise Violation(
-                f"sealed: {where} was committed at {view.base_sequence}, behind the command message at {part.sealed_at}"
+                f"sealed: {where} was committed at {view.base_sequence}, behind the command "
+                f"message at {part.sealed_at}"
             )
         if 0 <= part.fenced_ms < at_ms:
             raise Violation(
-                f"fence: {where} was appended at {at_ms} ms, and the fence was put at {part.fenced_ms} ms"
+                f"fence: {where} was appended at {at_ms} ms, and the fence was put at "
+                f"{part.fenced_ms} ms"
             )
         assert view.base_sequence == len(part.messages), (view.base_sequence, len(part.messages))
         keys, lps = view.keys() or [], view.logical_partitions() or ()
@@ -444,7 +474,8 @@ class Ledger:
             last = part.last_numbers.get(keys[index], 0)
             if number <= last:
                 raise Violation(
-                    f"written: {where} has message {number} of {keys[index]!r} at {view.base_sequence + index}, behind {last}"
+                    f"written: {where} has message {number} of {keys[index]!r} at "
+                    f"{view.base_sequence + index}, behind {last}"
                 )
             part.last_numbers[keys[index]] = max(number, last)
             message = Message(
@@ -462,7 +493,8 @@ class Ledger:
             older = min(self.parts[number], part, key=lambda each: each.since)
             if older.fenced_ms < 0 or other.id != message.id:
                 raise Violation(
-                    f"stored twice: {name} is in partition {number} at {other.sequence} (id {other.id.hex()}), and in partition "
+                    f"stored twice: {name} is in partition {number} at {other.sequence} (id "
+                    f"{other.id.hex()}), and in partition "
                     f"{part.part.number} at {message.sequence} (id {message.id.hex()})"
                 )
         copies.append((part.part.number, message))
@@ -472,7 +504,8 @@ class Ledger:
                 since < part.since and at_ms > message.append_ms
             ):
                 raise Violation(
-                    f"both written: {name} was appended to partition {part.part.number} of version {part.since} at {message.append_ms} ms, "
+                    f"both written: {name} was appended to partition {part.part.number} of "
+                    f"version {part.since} at {message.append_ms} ms, "
                     f"and one of version {since} has the key at {at_ms} ms"
                 )
         times[:] = [each for each in times if each[0] != part.since] + [
@@ -484,7 +517,8 @@ class Ledger:
         sealed = command_messages.read(view.region, view.base_sequence)
         if part.sealed_at >= 0:
             raise Violation(
-                f"sealed: partition {part.part.number} has a second command message at {view.base_sequence}"
+                f"sealed: partition {part.part.number} has a second command message at "
+                f"{view.base_sequence}"
             )
         part.sealed_at = sealed.sequence
         self._simulation.tell(
@@ -492,7 +526,7 @@ class Ledger:
             f"partition {part.part.number} is sealed at {sealed.sequence}, committed",
         )
 
-    # --- lanes -----------------------------------------------------------------------------------------------------------
+    # --- lanes ------------------------------------------------------------------------------------
 
     def _acted(self, action: object) -> None:
         if isinstance(action, LaneBegin):
@@ -517,7 +551,8 @@ class Ledger:
         begins = self._simulation.routes.groups[action.group].since
         if action.sequence and part.since > begins:
             raise Violation(
-                f"beginning: group {action.group} begins at {action.sequence} in partition {action.partition} of version {part.since}, "
+                f"beginning: group {action.group} begins at {action.sequence} in partition "
+                f"{action.partition} of version {part.since}, "
                 f"and began to read at version {begins}"
             )
         part.groups[action.group] = Progress(action.sequence)
@@ -527,7 +562,8 @@ class Ledger:
         for token, (other, consumer) in progress.holders.items():
             if other.overlaps(lps):
                 raise Violation(
-                    f"lanes: {lps} of partition {action.partition} is granted to {action.consumer}, and {consumer} has {other} ({token})"
+                    f"lanes: {lps} of partition {action.partition} is granted to "
+                    f"{action.consumer}, and {consumer} has {other} ({token})"
                 )
         progress.last_token += 1
         progress.holders[progress.last_token] = (lps, action.consumer)
@@ -537,7 +573,8 @@ class Ledger:
         held = progress.holders.get(action.token)
         if held is None:
             raise Violation(
-                f"token: {action.consumer} of group {group} settles in partition {action.partition} with {action.token}, which is void "
+                f"token: {action.consumer} of group {group} settles in partition "
+                f"{action.partition} with {action.token}, which is void "
                 f"({sorted(progress.holders)} hold)"
             )
         lps, _ = held
@@ -558,7 +595,10 @@ class Ledger:
         self, action: LaneDone | LanePark, part: Part, progress: Progress, message: Message
     ) -> None:
         where = (action.group, part.part.number, message.sequence)
-        name = f"message {message.number} of {message.key!r} (partition {part.part.number}, {message.sequence}) for group {action.group}"
+        name = (
+            f"message {message.number} of {message.key!r} (partition {part.part.number}, "
+            f"{message.sequence}) for group {action.group}"
+        )
         checks = self._simulation.checks
         if isinstance(action, LanePark):
             if message.key not in progress.parked and where not in checks.failed:
@@ -612,7 +652,7 @@ class Ledger:
                 (action.group, action.partition, each) for each in sequences
             )
 
-    # --- questions -------------------------------------------------------------------------------------------------------
+    # --- questions --------------------------------------------------------------------------------
 
     def note_fence(self, key: str, now_ms: int) -> None:
         """A fence was put."""
@@ -634,12 +674,16 @@ Where = tuple[str, int, int]
 
 @dataclass(slots=True)
 class Line:
-    """One group's view of one key. `seen` are message numbers, ascending; `at` is the last delivered one."""
+    """One group's view of one key. `seen` are message numbers, ascending; `at` is the last
+    delivered one.
+    """
 
     seen: list[int] = field(default_factory=list)
     at: int = 0
     aside: set[int] = field(default_factory=set)
-    """Set aside with their key, and perhaps given back: they may come behind newer ones from partitions of later versions."""
+    """Set aside with their key, and perhaps given back: they may come behind newer ones from
+    partitions of later versions.
+    """
 
 
 class Checks:
@@ -662,18 +706,19 @@ class Checks:
         self._done: set[tuple[str, int, int]] = set()
         self.handed_count = self.again_count = 0
 
-    # --- producers -------------------------------------------------------------------------------------------------------
+    # --- producers --------------------------------------------------------------------------------
 
     def acknowledged(self, key: bytes, number: int, partition: int, sequence: int) -> None:
         """A producer got the answer that a message is stored."""
         found = self._simulation.ledger.find(partition, sequence)
         if found is None or (found.key, found.number) != (key, number):
             raise Violation(
-                f"acknowledged: message {number} of {key!r} is reported in partition {partition} at {sequence}; there is {found}"
+                f"acknowledged: message {number} of {key!r} is reported in partition "
+                f"{partition} at {sequence}; there is {found}"
             )
         self.stored[key, number] = partition, sequence
 
-    # --- handlers --------------------------------------------------------------------------------------------------------
+    # --- handlers ---------------------------------------------------------------------------------
 
     def handed(self, group: str, consumer: str, message: OrderedMessage) -> None:
         """A handler is given a message."""
@@ -682,13 +727,18 @@ class Checks:
         found = ledger.find(message.partition, message.sequence)
         if found is None or message.body != b"%s/%d" % (found.key, found.number):
             raise Violation(
-                f"handed out: {consumer} is given {message!r}, {message.body!r}; committed there is {found}"
+                f"handed out: {consumer} is given {message!r}, {message.body!r}; committed "
+                f"there is {found}"
             )
-        name = f"message {found.number} of {found.key!r} (partition {message.partition}, {found.sequence})"
+        name = (
+            f"message {found.number} of {found.key!r} (partition {message.partition}, "
+            f"{found.sequence})"
+        )
         progress = ledger.parts[message.partition].groups.get(group)
         if progress is None or found.sequence < progress.begins_at:
             raise Violation(
-                f"handed out: {consumer} of group {group} is given {name}, where the group does not begin"
+                f"handed out: {consumer} of group {group} is given {name}, where the group "
+                "does not begin"
             )
         if found.key in progress.parked:
             raise Violation(
@@ -701,7 +751,8 @@ class Checks:
                 and part.groups[group].parked.get(found.key)
             ):
                 raise Violation(
-                    f"parked: {consumer} of group {group} is given {name}, while the key is parked in partition {number}"
+                    f"parked: {consumer} of group {group} is given {name}, while the key is "
+                    f"parked in partition {number}"
                 )
         for sequence in ledger.parts[message.partition].by_key[found.key]:
             if sequence >= found.sequence:
@@ -712,7 +763,8 @@ class Checks:
                 or (group, message.partition, sequence) in self.finished
             ):
                 raise Violation(
-                    f"overtaken: {consumer} of group {group} is given {name}, and nobody has finished the one at {sequence}"
+                    f"overtaken: {consumer} of group {group} is given {name}, and nobody has "
+                    f"finished the one at {sequence}"
                 )
         self._require_before(group, consumer, message.partition, found.lp, name)
         self.require_order(group, consumer, found.key, found.number, name)
@@ -727,7 +779,8 @@ class Checks:
             before = routes.routes[version].holder(lp).number
             if before != number and not ledger.parts[before].is_finished(group, lp):
                 raise Violation(
-                    f"versions: {consumer} of group {group} is given {name} of version {since}, and partition {before} of {version} "
+                    f"versions: {consumer} of group {group} is given {name} of version "
+                    f"{since}, and partition {before} of {version} "
                     f"is not finished in logical partition {lp}, as committed"
                 )
         self._done.add((group, number, lp))
@@ -735,7 +788,10 @@ class Checks:
     def require_order(self, group: str, consumer: str, key: bytes, number: int, name: str) -> None:
         line = self._lines.setdefault((group, key), Line())
         seen = line.seen
-        told = f"order: {consumer} of group {group} is given {name} behind {line.at}; seen are {seen[-8:]}"
+        told = (
+            f"order: {consumer} of group {group} is given {name} behind {line.at}; seen are "
+            f"{seen[-8:]}"
+        )
         to_replay = [each for each in seen[bisect_right(seen, line.at) :] if each not in line.aside]
         if number in line.aside or (key, number) in self.unknown:
             if number not in seen:
@@ -774,7 +830,7 @@ class Checks:
             for partition, message in part.by_key[key][number]:
                 self.finished.discard((group, partition, message.sequence))
 
-    # --- the end ---------------------------------------------------------------------------------------------------------
+    # --- the end ----------------------------------------------------------------------------------
 
     def survived(self) -> None:
         """At the end."""
@@ -783,7 +839,8 @@ class Checks:
             found = ledger.find(partition, sequence)
             if found is None or (found.key, found.number) != (key, number):
                 raise Violation(
-                    f"durability: message {number} of {key!r} was acknowledged at {sequence} of {partition}, there is {found}"
+                    f"durability: message {number} of {key!r} was acknowledged at {sequence} "
+                    f"of {partition}, there is {found}"
                 )
             places = [
                 (partition, message.sequence) for partition, message in ledger.by_key[key][number]
@@ -796,12 +853,14 @@ class Checks:
                     for place in places
                 ):
                     raise Violation(
-                        f"lost: no handler of group {group} has finished message {number} of {key!r} in {places}"
+                        f"lost: no handler of group {group} has finished message {number} of "
+                        f"{key!r} in {places}"
                     )
         for key, number in self.refused:
             if ledger.by_key.get(key, {}).get(number):
                 raise Violation(
-                    f"refused: message {number} of {key!r} was reported as not stored, and is in {ledger.by_key[key][number]}"
+                    f"refused: message {number} of {key!r} was reported as not stored, and "
+                    f"is in {ledger.by_key[key][number]}"
                 )
 
     def undrained(self) -> list[str]:
@@ -825,6 +884,7 @@ class Checks:
                 ]
                 if left:
                     found.append(
-                        f"group {name} has {len(left)} messages left in partition {number}, from {left[0]} on"
+                        f"group {name} has {len(left)} messages left in partition {number}, "
+                        f"from {left[0]} on"
                     )
         return found

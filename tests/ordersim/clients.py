@@ -1,4 +1,6 @@
-"""Producers, consumers and operators in the simulator: the product's clients, over the simulated network."""
+"""Producers, consumers and operators in the simulator: the product's clients, over the simulated
+network.
+"""
 
 from __future__ import annotations
 
@@ -188,7 +190,8 @@ class ConsumerProcess(ClientProcess):
         simulation.checks.handed(self.group, self.name, message)
         if simulation.story is not None:
             self.tell(
-                f"{self.group} handles {message.body!r} of {message.partition}@{message.sequence} v{message.route_version}"
+                f"{self.group} handles {message.body!r} of "
+                f"{message.partition}@{message.sequence} v{message.route_version}"
             )
         slow = 1 if simulation.is_calm else simulation.plan.handler_ms
         await asyncio.sleep(random.randint(0, slow if random.random() < 0.9 else slow * 10) / 1000)

@@ -1,9 +1,12 @@
-"""An event loop for each process, on the world's clock. It has only those parts of a loop that asyncio needs.
+"""An event loop for each process, on the world's clock. It has only those parts of a loop that
+asyncio needs.
 
-A paused process handles what arrived meanwhile when it continues. A killed process does nothing more: it runs no `finally` and sends no
-answer. Its coroutines are kept until the end of the run, because collecting them would run their `finally` blocks.
+A paused process handles what arrived meanwhile when it continues. A killed process does nothing
+more: it runs no `finally` and sends no answer. Its coroutines are kept until the end of the run,
+because collecting them would run their `finally` blocks.
 
-A process: a name, an event loop, and its listeners. Subclasses are brokers, metaservers, producers and consumers.
+A process: a name, an event loop, and its listeners. Subclasses are brokers, metaservers, producers
+and consumers.
 
 The exception that a check raises.
 
@@ -27,7 +30,9 @@ if TYPE_CHECKING:
     from ordersim.run import Simulation
 
 RAISED: list[Violation] = []
-"""The violations of the run that is under way: a check may be called by a coroutine whose caller takes exceptions for something else."""
+"""The violations of the run that is under way: a check may be called by a coroutine whose caller
+takes exceptions for something else.
+"""
 
 
 @contextmanager
@@ -125,7 +130,7 @@ class ProcessLoop(asyncio.AbstractEventLoop):
         self._looked_at = self._looks = 0
         self._broken = broken
 
-    # --- asyncio's side --------------------------------------------------------------------------------------------------
+    # --- asyncio's side ---------------------------------------------------------------------------
 
     def time(self) -> float:
         if self.world.now != self._looked_at:
@@ -215,7 +220,7 @@ class ProcessLoop(asyncio.AbstractEventLoop):
 
     connect: Callable[[Callable[[], Any], str], Awaitable[Any]]
 
-    # --- the simulator's side --------------------------------------------------------------------------------------------
+    # --- the simulator's side ---------------------------------------------------------------------
 
     def pause(self) -> None:
         """Do nothing for now."""
@@ -236,7 +241,8 @@ class ProcessLoop(asyncio.AbstractEventLoop):
     def kill(self) -> list[asyncio.Task[Any]]:
         """The end; what was under way, to be kept until `bury`."""
         self.is_alive = False
-        # Before the timers go: a task that a paused process has not begun is held by its timer alone.
+        # Before the timers go: a task that a paused process has not begun is held by its timer
+        # alone.
         tasks = [task for task in asyncio.all_tasks(self) if not task.done()]
         self.frozen.clear()
         return tasks
@@ -267,7 +273,9 @@ class SimClock:
 
 
 class Process:
-    """One run of a process. After `kill` it does nothing more; a restart is another object with the same name."""
+    """One run of a process. After `kill` it does nothing more; a restart is another object with the
+    same name.
+    """
 
     accept: Callable[[], Any] | None = None
     """Makes the protocol of a connection that comes in."""

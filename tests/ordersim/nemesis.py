@@ -1,8 +1,10 @@
-"""Draws and makes the faults, and the operators' changes. Each `_do_KIND` is one of FAULTS, each `_make_KIND` one of CHANGES.
+"""Draws and makes the faults, and the operators' changes. Each `_do_KIND` is one of FAULTS, each
+`_make_KIND` one of CHANGES.
 
 The nemesis heals all cuts and starts killed processes again a little later; faults overlap.
 
-The plan of a seed's run: it draws its own probabilities, some of them zero, so that rare faults happen together (swarm testing).
+The plan of a seed's run: it draws its own probabilities, some of them zero, so that rare faults
+happen together (swarm testing).
 """
 
 from __future__ import annotations
@@ -123,7 +125,9 @@ class Plan:
     hold_every_ms: int = 0
     """How often connections between producers and a broker group are held; 0: never."""
     give_back_every_ms: int = 0
-    """How often an operator replays or skips a parked key; 0: only as a fault. Then everything is given back in the end."""
+    """How often an operator replays or skips a parked key; 0: only as a fault. Then everything is
+    given back in the end.
+    """
     parked_bytes_max: int = 8 << 20
     faults: tuple[str, ...] = ()
     changes: tuple[str, ...] = CHANGES
@@ -171,8 +175,8 @@ def draw(random: Random) -> Plan:
 
 
 def with_holds(plan: Plan, random: Random) -> Plan:
-    """Some plans hold connections for longer than a producer waits. They are drawn from a separate `random`, so that the other parts of the
-    plan do not change.
+    """Some plans hold connections for longer than a producer waits. They are drawn from a separate
+    `random`, so that the other parts of the plan do not change.
     """
     if random.random() >= HOLDS:
         return plan
@@ -186,7 +190,9 @@ def with_holds(plan: Plan, random: Random) -> Plan:
 
 
 def with_parks(plan: Plan, random: Random) -> Plan:
-    """In some plans handlers fail often, many keys are parked and given back, and there may be little room. Drawn as in `with_holds`."""
+    """In some plans handlers fail often, many keys are parked and given back, and there may be
+    little room. Drawn as in `with_holds`.
+    """
     if random.random() >= PARKS:
         return plan
     return replace(
@@ -217,7 +223,7 @@ class Nemesis:
         self.etcd_cut: dict[str, None] = {}
         """Processes that cannot reach it."""
 
-    # --- when ------------------------------------------------------------------------------------------------------------
+    # --- when -------------------------------------------------------------------------------------
 
     def begin(self) -> None:
         """Inject faults until `calm`."""
@@ -252,7 +258,9 @@ class Nemesis:
             )
 
     def _hold(self, round_number: int) -> None:
-        """Hold the connections between producers and a group without closing them; held data arrives when the hold ends."""
+        """Hold the connections between producers and a group without closing them; held data
+        arrives when the hold ends.
+        """
         if not self._is_over(round_number):
             self._faults["hold_connections"] += 1
             until_ms = self._random.randint(2_000, 14_000)
@@ -286,7 +294,7 @@ class Nemesis:
         for process in list(self._network.processes.values()):
             process.resume()
 
-    # --- weak moments ----------------------------------------------------------------------------------------------------
+    # --- weak moments -----------------------------------------------------------------------------
 
     def aims_at(self, step: str) -> int:
         """Pause a metaserver for this many milliseconds before it takes a step of a change."""
@@ -317,7 +325,9 @@ class Nemesis:
             )
 
     def _answer_without_hearer(self, group: BrokerGroup) -> None:
-        """The group stores or refuses the many messages on their way; producers hear of the next route before they hear of that."""
+        """The group stores or refuses the many messages on their way; producers hear of the next
+        route before they hear of that.
+        """
         self._silence(group, self._random.randint(2_000, 6_000))
         for process in list(self._network.processes.values()):
             if isinstance(process, ProducerProcess) and process.is_up:
@@ -337,7 +347,7 @@ class Nemesis:
         if master is not None and not self._simulation.is_calm:
             master.pause(3_000)
 
-    # --- helpers ---------------------------------------------------------------------------------------------------------
+    # --- helpers ----------------------------------------------------------------------------------
 
     def _later(self, most_ms: int, act: Callable[..., object], *args: Any) -> None:
         self._world.after(self._random.randint(200, most_ms), act, *args)
@@ -365,7 +375,7 @@ class Nemesis:
             self._network.isolate(name, ms)
             self._world.after(until, self._network.heal, name)
 
-    # --- broker groups ---------------------------------------------------------------------------------------------------
+    # --- broker groups ----------------------------------------------------------------------------
 
     def _do_kill_master(self) -> None:
         master = self._group().master()
@@ -408,7 +418,9 @@ class Nemesis:
         until_ms = self._random.randint(7_000, 25_000)
         if (
             self._random.random() < 0.6
-        ):  # what is written just before is not answered, and may be committed when the group is back
+            # what is written just before is not answered, and may be committed when the group is
+            # back
+        ):
             group.has_majority = False
             self._world.after(until_ms + self._random.randint(0, 2_000), self._give_majority, group)
         self._world.after(
@@ -425,7 +437,9 @@ class Nemesis:
                 self._world.after(max(until_ms - self._world.now, 0), self._network.heal, name)
 
     def _do_hide_group(self) -> None:
-        """The group is unreachable for etcd and metaservers, but not for clients, for longer than its lease."""
+        """The group is unreachable for etcd and metaservers, but not for clients, for longer than
+        its lease.
+        """
         group = self._group()
         until_ms = self._random.randint(6_000, 20_000)
         for name in group.replicas:
@@ -434,8 +448,8 @@ class Nemesis:
         self.change("leave", group)
 
     def _do_silence_group(self) -> None:
-        """Producers get no answers from the group. It stores what they sent, and then the partition is closed: producers must not count
-        those messages as lost.
+        """Producers get no answers from the group. It stores what they sent, and then the partition
+        is closed: producers must not count those messages as lost.
         """
         group = self._group()
         self._silence(group, self._random.randint(4_000, 12_000))
@@ -472,7 +486,9 @@ class Nemesis:
             master.loop.enter(master.broker.resume)
 
     def _do_disk_full(self) -> None:
-        """The disk is full for a while, or repeatedly for a moment, so that one batch is refused and the next one is stored."""
+        """The disk is full for a while, or repeatedly for a moment, so that one batch is refused
+        and the next one is stored.
+        """
         master = self._group().master()
         if master is not None:
             is_brief = self._random.random() < 0.6
@@ -487,7 +503,7 @@ class Nemesis:
         master.store.space.forget()
         self._world.after(ms, setattr, master.disk, "is_full", False)
 
-    # --- etcd ------------------------------------------------------------------------------------------------------------
+    # --- etcd -------------------------------------------------------------------------------------
 
     def _do_etcd_cut_one(self) -> None:
         group = self._group()
@@ -514,7 +530,7 @@ class Nemesis:
         for lease in dict.fromkeys(leases):
             etcd.end(lease)
 
-    # --- metaservers -----------------------------------------------------------------------------------------------------
+    # --- metaservers ------------------------------------------------------------------------------
 
     def _do_kill_metaserver(self) -> None:
         found = self._any(Metaserver)
@@ -530,7 +546,7 @@ class Nemesis:
     def _do_isolate_metaserver(self) -> None:
         self._isolate([self._random.choice(self._simulation.metaserver_names)], 12_000)
 
-    # --- clients ---------------------------------------------------------------------------------------------------------
+    # --- clients ----------------------------------------------------------------------------------
 
     def _do_cut_connections(self) -> None:
         for end in list(self._network.connections):
@@ -620,7 +636,9 @@ class Nemesis:
             )
 
     def to_give_back(self) -> list[tuple[str, bytes, int]]:
-        """Group, key and the oldest partition that has parked messages of the key. Newer ones follow it."""
+        """Group, key and the oldest partition that has parked messages of the key. Newer ones
+        follow it.
+        """
         found: dict[tuple[str, bytes], int] = {}
         for number, part in (
             sorted(self._simulation.ledger.parts.items()) if self._plan.give_back_every_ms else ()
@@ -663,7 +681,7 @@ class Nemesis:
         route = routes.routes[version_at(routes.groups[group].record.frontier, lp)]
         return route.partition(number) is not None
 
-    # --- changes ---------------------------------------------------------------------------------------------------------
+    # --- changes ----------------------------------------------------------------------------------
 
     def change(self, kind: str, group: BrokerGroup | None = None) -> None:
         """Have a metaserver change the route, or two of them at once."""

@@ -1,8 +1,9 @@
 """The network between processes: connections like TCP, and calls like gRPC.
 
-A connection carries bytes in order. A cut loses all bytes on their way, and each end notices it sooner or (much) later. A held connection
-delivers its bytes when it is released, perhaps when a newer connection has long been in use. A call may be lost (nothing happened), its
-answer may be lost (it happened), and either may be late.
+A connection carries bytes in order. A cut loses all bytes on their way, and each end notices it
+sooner or (much) later. A held connection delivers its bytes when it is released, perhaps when a
+newer connection has long been in use. A call may be lost (nothing happened), its answer may be lost
+(it happened), and either may be late.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ class Transport(asyncio.Transport):
         self._kept: list[bytes] = []
         self._arrives = 0
 
-    # --- asyncio's side --------------------------------------------------------------------------------------------------
+    # --- asyncio's side ---------------------------------------------------------------------------
 
     def get_extra_info(self, name: str, default: Any = None) -> Any:
         return default
@@ -80,7 +81,7 @@ class Transport(asyncio.Transport):
     def abort(self) -> None:
         self.close()
 
-    # --- the simulator's side --------------------------------------------------------------------------------------------
+    # --- the simulator's side ---------------------------------------------------------------------
 
     def _send(self, act: Callable[[Any], None], data: Any) -> None:
         """Send in order. If an answer cannot be delivered, the connection breaks."""
@@ -136,7 +137,9 @@ class Transport(asyncio.Transport):
 
 
 class Network:
-    """All connections, and the processes that cannot reach each other. `cut` has the names of unreachable processes."""
+    """All connections, and the processes that cannot reach each other. `cut` has the names of
+    unreachable processes.
+    """
 
     def __init__(self, world: World, plan: Plan) -> None:
         self.world = world
@@ -148,9 +151,13 @@ class Network:
         self.hidden: dict[str, None] = {}
         """Brokers that etcd and metaservers cannot reach, but clients can."""
         self.silent: dict[str, None] = {}
-        """Brokers that producers do not hear: what they send arrives, the answers do not; and nobody gets a new connection."""
+        """Brokers that producers do not hear: what they send arrives, the answers do not; and
+        nobody gets a new connection.
+        """
         self.held: dict[str, None] = {}
-        """Brokers whose connections with producers stand still; and nobody gets a new connection."""
+        """Brokers whose connections with producers stand still; and nobody gets a new
+        connection.
+        """
         self.kept: list[tuple[Transport, Callable[[Any], None], Any]] = []
         """What is on its way over connections that are held."""
 
@@ -188,7 +195,9 @@ class Network:
         )
 
     def let_go(self, name: str, late_ms: Callable[[], int]) -> None:
-        """Release a broker's connections, older ones perhaps after newer ones: senders wait longer and longer before they try again."""
+        """Release a broker's connections, older ones perhaps after newer ones: senders wait longer
+        and longer before they try again.
+        """
         self.held.pop(name, None)
         kept, self.kept = self.kept, []
         gone: dict[Transport, None] = {}
@@ -218,7 +227,7 @@ class Network:
             end.break_off(50)
             self.connections.pop(end, None)
 
-    # --- connections -----------------------------------------------------------------------------------------------------
+    # --- connections ------------------------------------------------------------------------------
 
     async def connect(
         self, mine: Process, factory: Callable[[], Any], host: str
@@ -243,7 +252,7 @@ class Network:
         mine.loop.enter(near._protocol.connection_made, near)
         return near, near._protocol
 
-    # --- calls -----------------------------------------------------------------------------------------------------------
+    # --- calls ------------------------------------------------------------------------------------
 
     async def call(
         self, mine: Process, to: str, method: str, request: Any, timeout_s: float

@@ -1,8 +1,9 @@
-"""Runs one seed: builds a cluster, makes faults and changes of the route for a while, then heals all and demands progress; repeatedly.
+"""Runs one seed: builds a cluster, makes faults and changes of the route for a while, then heals
+all and demands progress; repeatedly.
 
-Safety is checked at every event (checks.py). In a calm phase everything is healed. As long as work is left
-(unfinished changes, undecided messages, groups that have not read everything or are not at the latest version), it must shrink within
-each simulated minute.
+Safety is checked at every event (checks.py). In a calm phase everything is healed. As long as work
+is left (unfinished changes, undecided messages, groups that have not read everything or are not at
+the latest version), it must shrink within each simulated minute.
 """
 
 from __future__ import annotations
@@ -45,7 +46,9 @@ BOOT_MS = 4_000
 ROUND_MS = 30_000
 CALM_MS = 60_000
 SWEEP_S = 0.5
-"""How often connections look at the times of their requests; more seldom than in production, to be faster."""
+"""How often connections look at the times of their requests; more seldom than in production, to be
+faster.
+"""
 
 _MEMORY = Path("/dev/shm")
 
@@ -113,7 +116,7 @@ class Simulation:
         self.groups: dict[str, BrokerGroup] = {}
         self.operator = Operator(self, "operator")
 
-    # --- environment -----------------------------------------------------------------------------------------------------------
+    # --- environment ------------------------------------------------------------------------------
 
     def _drawn(self) -> Plan:
         plan = with_holds(draw(self.world.random), random.Random(f"holds {self.seed}"))
@@ -151,7 +154,7 @@ class Simulation:
         """An operator drains a broker group, or resumes it."""
         self.etcd.txn((), [Put(key, mode.encode())])
 
-    # --- processes -------------------------------------------------------------------------------------------------------
+    # --- processes --------------------------------------------------------------------------------
 
     def _build(self) -> None:
         plan = self.plan
@@ -201,7 +204,7 @@ class Simulation:
             self._consumers[name] = (group, gate or self.plan.gate)
             self.world.after(self.world.random.randint(0, 3_000), self.start, name)
 
-    # --- the run ---------------------------------------------------------------------------------------------------------
+    # --- the run ----------------------------------------------------------------------------------
 
     def run(self) -> Result:
         """Run the simulation to its end."""
@@ -264,7 +267,8 @@ class Simulation:
                 since = self.world.now
             elif self.world.now > since + CALM_MS:
                 raise Violation(
-                    f"liveness: for {CALM_MS} ms without any fault nothing has come to its end of: {'; '.join(left)}"
+                    f"liveness: for {CALM_MS} ms without any fault nothing has come to its "
+                    f"end of: {'; '.join(left)}"
                 )
         self._start_producers()
 

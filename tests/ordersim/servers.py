@@ -1,19 +1,26 @@
-"""etcd with watches, and an unreliable connection to it for each process: `sim.world.Etcd` for event loops.
+"""etcd with watches, and an unreliable connection to it for each process: `sim.world.Etcd` for
+event loops.
 
-A lease lives a little shorter or longer than requested: the margin of a master's write lease (a tenth) must be enough.
+A lease lives a little shorter or longer than requested: the margin of a master's write lease (a
+tenth) must be enough.
 
-A replica of a broker group in the simulator: the real broker, store, lanes, coordinator and write lease; `BrokerGroup` models replication.
+A replica of a broker group in the simulator: the real broker, store, lanes, coordinator and write
+lease; `BrokerGroup` models replication.
 
-Around them it does the work of `qmq_replication.driver`: it campaigns, leads (it writes a barrier and serves when that is committed), keeps
-the master's key, and retires when it learns that another replica leads. Until then it is a zombie that takes requests and commits nothing.
+Around them it does the work of `qmq_replication.driver`: it campaigns, leads (it writes a barrier
+and serves when that is committed), keeps the master's key, and retires when it learns that another
+replica leads. Until then it is a zombie that takes requests and commits nothing.
 
-A model of replication for a broker group: which replica leads, what is committed, and what a failover loses.
+A model of replication for a broker group: which replica leads, what is committed, and what a
+failover loses.
 
-A commit needs a majority. There is one unless the nemesis decides otherwise or the master is cut off. When a candidate has won an
-epoch and a majority has promised it, the old master commits nothing more, even if it does not know this. The new master's log is the old
-one, cut somewhere between the last committed entry and the last written one.
+A commit needs a majority. There is one unless the nemesis decides otherwise or the master is cut
+off. When a candidate has won an epoch and a majority has promised it, the old master commits
+nothing more, even if it does not know this. The new master's log is the old one, cut somewhere
+between the last committed entry and the last written one.
 
-A metaserver in the simulator: its side of ordered subjects is product code. The simulator may kill or pause it at any step.
+A metaserver in the simulator: its side of ordered subjects is product code. The simulator may kill
+or pause it at any step.
 """
 
 from __future__ import annotations
@@ -210,7 +217,7 @@ class Coordination(AskedStore):
         if not self._is_lost():
             self._mine.loop.call_soon(_set, future, result, error)
 
-    # --- CoordinationStore -----------------------------------------------------------------------------------------------
+    # --- CoordinationStore ------------------------------------------------------------------------
 
     async def put(self, key: str, value: bytes, lease: LeaseId = NO_LEASE) -> Revision:
         """See CoordinationStore."""
@@ -328,7 +335,7 @@ class Replica(Process):
         self.store = open_store(folder, LOG, self.clock, disk=self.disk, is_replicated=True)
         self.loop.enter(self._start)
 
-    # --- starting --------------------------------------------------------------------------------------------------------
+    # --- starting ---------------------------------------------------------------------------------
 
     def _start(self) -> None:
         simulation, name = self.simulation, self.name
@@ -392,7 +399,7 @@ class Replica(Process):
         """A call to the control port."""
         return await getattr(self._control, method)(request, _Context())
 
-    # --- mastership ------------------------------------------------------------------------------------------------------
+    # --- mastership -------------------------------------------------------------------------------
 
     def campaign(self) -> None:
         """Win the next epoch, however long that takes, unless the group chooses another one."""
@@ -453,7 +460,7 @@ class Replica(Process):
             self.loop.enter(self.broker.retire)
             self.world.after(self.random.randint(100, 2_000), self.kill)
 
-    # --- the committer's side --------------------------------------------------------------------------------------------
+    # --- the committer's side ---------------------------------------------------------------------
 
     def written(self, index: int) -> None:
         """See Committer."""
@@ -519,7 +526,7 @@ class BrokerGroup:
         self._elect(self.replicas[0])
         self.world.after(WATCH_MS, self._watch)
 
-    # --- who may do what -------------------------------------------------------------------------------------------------
+    # --- who may do what --------------------------------------------------------------------------
 
     def _is_alone(self, replica: Replica) -> bool:
         cut = self.simulation.network.cut
@@ -539,7 +546,7 @@ class BrokerGroup:
         if leader is not None and leader.is_up and not leader.loop.is_paused and leader.epoch:
             leader.loop.call_soon(leader.commit, leader.store.index)
 
-    # --- elections -------------------------------------------------------------------------------------------------------
+    # --- elections --------------------------------------------------------------------------------
 
     def _watch(self) -> None:
         """Replicas miss their master after a while."""
@@ -608,7 +615,7 @@ class BrokerGroup:
         replica.is_deposed = True
         self._idle_since = self.world.now
 
-    # --- faults ----------------------------------------------------------------------------------------------------------
+    # --- faults -----------------------------------------------------------------------------------
 
     def master(self) -> Replica | None:
         """The master, if it is alive."""

@@ -1,4 +1,5 @@
-"""The simulator of ordered subjects in short: some dozen seeds, every planted bug, and that a seed always tells the same story.
+"""The simulator of ordered subjects in short: some dozen seeds, every planted bug, and that a seed
+always tells the same story.
 
 tools/run sim_order runs as many seeds as there is time for.
 """
@@ -24,7 +25,9 @@ from ordersim.run import simulate
 SEEDS = forms.seeds(gate=6, every=30, changing=3)
 SEEDS_PER_TEST = 3
 EXTRA_SEEDS = 40
-"""When the code changes, so do the traces: from its remembered seed on, a bug may take so many more."""
+"""When the code changes, so do the traces: from its remembered seed on, a bug may take so many
+more.
+"""
 
 FOUND_AT = {
     "publish before the sources are sealed": 1,
@@ -70,7 +73,9 @@ FOUND_AT = {
     "send again under another message id": 163,
     "give up waiting for a partition that is not fenced": 94,
 }
-"""A seed that finds it soon: its simulation is short. tools/run sim_order --bugs --json tells the first one."""
+"""A seed that finds it soon: its simulation is short. tools/run sim_order --bugs --json tells the
+first one.
+"""
 
 
 @pytest.mark.parametrize("chunk", range(0, len(SEEDS), SEEDS_PER_TEST))
@@ -84,7 +89,9 @@ def test_order_holds_while_subjects_split_merge_and_move(chunk: int) -> None:
 
 @pytest.mark.parametrize("name", forms.some(BUGS))
 def test_a_planted_bug_is_found(name: str) -> None:
-    """Beginning where it was found last; a bug without a seed has yet to be entered into the table."""
+    """Beginning where it was found last; a bug without a seed has yet to be entered into the
+    table.
+    """
     first = FOUND_AT[name]
     assert any(simulate(seed, BUGS[name]()).failure for seed in range(first, first + EXTRA_SEEDS))
 
@@ -95,7 +102,9 @@ def test_every_planted_bug_has_a_seed_and_no_seed_is_left_over() -> None:
 
 
 def test_set_aside_rows_are_not_holes_in_a_replay_and_omitted_ones_are() -> None:
-    """A lane is lost after message 3, and its successor parks the key at 2: 3 is not delivered again, and 4 is next."""
+    """A lane is lost after message 3, and its successor parks the key at 2: 3 is not delivered
+    again, and 4 is next.
+    """
     for parked in ((2, 3), (2,)):
         group = SimpleNamespace(record=SimpleNamespace(start="earliest"))
         checks = Checks(SimpleNamespace(routes=SimpleNamespace(groups={"g": group})))  # type: ignore[arg-type]

@@ -1,8 +1,9 @@
-"""What can be seen of an ordered subject from outside, one observation after the other: records of the coordination store, committed
-entries, what the application sends and is told, and what handlers get. It reads the product's formats and judges nothing.
+"""What can be seen of an ordered subject from outside, one observation after the other: records of
+the coordination store, committed entries, what the application sends and is told, and what handlers
+get. It reads the product's formats and judges nothing.
 
-A trace ends where its limit is reached, or before something that docs/specs/Ordering.tla leaves out: a replay of a parked key, a reset, a
-failed message, a second producer.
+A trace ends where its limit is reached, or before something that docs/specs/Ordering.tla leaves
+out: a replay of a parked key, a reset, a failed message, a second producer.
 """
 
 from __future__ import annotations
@@ -33,7 +34,9 @@ from qmq.wire.batch import BatchView, Kind
 
 @dataclass(frozen=True, slots=True)
 class Routed:
-    """A version was published, or is the first. A record that is put once more is taken down once more."""
+    """A version was published, or is the first. A record that is put once more is taken down once
+    more.
+    """
 
     route: Route
 
@@ -62,7 +65,9 @@ class Moved:
 
 @dataclass(frozen=True, slots=True)
 class Stored:
-    """A message was committed. Messages of a key are numbered from 1, as the application sends them."""
+    """A message was committed. Messages of a key are numbered from 1, as the application sends
+    them.
+    """
 
     partition: int
     sequence: int
@@ -189,10 +194,12 @@ class Tracer:
         """Take down nothing more."""
         self.end = self.end or why
 
-    # --- the coordination store ------------------------------------------------------------------------------------------
+    # --- the coordination store -------------------------------------------------------------------
 
     def put(self, key: str, value: bytes, *, at_ms: int, has: Callable[[str], bool]) -> None:
-        """A key has a new value; `has` says whether the store has a key. Keys of one transaction come in any order."""
+        """A key has a new value; `has` says whether the store has a key. Keys of one transaction
+        come in any order.
+        """
         if key.startswith(FENCES):
             group, _, rest = key[len(FENCES) :].partition("/")
             subject, _, number = rest.rpartition("/")
@@ -237,7 +244,7 @@ class Tracer:
             self.stop("a reset")
         self._add(Moved(record))
 
-    # --- committed entries -----------------------------------------------------------------------------------------------
+    # --- committed entries ------------------------------------------------------------------------
 
     def entry(self, entry: Entry) -> None:
         """An entry of a log was committed."""
@@ -295,7 +302,7 @@ class Tracer:
         elif isinstance(action, LaneUnpark | LaneReset):
             self.stop(type(action).__name__)
 
-    # --- the application -------------------------------------------------------------------------------------------------
+    # --- the application --------------------------------------------------------------------------
 
     def made(self, producer: object, key: bytes, number: int, lp: int) -> None:
         """A producer took a message."""

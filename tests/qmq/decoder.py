@@ -26,8 +26,8 @@ Strategy = st.SearchStrategy[Any]
 
 @dataclass(frozen=True, slots=True)
 class Decoder:
-    """One decoder. `always`: what it reads in every run, before the inputs that Hypothesis chooses. `raises`: its typed reasons. `runs`:
-    the functions with conversions that it runs.
+    """One decoder. `always`: what it reads in every run, before the inputs that Hypothesis chooses.
+    `raises`: its typed reasons. `runs`: the functions with conversions that it runs.
     """
 
     name: str

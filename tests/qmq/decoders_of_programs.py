@@ -1,6 +1,7 @@
 """The decoders of commands, and of what backups and tiering store.
 
-The decoders of what says who somebody is: tokens, keys of identity providers, certificates, files of contexts.
+The decoders of what says who somebody is: tokens, keys of identity providers, certificates, files
+of contexts.
 
 The decoders of schemas, SQL, the client, Spark and the lake.
 """
@@ -71,7 +72,7 @@ from qmq.tiering import stored_segment
 
 INT64: Final = st.integers(-(2**63), 2**63 - 1)
 
-# --- commands: browse, consume, message, why, dlq, delay, import, mirror --------------------------------------------------
+# --- commands: browse, consume, message, why, dlq, delay, import, mirror --------------------------
 
 
 def place(
@@ -345,7 +346,7 @@ COMMANDS: Final = (
 )
 
 
-# --- backups, stored segments --------------------------------------------------------------------------------------------
+# --- backups, stored segments ---------------------------------------------------------------------
 
 SEGMENT: Final = (
     st.tuples(st.just(1), NUMBER, NUMBER, NUMBER, st.lists(NUMBER, max_size=3))
@@ -519,7 +520,7 @@ IDENTITY: Final = (
 )
 
 
-# --- schemas, SQL, the client --------------------------------------------------------------------------------------------
+# --- schemas, SQL, the client ---------------------------------------------------------------------
 
 NAMES: Final = st.sampled_from(["a", "b", "R", "n.R"]) | values.TEXTS
 AVRO_TYPES: Final = st.recursive(
@@ -616,7 +617,9 @@ DECLARED: Final = (
 
 
 def typed(given: tuple[int, list[bytes]]) -> None:
-    """What `qmq lake follow --typed` makes of bodies: values that fit into a column, and reasons."""
+    """What `qmq lake follow --typed` makes of bodies: values that fit into a column, and
+    reasons.
+    """
     schema = DECLARED[given[0]]
     fitting, reasons = task_runner.decoded(decoder_of([schema]), given[1])
     typed_columns.column(
@@ -836,7 +839,7 @@ CLIENT: Final = (
     ),
 )
 
-# --- Spark, and the lake's tables ----------------------------------------------------------------------------------------
+# --- Spark, and the lake's tables -----------------------------------------------------------------
 
 POSITIONS: Final = values.json_of(
     st.dictionaries(st.just("0@g1") | values.TEXTS, NUMBER | values.NUMBERS | st.floats())

@@ -1,5 +1,6 @@
-"""Parts of the workers of Celery and Dramatiq, without processes and threads. They read a message as a worker does, and a test judges by
-them what a decoder lets through: an error that comes out of them would end a worker, or keep a place of its pool for ever.
+"""Parts of the workers of Celery and Dramatiq, without processes and threads. They read a message
+as a worker does, and a test judges by them what a decoder lets through: an error that comes out of
+them would end a worker, or keep a place of its pool for ever.
 
 The decoders of gateways, HTTP, task queues and the console.
 """
@@ -116,7 +117,9 @@ class TaskConsumer(Consumer):
         self.update_strategies()
 
     def run(self, request: Any) -> None:
-        """What a worker does with a request that has a place of the pool, also when it came too late or was revoked meanwhile."""
+        """What a worker does with a request that has a place of the pool, also when it came too
+        late or was revoked meanwhile.
+        """
         self.has_place = True
         for revoked in (False, True):
             if revoked:
@@ -146,7 +149,9 @@ def celery_consumer() -> tuple[TaskConsumer, Callable[[Any], object]]:
 
 
 def run_in_celery(message: Any) -> None:
-    """Hand a message of kombu to a worker. Raises what would end a pool's place; the channel sets aside a message that fails before."""
+    """Hand a message of kombu to a worker. Raises what would end a pool's place; the channel sets
+    aside a message that fails before.
+    """
     consumer, handler = celery_consumer()
     consumer.has_place = False
     try:
@@ -201,7 +206,7 @@ def run_in_dramatiq(message: Any) -> None:
     broker.flush_all()
 
 
-# --- RocketMQ's gateway -------------------------------------------------------------------------------------------------
+# --- RocketMQ's gateway ---------------------------------------------------------------------------
 
 TOPIC: Final = api.Resource(name="s")
 
@@ -386,7 +391,8 @@ GATEWAY: Final = (
                 "authorization": values.TEXTS
                 | values.TEXTS.map(
                     lambda text: (
-                        f"MQv2-HMAC-SHA1 Credential={text}, SignedHeaders=x-mq-date-time, Signature={'a' * 40}"
+                        f"MQv2-HMAC-SHA1 Credential={text}, SignedHeaders=x-mq-date-time, "
+                        f"Signature={'a' * 40}"
                     )
                 ),
             }
@@ -416,7 +422,7 @@ GATEWAY: Final = (
     ),
 )
 
-# --- HTTP, CloudEvents, server-sent events -------------------------------------------------------------------------------
+# --- HTTP, CloudEvents, server-sent events --------------------------------------------------------
 
 ATTRIBUTES: Final = (
     "ce-id",
@@ -536,7 +542,7 @@ HTTP: Final = (
     ),
 )
 
-# --- task queues ---------------------------------------------------------------------------------------------------------
+# --- task queues ----------------------------------------------------------------------------------
 
 TASK: Final = {
     **{
@@ -654,7 +660,9 @@ FORMATTER: Final = taskiq.QmqBroker().formatter
 
 
 def taskiq_task(body: bytes) -> None:
-    """What a worker does with a message: it looks for the task by its name, and says so if it has none."""
+    """What a worker does with a message: it looks for the task by its name, and says so if it has
+    none.
+    """
     for own_id in ("", "0" * 32):
         name, _ = taskiq.task_of(FORMATTER, body, own_id)
         shown(f"no worker knows task {name!r}")
@@ -746,7 +754,7 @@ TASKS: Final = (
     ),
 )
 
-# --- the console ---------------------------------------------------------------------------------------------------------
+# --- the console ----------------------------------------------------------------------------------
 
 MASKED: Final = frozenset({"a", "card"})
 FORM: Final = st.dictionaries(
@@ -803,7 +811,9 @@ def on_the_wire(sequence: int) -> bytes:
 
 
 def provider(answers: tuple[bytes, bytes]) -> None:
-    """A flow whose identity provider answers this; the second answer is that to a request for tokens."""
+    """A flow whose identity provider answers this; the second answer is that to a request for
+    tokens.
+    """
     flow = OidcFlow(
         OidcConfig("https://idp", "console", "https://c/cb"),
         ask=lambda _, form: answers[form is not None],

@@ -1,4 +1,5 @@
-"""What strangers put into messages, requests and files, as Hypothesis strategies. Every property test of a decoder draws from here.
+"""What strangers put into messages, requests and files, as Hypothesis strategies. Every property
+test of a decoder draws from here.
 
 Add any value here that broke a decoder once: all others then see it, too.
 """
@@ -161,7 +162,9 @@ def objects(**fields: st.SearchStrategy[Any]) -> st.SearchStrategy[dict[str, Any
 
 @st.composite
 def changed(draw: st.DrawFn, good: Any) -> Any:
-    """A good value of JSON in which up to three parts, at any depth, are gone or have another value."""
+    """A good value of JSON in which up to three parts, at any depth, are gone or have another
+    value.
+    """
     value = deepcopy(good)
     for _ in range(draw(st.integers(0, 3))):
         place = value
@@ -216,7 +219,9 @@ _IN_JSON: Final[tuple[Any, ...]] = (
 
 
 def each_change(good: Any) -> tuple[bytes, ...]:
-    """A good value as JSON; the same with each part, at any depth, gone, and with each hostile value in its place; and hostile bytes."""
+    """A good value as JSON; the same with each part, at any depth, gone, and with each hostile
+    value in its place; and hostile bytes.
+    """
     found = [good]
     for path in _paths(good):
         for replacement in (_GONE, *_IN_JSON):
@@ -306,7 +311,9 @@ def _decoded(
 
 
 def _each_batch(good: Mapping[str, bytes]) -> Iterator[DecodedBatch]:
-    """Messages with these headers: each hostile value in each header, as the key, as the body, as a tag and as a header's name."""
+    """Messages with these headers: each hostile value in each header, as the key, as the body, as a
+    tag and as a header's name.
+    """
     for each in BYTE_EXAMPLES:
         yield _batch(each, found=good)
         yield _batch(key=each, found=good)
@@ -324,7 +331,9 @@ def browsed(
     found: st.SearchStrategy[dict[str, bytes]] | None = None,
     bodies: st.SearchStrategy[bytes] = BYTES,
 ) -> st.SearchStrategy[BrowsedMessage]:
-    """Stored messages as a browser reads them, whose key, tags, headers, times and body a stranger chose."""
+    """Stored messages as a browser reads them, whose key, tags, headers, times and body a stranger
+    chose.
+    """
     return _decoded(headers() if found is None else found, bodies).map(_as_browsed)
 
 

@@ -1,11 +1,14 @@
-"""Every decoder of what stands in a message, a request, a file or an object: any input gives a value or the decoder's own typed reason.
+"""Every decoder of what stands in a message, a request, a file or an object: any input gives a
+value or the decoder's own typed reason.
 
-`DECODERS` is the list. The first test feeds each of them what `tests/qmq/hostile_values.py` has: its `always` in every run, then what
-Hypothesis chooses. The last test keeps the list complete by a
-mechanical rule: in the packages of SURFACES, each function that calls a conversion which raises for bytes or text that it does not like
-(CONVERSIONS) is run by a decoder of the list, which names it in `runs`, or stands in OTHERS with the reason why nobody else writes what it
-reads. Conversions of numbers are not looked at in modules that calculate with numpy: there they take a number out of an array. What is on
-the wire between QMQ's own programs, and in the log's files, is fed to its readers by `tests/fuzz`.
+`DECODERS` is the list. The first test feeds each of them what `tests/qmq/hostile_values.py` has:
+its `always` in every run, then what Hypothesis chooses. The last test keeps the list complete by a
+mechanical rule: in the packages of SURFACES, each function that calls a conversion which raises for
+bytes or text that it does not like (CONVERSIONS) is run by a decoder of the list, which names it in
+`runs`, or stands in OTHERS with the reason why nobody else writes what it reads. Conversions of
+numbers are not looked at in modules that calculate with numpy: there they take a number out of an
+array. What is on the wire between QMQ's own programs, and in the log's files, is fed to its readers
+by `tests/fuzz`.
 """
 
 from __future__ import annotations

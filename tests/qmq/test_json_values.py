@@ -1,4 +1,6 @@
-"""JSON that somebody else wrote: what is read can be written again, and everything else is a ValueError."""
+"""JSON that somebody else wrote: what is read can be written again, and everything else is a
+ValueError.
+"""
 
 from __future__ import annotations
 

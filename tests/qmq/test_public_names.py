@@ -67,7 +67,9 @@ def test_a_name_that_qmq_does_not_have_is_an_attribute_error() -> None:
 @pytest.mark.sampled
 @pytest.mark.parametrize("package", BELOW)
 def test_each_module_of_a_package_below_the_client_can_be_imported_first(package: str) -> None:
-    """In an interpreter that has imported nothing of ours; tests/tidy examines the imports of all packages as a graph."""
+    """In an interpreter that has imported nothing of ours; tests/tidy examines the imports of all
+    packages as a graph.
+    """
     folder = ROOT / package
     files = [
         each.relative_to(folder.parent).with_suffix("") for each in sorted(folder.rglob("*.py"))

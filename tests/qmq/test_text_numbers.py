@@ -1,4 +1,6 @@
-"""Numbers in texts that somebody else wrote: any text is a number in bounds or none, and never an error."""
+"""Numbers in texts that somebody else wrote: any text is a number in bounds or none, and never an
+error.
+"""
 
 from __future__ import annotations
 

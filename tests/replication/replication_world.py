@@ -1,4 +1,6 @@
-"""A broker group of bare cores for unit tests: messages wait until the test delivers them, disks are lists, epochs come from a counter."""
+"""A broker group of bare cores for unit tests: messages wait until the test delivers them, disks
+are lists, epochs come from a counter.
+"""
 
 from __future__ import annotations
 
@@ -74,7 +76,9 @@ class ListLog:
 
 
 class Group:
-    """Replicas by name. `queue` holds what is on its way, `cut` the (from, to) pairs that let nothing through."""
+    """Replicas by name. `queue` holds what is on its way, `cut` the (from, to) pairs that let
+    nothing through.
+    """
 
     def __init__(
         self,
@@ -104,7 +108,7 @@ class Group:
         for name in names:
             self.start(name)
 
-    # --- one replica ---------------------------------------------------------------------------------------------------
+    # --- one replica ------------------------------------------------------------------------------
 
     def start(self, name: str) -> None:
         """Boot from the disk."""
@@ -179,10 +183,12 @@ class Group:
             self.core[name].stored(self.log[name].last)
         self.carry_out(name)
 
-    # --- everybody -----------------------------------------------------------------------------------------------------
+    # --- everybody --------------------------------------------------------------------------------
 
     def deliver(self, wanted: Callable[[Letter], bool] = lambda letter: True) -> int:
-        """Deliver what is on its way, in order, once; returns the number. Messages that the test excludes wait."""
+        """Deliver what is on its way, in order, once; returns the number. Messages that the test
+        excludes wait.
+        """
         now, self.queue = (
             [each for each in self.queue if wanted(each)],
             [each for each in self.queue if not wanted(each)],
@@ -194,7 +200,9 @@ class Group:
         return len(now)
 
     def settle(self) -> None:
-        """Let everything arrive and be answered, by the coordination store too, until it is quiet."""
+        """Let everything arrive and be answered, by the coordination store too, until it is
+        quiet.
+        """
         while self.queue or self.requests:
             self.deliver()
             for name, request in self._taken_requests():

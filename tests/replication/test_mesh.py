@@ -25,7 +25,9 @@ SECRET = b"secret"
 
 
 class Listening:
-    """The other end of a link: asks for the proof, gives its own with `secret`, and keeps what it receives then."""
+    """The other end of a link: asks for the proof, gives its own with `secret`, and keeps what it
+    receives then.
+    """
 
     def __init__(self, secret: bytes) -> None:
         self._secret = secret

@@ -1,4 +1,6 @@
-"""A replica's promises survive a restart, or their loss is noticed; a replica is never taken for another one."""
+"""A replica's promises survive a restart, or their loss is noticed; a replica is never taken for
+another one.
+"""
 
 from __future__ import annotations
 
@@ -150,7 +152,9 @@ def test_an_older_copy_of_a_folder_is_known(
 
 
 def test_every_copy_made_before_a_generation_was_registered_is_older() -> None:
-    """Whatever the store had before, or if it had nothing: afterwards only the folder itself is not older."""
+    """Whatever the store had before, or if it had nothing: afterwards only the folder itself is not
+    older.
+    """
     copies, identity, registered = [FOUND], FOUND, 0
     for _ in range(5):
         identity = identity.grown(identity.folder, registered)

@@ -1,4 +1,5 @@
-"""Whole conversations as text (as etcd-io/raft's data-driven tests): a file has commands, and below `----` the messages that they caused.
+"""Whole conversations as text (as etcd-io/raft's data-driven tests): a file has commands, and below
+`----` the messages that they caused.
 
     replicas abc a=1,1,2 b=1     a group; logs by the epochs of their entries
     campaign a                   win an epoch, and ask for promises
@@ -33,7 +34,10 @@ def say(message: Any) -> str:
             if message.runs
             else "alive"
         )
-        return f"Append {what} behind {message.prev_index} of epoch {message.prev_epoch}, commit {message.commit}"
+        return (
+            f"Append {what} behind {message.prev_index} of epoch {message.prev_epoch}, commit "
+            f"{message.commit}"
+        )
     if isinstance(message, Ack):
         return f"Ack stored {message.stored}"
     if isinstance(message, Mismatch):

@@ -232,7 +232,9 @@ async def test_the_store_is_put_to_use_by_compare_alone(store: FaultyStore) -> N
 
 
 async def test_a_key_that_never_arrived_is_set_while_the_lease_lives(store: FaultyStore) -> None:
-    """The simulator of ordered subjects found it: the put was lost, the lease lived on, and the group had no master for anybody."""
+    """The simulator of ordered subjects found it: the put was lost, the lease lived on, and the
+    group had no master for anybody.
+    """
     a = coordinator(store, "a")
     await a.bootstrap(VOTERS)
     await a.campaign()

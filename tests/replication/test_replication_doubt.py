@@ -1,4 +1,6 @@
-"""Replicas that lost something: entries gone at the master, power cuts without flushes, new disks, connections that died."""
+"""Replicas that lost something: entries gone at the master, power cuts without flushes, new disks,
+connections that died.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,9 @@ def outrun(group: Group) -> None:
 
 
 def test_a_replica_in_step_whose_next_entry_is_gone_starts_over() -> None:
-    """Found by the simulator: the replica took the Reset for an old one, and both sides waited forever."""
+    """Found by the simulator: the replica took the Reset for an old one, and both sides waited
+    forever.
+    """
     group = Group()
     outrun(group)
     for _ in range(3):
@@ -35,7 +39,9 @@ def test_a_replica_in_step_whose_next_entry_is_gone_starts_over() -> None:
 
 
 def test_a_silent_peer_whose_next_entry_is_deleted_must_start_over() -> None:
-    """Found by the simulator: the master had no entry for its heartbeat to follow, sent none, and so never got the reason."""
+    """Found by the simulator: the master had no entry for its heartbeat to follow, sent none, and
+    so never got the reason.
+    """
     group = Group(timing=Timing(inflight_bytes_max=1))
     outrun(group)
     leader = group.core["a"].leader
@@ -47,7 +53,9 @@ def test_a_silent_peer_whose_next_entry_is_deleted_must_start_over() -> None:
 
 
 def test_an_acknowledgement_from_before_a_peer_lost_its_place_does_not_count() -> None:
-    """Found by reasoning, shown by the simulator: `b` acknowledged entry 3, lost it with its power, was whole again, and still counted."""
+    """Found by reasoning, shown by the simulator: `b` acknowledged entry 3, lost it with its power,
+    was whole again, and still counted.
+    """
     group = Group()
     group.elect("a")
     group.isolate("c")
@@ -78,7 +86,9 @@ def test_a_reset_that_comes_twice_is_done_once() -> None:
 
 
 def test_an_empty_replica_begins_where_the_masters_files_begin() -> None:
-    """One of the master's two logs lost its beginning and the other did not: entries after index 0 exist, but not from byte 0 on."""
+    """One of the master's two logs lost its beginning and the other did not: entries after index 0
+    exist, but not from byte 0 on.
+    """
     group = Group()
     group.step("b", "a", Append(1, 0, 0, 0, (), 0, 0, False, None))
     assert group.core["a"].in_step
@@ -111,7 +121,9 @@ def test_a_new_groups_empty_replicas_are_not_told_to_start_over() -> None:
 
 
 def test_a_replica_with_later_entries_is_not_whole_before_it_has_those_between() -> None:
-    """The replica took the message log's part from the object store, and the master has reported an earlier end."""
+    """The replica took the message log's part from the object store, and the master has reported an
+    earlier end.
+    """
     group = Group()
     group.step("b", "a", LogReset(1, 1, 1, 10, 10, 12))
     group.core["a"].lacks_until(13)
@@ -251,7 +263,9 @@ def test_ticks_are_needed_no_earlier_than_the_core_says() -> None:
 
 
 def test_a_replica_that_knows_a_newer_membership_than_the_store_does_not_lead() -> None:
-    """Its majority is another one: an election under the older membership misses what the newer one's majority has."""
+    """Its majority is another one: an election under the older membership misses what the newer
+    one's majority has.
+    """
     group = Group()
     core = group.core["a"]
     newer = ReplicaMembership(core.state.membership.version + 3, ("a", "b", "d"), ())
@@ -269,7 +283,9 @@ def test_a_replica_that_knows_a_newer_membership_than_the_store_does_not_lead() 
 
 
 def test_a_group_that_could_not_fence_does_not_campaign() -> None:
-    """One replica away, one in doubt: the store must show that there is no master, and not one that comes and goes."""
+    """One replica away, one in doubt: the store must show that there is no master, and not one that
+    comes and goes.
+    """
     group = Group()
     group.elect("a")
     group.append("a", 1)

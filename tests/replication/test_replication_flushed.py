@@ -1,4 +1,6 @@
-"""Entries flushed on a majority, with each flush policy: a slave's reports, and how far the master releases answers."""
+"""Entries flushed on a majority, with each flush policy: a slave's reports, and how far the master
+releases answers.
+"""
 
 from __future__ import annotations
 

@@ -99,10 +99,12 @@ TestHistoryIsAList = HistoryIsAList.TestCase
 
 @st.composite
 def two_logs(draw: st.DrawFn) -> tuple[list[int], list[int]]:
-    """Two logs as Raft makes them: equal up to some index, and from there on never an entry of one epoch at one index in both.
+    """Two logs as Raft makes them: equal up to some index, and from there on never an entry of one
+    epoch at one index in both.
 
-    A run of an epoch comes from one master, so where both hold an epoch behind the fork, one has the beginning of what the other has; such
-    entries are in both logs, and the fork lies behind them. So the tails share no epoch.
+    A run of an epoch comes from one master, so where both hold an epoch behind the fork, one has
+    the beginning of what the other has; such entries are in both logs, and the fork lies behind
+    them. So the tails share no epoch.
     """
     shared = sorted(draw(st.lists(st.integers(1, 4), max_size=8)))
     above = shared[-1] if shared else 1

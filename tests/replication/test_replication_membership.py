@@ -68,7 +68,7 @@ def test_a_change_that_makes_no_sense_is_refused(change: object, complaint: str)
         change(ReplicaMembership(1, ("a",)))
 
 
-# --- the master changes it ---------------------------------------------------------------------------------------------
+# --- the master changes it ------------------------------------------------------------------------
 
 
 def grown() -> Group:
@@ -214,7 +214,9 @@ def test_a_change_that_was_not_made_leaves_everything_as_it_was() -> None:
 
 
 def test_what_a_replica_acknowledged_before_it_left_does_not_count_when_it_is_back() -> None:
-    """It left, lost its last entries, and is back. An answer of its first membership, which comes now, is about entries that it lost."""
+    """It left, lost its last entries, and is back. An answer of its first membership, which comes
+    now, is about entries that it lost.
+    """
     group = grown()
     leader = group.core["a"].leader
     assert leader is not None
@@ -248,7 +250,7 @@ def test_a_slave_learns_the_membership_from_the_store_and_never_goes_back() -> N
     assert group.core["b"].state.membership == newer
 
 
-# --- handing over ------------------------------------------------------------------------------------------------------
+# --- handing over ---------------------------------------------------------------------------------
 
 
 def test_the_mastership_is_handed_over_once_the_other_one_holds_everything() -> None:

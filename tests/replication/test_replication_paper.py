@@ -1,4 +1,6 @@
-"""The core against the sentences of the Raft paper (Ongaro and Ousterhout, extended version) and of Ongaro's dissertation."""
+"""The core against the sentences of the Raft paper (Ongaro and Ousterhout, extended version) and of
+Ongaro's dissertation.
+"""
 
 from __future__ import annotations
 
@@ -50,7 +52,7 @@ def entries(epoch: int, prev_epoch: int, prev_index: int, *epochs: int, commit: 
     )
 
 
-# --- section 5.1: epochs -----------------------------------------------------------------------------------------------
+# --- section 5.1: epochs --------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("message", [PromiseRequest(4), heartbeat(4, 0, 0), entries(4, 0, 0, 4)])
@@ -94,7 +96,7 @@ def test_a_claim_to_another_masters_epoch_is_refused() -> None:
     assert group.master == "a"
 
 
-# --- section 5.2 and dissertation 9.6: elections -----------------------------------------------------------------------
+# --- section 5.2 and dissertation 9.6: elections --------------------------------------------------
 
 
 def test_a_slave_that_hears_its_master_does_not_campaign() -> None:
@@ -117,7 +119,9 @@ def test_a_slave_that_hears_no_master_asks_around_before_it_campaigns() -> None:
 
 
 def test_a_replica_that_was_cut_off_does_not_disturb_the_others() -> None:
-    """Dissertation, 9.6: without the poll it would come back with a higher epoch and depose a healthy master."""
+    """Dissertation, 9.6: without the poll it would come back with a higher epoch and depose a
+    healthy master.
+    """
     group = Group()
     group.elect("a")
     group.isolate("c")
@@ -176,7 +180,9 @@ def test_a_replica_that_is_behind_lets_another_one_go_first() -> None:
 
 @pytest.mark.parametrize("ahead", [(1, 1, 1), (2,)])
 def test_a_winner_that_is_behind_hands_the_mastership_over(ahead: tuple[int, ...]) -> None:
-    """Section 5.4.1: the later epoch is ahead; of the same epoch, the longer log. So what is committed is at the master."""
+    """Section 5.4.1: the later epoch is ahead; of the same epoch, the longer log. So what is
+    committed is at the master.
+    """
     group = Group(logs={"a": (1, 1), "b": ahead})
     group.campaign("a")
     answers = group.step("b", "a", Promise(group.epoch, ahead[-1], len(ahead), True))
@@ -207,7 +213,7 @@ def test_a_campaign_whose_epoch_is_not_above_the_promised_one_ends() -> None:
     assert core.state.role is Role.SLAVE
 
 
-# --- section 5.3: the log ----------------------------------------------------------------------------------------------
+# --- section 5.3: the log -------------------------------------------------------------------------
 
 
 def test_entries_are_taken_where_the_log_continues_and_nowhere_else() -> None:
@@ -220,7 +226,9 @@ def test_entries_are_taken_where_the_log_continues_and_nowhere_else() -> None:
 
 
 def test_what_the_master_does_not_have_is_cut_and_replaced_in_one_question() -> None:
-    """The paper's figure 7: the slaves (a) to (f) with the leader of term 8; each is in step after one Mismatch at most."""
+    """The paper's figure 7: the slaves (a) to (f) with the leader of term 8; each is in step after
+    one Mismatch at most.
+    """
     leader = (1, 1, 1, 4, 4, 5, 5, 6, 6, 6)
     slaves = {
         "b": leader[:9],
@@ -293,7 +301,7 @@ def test_a_slave_commits_no_further_than_its_log_is_known_to_match() -> None:
     assert group.core["a"].state.commit == 0
 
 
-# --- section 5.4.2: committing -----------------------------------------------------------------------------------------
+# --- section 5.4.2: committing --------------------------------------------------------------------
 
 
 def test_an_entry_is_committed_when_a_majority_stored_it() -> None:
@@ -322,7 +330,9 @@ def test_the_master_s_own_copy_counts_only_once_it_is_stored() -> None:
 
 
 def test_figure_8_an_older_epoch_s_entries_are_not_committed_by_counting() -> None:
-    """(c) of the figure: S1 leads in epoch 4 and has brought its entry of epoch 2 to a majority; S5 may still replace it."""
+    """(c) of the figure: S1 leads in epoch 4 and has brought its entry of epoch 2 to a majority; S5
+    may still replace it.
+    """
     group = Group(
         "abcde", logs={"a": (1, 2), "b": (1, 2), "c": (1,), "d": (1,), "e": (1, 3)}, epoch=3
     )

@@ -1,4 +1,6 @@
-"""A replica accepts members only, epochs that can have been won, and claims that can be true; others are recorded with their origin."""
+"""A replica accepts members only, epochs that can have been won, and claims that can be true;
+others are recorded with their origin.
+"""
 
 from __future__ import annotations
 
@@ -137,7 +139,7 @@ def test_entries_that_do_not_follow_each_other_are_refused(
     assert group.core["a"].state.promised == 0
 
 
-# --- whom it accuses ---------------------------------------------------------------------------------------------------
+# --- whom it accuses ------------------------------------------------------------------------------
 
 
 def test_a_slave_that_was_late_itself_waits_for_the_master_again() -> None:
@@ -168,7 +170,7 @@ def test_a_slave_that_was_in_time_suspects_a_silent_master() -> None:
     assert Campaign() not in group.core["b"].state.ready.requests
 
 
-# --- proofs ------------------------------------------------------------------------------------------------------------
+# --- proofs ---------------------------------------------------------------------------------------
 
 
 def test_a_proof_fits_one_connection_one_direction_and_one_secret() -> None:

@@ -1,7 +1,9 @@
-"""A small world walked through completely: three replicas, every order in which messages arrive or get lost, to some depth.
+"""A small world walked through completely: three replicas, every order in which messages arrive or
+get lost, to some depth.
 
-Two candidates have won epochs one after the other; from there each step delivers (or drops, or doubles) one message that is on its way.
-After every step the properties must hold: one master an epoch, no committed entry is ever replaced.
+Two candidates have won epochs one after the other; from there each step delivers (or drops, or
+doubles) one message that is on its way. After every step the properties must hold: one master an
+epoch, no committed entry is ever replaced.
 """
 
 from __future__ import annotations

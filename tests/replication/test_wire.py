@@ -135,8 +135,10 @@ HEADS: dict[type, str] = {
     Refusal: "080200000058e930a99106",
     TakeOver: "0902000000d288211f9105",
 }
-"""Every message's bytes in version 2 of what replicas speak. A replica refuses a message with an additional field. A change of a message
-therefore raises VERSION in replication/qmq_replication/links.py, so that replicas of different versions refuse each other in the handshake.
+"""Every message's bytes in version 2 of what replicas speak. A replica refuses a message with an
+additional field. A change of a message therefore raises VERSION in
+replication/qmq_replication/links.py, so that replicas of different versions refuse each other in
+the handshake.
 """
 
 
@@ -147,7 +149,9 @@ def test_messages_of_protocol_version_2_keep_their_bytes(message: Message) -> No
 
 
 def test_messages_without_the_fields_for_flushes_are_understood() -> None:
-    """An Append and an Ack without their last field: no wait for a flush, and nothing known to be flushed."""
+    """An Append and an Ack without their last field: no wait for a flush, and nothing known to be
+    flushed.
+    """
     for older in (MESSAGES[4], MESSAGES[5]):
         number, fields = wire.pack(older)[0][0], list(older)
         head = msgspec.msgpack.encode(fields[:-1])

@@ -1,4 +1,6 @@
-"""`scripts/bench`: what its names run, how it limits the CPU time of a process, and what it makes of few messages."""
+"""`scripts/bench`: what its names run, how it limits the CPU time of a process, and what it makes
+of few messages.
+"""
 
 from __future__ import annotations
 

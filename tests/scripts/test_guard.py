@@ -1,4 +1,6 @@
-"""The guard of CPU time for each message: when it reports a slowdown (bench/peers/guard_verdict.py)."""
+"""The guard of CPU time for each message: when it reports a slowdown
+(bench/peers/guard_verdict.py).
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""tools/omb_worker.py, asked in the order in which the coordinator of the OpenMessaging Benchmark asks its workers."""
+"""tools/omb_worker.py, asked in the order in which the coordinator of the OpenMessaging Benchmark
+asks its workers.
+"""
 
 from __future__ import annotations
 
@@ -61,7 +63,10 @@ def counts_of(text: str) -> int:
 def test_a_worker_does_the_work_of_a_whole_benchmark(
     worker: httpx.Client, node_process: NodeProcess, is_ordered: bool
 ) -> None:
-    driver = f"name: QMQ\ndriverClass: of.another.Worker\nserver: {node_process.start()}\ntopicNamePrefix: omb\nordered: {is_ordered}\n"
+    driver = (
+        "name: QMQ\ndriverClass: of.another.Worker\nserver: "
+        f"{node_process.start()}\ntopicNamePrefix: omb\nordered: {is_ordered}\n"
+    )
     assert worker.post("/initialize-driver", content=driver).status_code == 200
     topics = post(worker, "/create-topics", {"numberOfTopics": 2, "numberOfPartitionsPerTopic": 4})
     assert [each[:4] for each in topics] == ["omb-"] * 2

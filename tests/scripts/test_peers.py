@@ -1,4 +1,6 @@
-"""The comparison with peers: what it counts, what it says, and that pages hold what its record says (bench/peers)."""
+"""The comparison with peers: what it counts, what it says, and that pages hold what its record says
+(bench/peers).
+"""
 
 from __future__ import annotations
 
@@ -145,7 +147,9 @@ HASHES = 2**53 + 1
 
 
 class FakeJob:
-    """Stands for Spark's process. `forgets`: a format that loses one row of each write; `fails`: one that cannot be read."""
+    """Stands for Spark's process. `forgets`: a format that loses one row of each write; `fails`:
+    one that cannot be read.
+    """
 
     pid = 0
 

@@ -1,4 +1,6 @@
-"""scripts/setup keeps a virtual environment for development, and installs the lock file that fits it."""
+"""scripts/setup keeps a virtual environment for development, and installs the lock file that fits
+it.
+"""
 
 from __future__ import annotations
 
@@ -52,7 +54,9 @@ def test_the_demo_leaves_an_environment_for_development_alone(project: Path) -> 
 
 
 def test_the_demo_renews_an_outdated_environment_for_development_as_such(project: Path) -> None:
-    """The versions of the demo do not all fit development: pip complained about them on standard error."""
+    """The versions of the demo do not all fit development: pip complained about them on standard
+    error.
+    """
     installed(project)
     (project / "pyproject.toml").write_text("changed")
     assert installed(project, "requirements-demo.lock") == [

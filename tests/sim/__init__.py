@@ -1,6 +1,7 @@
-"""The simulator of replication: whole broker groups in one thread, on a virtual clock, under one seed.
+"""The simulator of replication: whole broker groups in one thread, on a virtual clock, under one
+seed.
 
-`world` has the clock, the events, and the environment with its faults: networks, disks and etcd; `node` runs the real replication
-core and the real coordinator on them; `checks` checks after every event; `nemesis` draws the faults; `run` runs a seed; `bugs` has the
-planted bugs.
+`world` has the clock, the events, and the environment with its faults: networks, disks and etcd;
+`node` runs the real replication core and the real coordinator on them; `checks` checks after every
+event; `nemesis` draws the faults; `run` runs a seed; `bugs` has the planted bugs.
 """

@@ -1,7 +1,8 @@
 """Planted bugs: each one puts a mistake into the product's classes, and the simulator must find it.
 
-They are subclasses that replace one method of the replication core, of the coordinator, or of the code that carries out a Ready. The
-product itself has no switches for this. A bug that the simulator does not find shows a gap in the simulator. `BUGS` has them by name.
+They are subclasses that replace one method of the replication core, of the coordinator, or of the
+code that carries out a Ready. The product itself has no switches for this. A bug that the simulator
+does not find shows a gap in the simulator. `BUGS` has them by name.
 
 Plants a bug: a Node with one replaced class.
 
@@ -177,7 +178,7 @@ in_leader("count what was sent as stored", acknowledged=_sent_is_stored)
 in_leader("count acknowledgements of another epoch", acknowledged=_any_epoch)
 in_leader("count acknowledgements from before a peer lost its place", acknowledged=_any_round)
 
-# --- the commit position -----------------------------------------------------------------------------------------------
+# --- the commit position --------------------------------------------------------------------------
 
 
 def _commit_all(self: ReplicaState, index: int) -> None:
@@ -315,7 +316,7 @@ def _skip_ahead(self: Leader, sender: str, mismatch: Mismatch) -> None:
 
 in_leader("stream from a slave's end without looking where the logs part", mismatched=_skip_ahead)
 
-# --- what is gone at the master ----------------------------------------------------------------------------------------
+# --- what is gone at the master -------------------------------------------------------------------
 
 
 def _no_reset_in_step(self: Replica, sender: str, message: LogReset) -> None:
@@ -445,7 +446,7 @@ in_replica(
     "cut entries, but still count them as stored, and cut committed ones", truncate=_keep_durable
 )
 
-# --- what recovery must know -------------------------------------------------------------------------------------------
+# --- what recovery must know ----------------------------------------------------------------------
 
 
 async def _new_disk_is_whole(self: Node) -> None:
@@ -471,7 +472,7 @@ in_node("count a new disk at once", _recover=_new_disk_is_whole)
 in_node("forget with a new disk what was promised", _recover=_new_disk_forgets_promises)
 in_node("count at once after a power cut without flushes", _recover=_trust_the_disk)
 
-# --- answering ---------------------------------------------------------------------------------------------------------
+# --- answering ------------------------------------------------------------------------------------
 
 
 def _answer_all(self: Node, index: int) -> None:

@@ -5,10 +5,12 @@ log matching           an (index, epoch) has one value, and one epoch before it,
 leader completeness    the master of an epoch has everything that was committed in the epochs before it
 state machine safety   an index is committed with one value only
 durability             a committed entry is stored on a majority of the voters that the coordination store has at that moment (a replica
-                       that lost it since it acknowledged it knows this, and does not count in an election before it has it again)
-membership             changes go from one version to the next, by one voter; when one is made, a majority of the voters before it
-                       has everything committed
-ours                   a process's commit position never goes back; an acknowledged entry is committed, and is there at the end
+                       that lost it since it acknowledged it knows this, and does not count in an
+                       election before it has it again)
+membership             changes go from one version to the next, by one voter; when one is made, a
+                       majority of the voters before it has everything committed
+ours                   a process's commit position never goes back; an acknowledged entry is
+                       committed, and is there at the end
 """
 
 from __future__ import annotations
@@ -47,7 +49,8 @@ class Checks:
         found = self.written.setdefault((index, entry.epoch), (entry.value, epoch_before))
         if found != (entry.value, epoch_before):
             raise Violation(
-                f"log matching: {name} has {(entry.value, epoch_before)} at {(index, entry.epoch)}, another {found}"
+                f"log matching: {name} has {(entry.value, epoch_before)} at "
+                f"{(index, entry.epoch)}, another {found}"
             )
 
     def became_master(self, node: Node, epoch: int) -> None:
@@ -67,11 +70,14 @@ class Checks:
         ):
             if committed_in < epoch and not node.disk.holds(index, entry, durably=False):
                 raise Violation(
-                    f"leader completeness: {node.name} leads in {epoch} without {entry} at {index} of {committed_in}"
+                    f"leader completeness: {node.name} leads in {epoch} without {entry} at "
+                    f"{index} of {committed_in}"
                 )
 
     def commits(self, node: Node, before: int, after: int, members: ReplicaMembership) -> None:
-        """A replica reports that everything up to `after` is committed, while the coordination store has `members`."""
+        """A replica reports that everything up to `after` is committed, while the coordination
+        store has `members`.
+        """
         if after < before:
             raise Violation(
                 f"commit position: that of {node.name} went back from {before} to {after}"
@@ -89,7 +95,8 @@ class Checks:
                 self._first_commit(node, index, entry, members)
             elif self.committed[index - 1] != entry:
                 raise Violation(
-                    f"state machine safety: {index} is {self.committed[index - 1]}, {node.name} commits {entry}"
+                    f"state machine safety: {index} is {self.committed[index - 1]}, "
+                    f"{node.name} commits {entry}"
                 )
 
     def _first_commit(
@@ -98,7 +105,8 @@ class Checks:
         holders = self._holders(index, entry)
         if not members.is_majority(holders):
             raise Violation(
-                f"durability: {node.name} commits {entry} at {index}, which only {holders} of {members.voters} hold"
+                f"durability: {node.name} commits {entry} at {index}, which only {holders} "
+                f"of {members.voters} hold"
             )
         assert node.core is not None
         self.committed.append(entry)
@@ -112,7 +120,9 @@ class Checks:
         ]
 
     def proposes(self, node: Node, after: ReplicaMembership) -> None:
-        """A master takes an operator's change of the membership: a majority of the new voters was there a moment ago."""
+        """A master takes an operator's change of the membership: a majority of the new voters was
+        there a moment ago.
+        """
         assert node.core is not None
         timing = node.core.state.timing
         since_ms = node.world.now - timing.suspect_ms - timing.heartbeat_ms
@@ -140,7 +150,8 @@ class Checks:
         if index > len(self.committed) or self.committed[index - 1].value != value:
             found = self.committed[index - 1 : index]
             raise Violation(
-                f"acknowledged is committed: {name} acknowledges {value} at {index}, where {found} is"
+                f"acknowledged is committed: {name} acknowledges {value} at {index}, where "
+                f"{found} is"
             )
         self.acknowledged[index] = value
 
@@ -155,12 +166,15 @@ class Checks:
         ]
         if not members.is_majority(holders):
             raise Violation(
-                f"flushed: {node.name} says so of {entry} at {index}, which only {holders} of {members.voters} have flushed"
+                f"flushed: {node.name} says so of {entry} at {index}, which only {holders} "
+                f"of {members.voters} have flushed"
             )
         self.flushed[index] = entry
 
     def everybody_lost_power(self) -> None:
-        """A power cut of all replicas: messages that were committed in page caches may be lost, those flushed on a majority may not."""
+        """A power cut of all replicas: messages that were committed in page caches may be lost,
+        those flushed on a majority may not.
+        """
         self.committed.clear()
         self.committed_in.clear()
         self.acknowledged.clear()
@@ -170,7 +184,8 @@ class Checks:
         for index, entry in self.flushed.items():
             if not node.disk.holds(index, entry, durably=False):
                 raise Violation(
-                    f"flushed: {entry} at {index} is not on {node.name} after a power cut of everybody"
+                    f"flushed: {entry} at {index} is not on {node.name} after a power cut of "
+                    "everybody"
                 )
 
     def survived(self, node: Node) -> None:

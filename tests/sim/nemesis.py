@@ -1,9 +1,12 @@
-"""Makes the faults of a plan, one after the other, and aims some of them at a master's weak moments.
+"""Makes the faults of a plan, one after the other, and aims some of them at a master's weak
+moments.
 
-Each `_do_KIND` is one kind of FAULTS. The nemesis heals all cuts and starts killed processes again a little later; faults
-overlap. It leaves out faults that the contract excludes: with `flush=async` no majority of the voters loses power or a disk at one time.
+Each `_do_KIND` is one kind of FAULTS. The nemesis heals all cuts and starts killed processes again
+a little later; faults overlap. It leaves out faults that the contract excludes: with `flush=async`
+no majority of the voters loses power or a disk at one time.
 
-The plan of a seed's run: it draws its own probabilities, some of them zero, so that rare faults happen together (swarm testing).
+The plan of a seed's run: it draws its own probabilities, some of them zero, so that rare faults
+happen together (swarm testing).
 """
 
 from __future__ import annotations
@@ -23,13 +26,17 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """Probabilities per message, request or step; mean times between faults and between messages of producers in milliseconds."""
+    """Probabilities per message, request or step; mean times between faults and between messages of
+    producers in milliseconds.
+    """
 
     voters: int = 3
     is_sync: bool = True
     """Whether an entry counts once it is synced; otherwise once it is written (`flush=async`)."""
     is_ordered: bool = True
-    """Whether a link keeps the order of the messages that it delivers, as one TCP connection does."""
+    """Whether a link keeps the order of the messages that it delivers, as one TCP connection
+    does.
+    """
     drop: float = 0.0
     double: float = 0.0
     late: float = 0.0
@@ -45,7 +52,9 @@ class Plan:
     aim: float = 0.0
     """How often a fault goes for the master."""
     regicide: float = 0.0
-    """How often a fault hits a new master immediately. A tenth as often, a fault hits a master that has just committed."""
+    """How often a fault hits a new master immediately. A tenth as often, a fault hits a master that
+    has just committed.
+    """
     fills: float = 0.0
     """How often a fault, and the end of a master, find the disks of some replicas full."""
     fault_every_ms: int = 10_000
@@ -178,7 +187,9 @@ class Nemesis:
         getattr(self, f"_do_{kind}")(node, members)
 
     def _fill_some(self, members: ReplicaMembership) -> None:
-        """Fill disks up to the last byte for a while, just before a fault: promises are made, and entries cut, while they are full."""
+        """Fill disks up to the last byte for a while, just before a fault: promises are made, and
+        entries cut, while they are full.
+        """
         random = self._world.random
         self._faults["disks full"] += 1
         for name in random.sample(members.replicas, random.randint(1, len(members.replicas))):
@@ -199,7 +210,7 @@ class Nemesis:
             node.disk.empty()
         self._usurped = self._usurper = self._returning = ""
 
-    # --- helpers -------------------------------------------------------------------------------------------------------
+    # --- helpers ----------------------------------------------------------------------------------
 
     def _master(self) -> Node | None:
         leaders = [
@@ -227,13 +238,15 @@ class Nemesis:
         self._later(self._network.heal)
 
     def _may_lose(self, name: str, members: ReplicaMembership) -> bool:
-        """Whether a majority of voters with complete state is left if this one loses its state. The contract requires that."""
+        """Whether a majority of voters with complete state is left if this one loses its state. The
+        contract requires that.
+        """
         whole = [
             each for each in members.voters if each != name and not self._nodes[each].is_doubtful
         ]
         return len(whole) >= members.majority
 
-    # --- processes and disks -------------------------------------------------------------------------------------------
+    # --- processes and disks ----------------------------------------------------------------------
 
     def _do_kill(self, node: Node, _: ReplicaMembership) -> None:
         node.kill()
@@ -297,7 +310,9 @@ class Nemesis:
             node.core.state.history.drop_before(index + 1)
 
     def _do_outrun(self, node: Node, members: ReplicaMembership) -> None:
-        """The master continues without one replica, and immediately deletes the entries that this replica lacks."""
+        """The master continues without one replica, and immediately deletes the entries that this
+        replica lacks.
+        """
         master = self._master()
         if master is None or master is node:
             return
@@ -311,8 +326,8 @@ class Nemesis:
             self._forget_before(node, node.core.state.commit)
 
     def _do_amnesia(self, node: Node, members: ReplicaMembership) -> None:
-        """Only one replica hears the master, and its answers are delayed. The replica dies and loses its state. Then all its answers arrive
-        together.
+        """Only one replica hears the master, and its answers are delayed. The replica dies and
+        loses its state. Then all its answers arrive together.
         """
         master = self._master()
         if master is None or master is node or not self._may_lose(node.name, members):
@@ -338,7 +353,7 @@ class Nemesis:
             if self._plan.is_sync:
                 node.disk.wipe()
 
-    # --- network -------------------------------------------------------------------------------------------------------
+    # --- network ----------------------------------------------------------------------------------
 
     def _do_isolate(self, node: Node, _: ReplicaMembership) -> None:
         self._isolate(node)
@@ -375,7 +390,7 @@ class Nemesis:
                 len(links) * 100 + self._world.random.randint(0, 5_000), self._network.flow, link
             )
 
-    # --- the coordination store ----------------------------------------------------------------------------------------
+    # --- the coordination store -------------------------------------------------------------------
 
     def _do_etcd_cut(self, node: Node, _: ReplicaMembership) -> None:
         self.etcd_cut.add(node.name)
@@ -389,7 +404,7 @@ class Nemesis:
         for lease in list(self._simulation.etcd.leases):
             self._simulation.etcd.end(lease)
 
-    # --- operators -----------------------------------------------------------------------------------------------------
+    # --- operators --------------------------------------------------------------------------------
 
     def _do_join(self, _: Node, members: ReplicaMembership) -> None:
         spare = next((each for each in self._nodes if each not in members.replicas), None)
@@ -422,7 +437,7 @@ class Nemesis:
             kind(self._nodes[self._world.random.choice(members.replicas)], members)
             self._world.after(self._world.random.randint(50, 800), self._storm)
 
-    # --- weak moments --------------------------------------------------------------------------------------------------
+    # --- weak moments -----------------------------------------------------------------------------
 
     def _do_provoke(self, node: Node, _: ReplicaMembership) -> None:
         """A delayed TakeOver arrives: two replicas want to lead."""
@@ -431,7 +446,9 @@ class Nemesis:
             node.receive(other, TakeOver(node.core.state.promised))
 
     def _do_usurp(self, _: Node, members: ReplicaMembership) -> None:
-        """Cut the master off, with half of a minority; the moment another one leads, change the sides (has_become_master)."""
+        """Cut the master off, with half of a minority; the moment another one leads, change the
+        sides (has_become_master).
+        """
         master = self._master()
         if master is None:
             return
@@ -456,7 +473,9 @@ class Nemesis:
         self._usurped, self._friends = master.name, left - {master.name}
 
     def _do_shrink(self, _: Node, members: ReplicaMembership) -> None:
-        """A minority lags behind; two of the other replicas leave in quick succession; the master dies."""
+        """A minority lags behind; two of the other replicas leave in quick succession; the master
+        dies.
+        """
         master = self._master()
         if master is None or len(members.voters) < 5:
             return
@@ -516,8 +535,8 @@ class Nemesis:
         self._world.after(self._world.random.randint(500, 3_500), self._network.heal)
 
     def _return(self, _: Node) -> None:
-        """The old master follows the new one, without the replicas that were with it, and soon leads again: late messages reach it
-        then.
+        """The old master follows the new one, without the replicas that were with it, and soon
+        leads again: late messages reach it then.
         """
         old, self._usurped = self._nodes[self._usurped], ""
         self._returning = old.name
@@ -546,9 +565,11 @@ class Nemesis:
             self._world.after(400, self._network.heal)
 
     def _restore(self, node: Node) -> None:
-        """The old master is back, the new one is cut off before it can say a word, and some that promised are killed.
+        """The old master is back, the new one is cut off before it can say a word, and some that
+        promised are killed.
 
-        Should the old one then lead again, it is killed when it first commits, and the other one is back (Raft, figure 8).
+        Should the old one then lead again, it is killed when it first commits, and the other one is
+        back (Raft, figure 8).
         """
         old, self._usurped = self._usurped, ""
         self._usurper = node.name

@@ -1,14 +1,19 @@
-"""A replica's process in the simulator: the real core and the real coordinator between a simulated disk, network and etcd.
+"""A replica's process in the simulator: the real core and the real coordinator between a simulated
+disk, network and etcd.
 
-It does the work of the driver, without bytes. It may die between any two steps of carrying out a Ready.
+It does the work of the driver, without bytes. It may die between any two steps of carrying out a
+Ready.
 
-A stranger to the group that can reach every replica: it sends what a hostile machine, or a removed replica, might send.
+A stranger to the group that can reach every replica: it sends what a hostile machine, or a removed
+replica, might send.
 
-    forge      connects in a member's name, answers the challenge with what it can know, and sends anything if it is let in
+    forge      connects in a member's name, answers the challenge with what it can know, and sends
+               anything if it is let in
     outcast    speaks as a machine that has a valid proof, but does not belong to the group
 
-It sees everything and aims well: it uses the epochs, indexes and rounds of the replica that it talks to. It must have no effect, so all
-other checks judge it: no acknowledged entry is lost, and the group works again when the stranger stops. It has a separate random generator.
+It sees everything and aims well: it uses the epochs, indexes and rounds of the replica that it
+talks to. It must have no effect, so all other checks judge it: no acknowledged entry is lost, and
+the group works again when the stranger stops. It has a separate random generator.
 """
 
 from __future__ import annotations
@@ -204,7 +209,9 @@ class Node:
     wants_flush = False
     """Whether its producers wait until a majority has flushed what they sent."""
     checks_places = True
-    """Whether the log checks what the core returns. Not with planted bugs, which the simulator must find by their effects."""
+    """Whether the log checks what the core returns. Not with planted bugs, which the simulator must
+    find by their effects.
+    """
 
     def __init__(self, simulation: Simulation, name: str) -> None:
         self.simulation = simulation
@@ -238,7 +245,9 @@ class Node:
 
     @property
     def is_doubtful(self) -> bool:
-        """Whether the replica may lack entries that it acknowledged, and knows that now or will know at its next start."""
+        """Whether the replica may lack entries that it acknowledged, and knows that now or will
+        know at its next start.
+        """
         state = self.disk.state
         forgot = self._lost_power and not self.plan.is_sync
         return (
@@ -250,10 +259,12 @@ class Node:
 
     @property
     def is_stuck(self) -> bool:
-        """Whether the core must not be called now: the process stands still, or its disk has no room for its state."""
+        """Whether the core must not be called now: the process stands still, or its disk has no
+        room for its state.
+        """
         return self.is_paused or self._unsaved is not None
 
-    # --- life ----------------------------------------------------------------------------------------------------------
+    # --- life -------------------------------------------------------------------------------------
 
     def start(self) -> None:
         """Boot, from what the disk has."""
@@ -382,7 +393,7 @@ class Node:
             self._carry_out()
         self.world.after(LOOK_MS, self._look_up, boot)
 
-    # --- what comes in -------------------------------------------------------------------------------------------------
+    # --- what comes in ----------------------------------------------------------------------------
 
     def receive(self, sender: str, message: Message) -> None:
         """A message arrived."""
@@ -444,7 +455,7 @@ class Node:
             before = entry.epoch
         self.disk.write("add", image.last, entries)
 
-    # --- storing -------------------------------------------------------------------------------------------------------
+    # --- storing ----------------------------------------------------------------------------------
 
     def _written(self) -> None:
         """Entries were written: stored, or stored once a sync is done."""
@@ -493,7 +504,7 @@ class Node:
         assert self.core is not None
         self.core.stored(index)
 
-    # --- carrying out --------------------------------------------------------------------------------------------------
+    # --- carrying out -----------------------------------------------------------------------------
 
     def _carry_out(self) -> None:
         """Do what the core wants, in the order of its contract."""
@@ -625,7 +636,7 @@ class Node:
         boot = self.boot
         self.world.spawn(self._hold(epoch), lambda: self.boot == boot)
 
-    # --- the coordination store ----------------------------------------------------------------------------------------
+    # --- the coordination store -------------------------------------------------------------------
 
     def _ask(self, request: Request) -> None:
         boot = self.boot
@@ -698,7 +709,7 @@ class Node:
                 self.core.superseded(self.world.now, highest)
                 self._carry_out()
 
-    # --- what operators do ---------------------------------------------------------------------------------------------
+    # --- what operators do ------------------------------------------------------------------------
 
     def operate(self, what: str, name: str) -> None:
         """Add or remove a replica, or hand over; refused if it does not fit just now."""

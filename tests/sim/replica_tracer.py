@@ -1,7 +1,9 @@
-"""What the replicas of one group do, as a trace for TLC: the lines have the actions and values of docs/specs/ReplicationTrace.tla.
+"""What the replicas of one group do, as a trace for TLC: the lines have the actions and values of
+docs/specs/ReplicationTrace.tla.
 
-The coordination store gives each change to `Trace.put`. Each replica's process, simulated or real, tells its `ReplicaTracer` what it does,
-at the moment at which it does it. The tracer only reads, and judges nothing.
+The coordination store gives each change to `Trace.put`. Each replica's process, simulated or real,
+tells its `ReplicaTracer` what it does, at the moment at which it does it. The tracer only reads,
+and judges nothing.
 """
 
 from __future__ import annotations
@@ -71,7 +73,9 @@ class Trace:
                 self.add("GiveEpoch", claim.replica, epoch=claim.epoch)
 
     def entries(self, runs: tuple[EpochRun, ...], after: int, last: int) -> list[dict[str, Any]]:
-        """The entries behind `after` as the specification has them: their epochs, and who wrote them."""
+        """The entries behind `after` as the specification has them: their epochs, and who wrote
+        them.
+        """
         begins = [*(run.first for run in runs[1:]), last + 1] if runs else []
         epochs = [
             run.epoch
@@ -106,7 +110,9 @@ class Trace:
 
 
 class ReplicaTracer:
-    """The lines of one replica, over all its processes. What a process does after its death is not traced."""
+    """The lines of one replica, over all its processes. What a process does after its death is not
+    traced.
+    """
 
     def __init__(self, trace: Trace, name: str) -> None:
         self.trace = trace
@@ -129,11 +135,12 @@ class ReplicaTracer:
     def _add(self, do: str, **values: Any) -> Line | None:
         return self.trace.add(do, self._name, **values) if self._is_up else None
 
-    # --- life ----------------------------------------------------------------------------------------------------------
+    # --- life -------------------------------------------------------------------------------------
 
     def starts(self, core: Replica | None = None) -> None:
-        """A process starts. `core` is what it recovered, if that may differ from what the last lines show: the process before it may have
-        written entries as master that it did not come to report, and this one may know of fewer committed entries.
+        """A process starts. `core` is what it recovered, if that may differ from what the last
+        lines show: the process before it may have written entries as master that it did not come to
+        report, and this one may know of fewer committed entries.
         """
         self._is_up = True
         if core is None or self._death is None:
@@ -171,7 +178,7 @@ class ReplicaTracer:
             {},
         )
 
-    # --- what comes in -------------------------------------------------------------------------------------------------
+    # --- what comes in ----------------------------------------------------------------------------
 
     def hears(self, core: Replica, sender: str, message: Message) -> None:
         """A message comes in; `heard` follows when the core has handled it."""
@@ -199,7 +206,7 @@ class ReplicaTracer:
     def heard(self) -> None:
         self._answers = None
 
-    # --- carrying out --------------------------------------------------------------------------------------------------
+    # --- carrying out -----------------------------------------------------------------------------
 
     def begins_to_carry_out(self, core: Replica) -> None:
         """The core may have work. What became of a proposed change comes before it."""
@@ -277,7 +284,9 @@ class ReplicaTracer:
             self._add("Propose", after=set(request.after.voters))
 
     def shows(self, core: Replica) -> None:
-        """All work is done: what can be seen of the replica now, if it differs from what was seen last."""
+        """All work is done: what can be seen of the replica now, if it differs from what was seen
+        last.
+        """
         last_epoch, self._last = core.state.history.last
         peers = core.leader.peers if core.leader is not None else {}
         shown: Line = {

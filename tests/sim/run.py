@@ -1,7 +1,9 @@
-"""Runs one seed: builds a group, makes faults for some simulated minutes, then heals all and demands that the group works; repeatedly.
+"""Runs one seed: builds a group, makes faults for some simulated minutes, then heals all and
+demands that the group works; repeatedly.
 
-Safety is checked after every event (checks.py). Each round ends with a liveness phase: everything is healed, and within 90 simulated
-seconds there must be a master, new messages must be committed, and every voter must have all acknowledged entries.
+Safety is checked after every event (checks.py). Each round ends with a liveness phase: everything
+is healed, and within 90 simulated seconds there must be a master, new messages must be committed,
+and every voter must have all acknowledged entries.
 
 The events of one seed as readable lines: `tools/run sim --replay SEED`.
 """
@@ -77,7 +79,10 @@ def _is_routine(message: Message) -> bool:
 def _short(message: Message) -> str:
     if isinstance(message, Append):
         what = "cut behind" if message.cut else f"entries to {message.last_index} behind"
-        return f"Append {what} {(message.prev_epoch, message.prev_index)}, commit {message.commit}, round {message.round}"
+        return (
+            f"Append {what} {(message.prev_epoch, message.prev_index)}, commit {message.commit}, "
+            f"round {message.round}"
+        )
     if isinstance(message, Mismatch):
         runs = " ".join(f"{run.epoch}@{run.first}" for run in message.runs[-3:])
         return f"Mismatch round {message.round}, ends at {message.last_index}, last runs {runs}"
@@ -142,7 +147,7 @@ class Simulation:
         for name in names:
             self.nodes[name].start()
 
-    # --- environment ---------------------------------------------------------------------------------------------------------
+    # --- environment ------------------------------------------------------------------------------
 
     def new_attempt(self) -> str:
         """A number never used twice."""
@@ -177,10 +182,12 @@ class Simulation:
             self.checks.changes(ReplicaMembership.decode(before), membership)
             self.membership = membership
 
-    # --- the run -------------------------------------------------------------------------------------------------------
+    # --- the run ----------------------------------------------------------------------------------
 
     def propose(self) -> None:
-        """A producer offers a message to everybody; masters take it, if not too much waits already."""
+        """A producer offers a message to everybody; masters take it, if not too much waits
+        already.
+        """
         self._value += 1
         for node in self.nodes.values():
             node.propose(self._value * 10 + ord(node.name) % 10)
@@ -242,7 +249,8 @@ class Simulation:
                 break
         else:
             raise Violation(
-                f"liveness: {CALM_MS} ms after all faults were healed the group does not work: {self._shape()}"
+                f"liveness: {CALM_MS} ms after all faults were healed the group does not "
+                f"work: {self._shape()}"
             )
 
     def _has_converged(self) -> bool:
@@ -254,7 +262,8 @@ class Simulation:
 
     def _shape(self) -> str:
         return "; ".join(
-            f"{name} {node.core.state.role.value} {node.core.state.history.last} commit {node.core.state.commit}"
+            f"{name} {node.core.state.role.value} {node.core.state.history.last} commit "
+            f"{node.core.state.commit}"
             f" promised {node.core.state.promised}"
             f" whole {node.core.state.may_count}"
             for name, node in self.nodes.items()

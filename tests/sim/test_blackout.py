@@ -1,5 +1,5 @@
-"""With `flush=async`, a power cut of all replicas at one moment: what producers were told is flushed is there afterwards, and only
-that.
+"""With `flush=async`, a power cut of all replicas at one moment: what producers were told is
+flushed is there afterwards, and only that.
 """
 
 from __future__ import annotations
@@ -42,7 +42,9 @@ class FlushingNode(Node):
 
 
 def blackouts(seed: int, node_class: type[FlushingNode] = FlushingNode) -> tuple[int, int]:
-    """How many messages were flushed and how many committed, over some rounds of faults and a power cut of everybody. Raises Violation."""
+    """How many messages were flushed and how many committed, over some rounds of faults and a power
+    cut of everybody. Raises Violation.
+    """
     plan = Plan(
         voters=3 if seed % 3 else 5,
         is_sync=False,

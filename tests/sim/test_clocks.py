@@ -1,10 +1,11 @@
 """Clocks of brokers jump: nothing is deleted early, and planted bugs are found.
 
-Brokers whose clocks jump: a group of one to three replicas with real stores, real retention and the real time of a replica, in a true
-time that only the simulation knows.
+Brokers whose clocks jump: a group of one to three replicas with real stores, real retention and the
+real time of a replica, in a true time that only the simulation knows.
 
-One machine's clock is wrong at a time. Machines are also silent, restart, reboot, and are suspended, all together; each clock is then put
-right some minutes later. The operator of a group alone confirms its clock when it is right. What must hold:
+One machine's clock is wrong at a time. Machines are also silent, restart, reboot, and are
+suspended, all together; each clock is then put right some minutes later. The operator of a group
+alone confirms its clock when it is right. What must hold:
 
 * No message is deleted on any replica before it is as old as its retention, less a small part.
 * A message is always accepted.
@@ -136,7 +137,7 @@ class Clocks:
         for machine in self._running():
             self._retain(machine)
 
-    # --- replicas ------------------------------------------------------------------------------------------------------
+    # --- replicas ---------------------------------------------------------------------------------
 
     def _running(self) -> list[Machine]:
         return [machine for machine in self.machines.values() if machine.store is not None]
@@ -211,7 +212,7 @@ class Clocks:
             runs = follower.unpack_runs(b"".join(follower.pack_runs(stretch.runs)))
             follower.take(slave, runs, follower.check_stretch(runs, slave.index, stretch.last))
 
-    # --- retention -----------------------------------------------------------------------------------------------------
+    # --- retention --------------------------------------------------------------------------------
 
     def _retain(self, machine: Machine) -> None:
         store, retention = machine.store, machine.retention
@@ -225,7 +226,8 @@ class Clocks:
             if self.now_ms - newest < KEPT_MS * 98 // 100 - SLACK_MS:
                 age = (self.now_ms - newest) // MINUTE
                 raise EarlyDeletion(
-                    f"seed {self.seed}: {machine.name} has deleted a message that is {age} minutes old"
+                    f"seed {self.seed}: {machine.name} has deleted a message that is {age} "
+                    "minutes old"
                 )
 
     def before(self, machine: Machine) -> Before:
@@ -245,10 +247,11 @@ class Clocks:
             assert queue is not None
             if queue.start_sequence < expected:
                 raise LateDeletion(
-                    f"seed {self.seed}: {machine.name} keeps messages from {queue.start_sequence}, not from {expected}"
+                    f"seed {self.seed}: {machine.name} keeps messages from "
+                    f"{queue.start_sequence}, not from {expected}"
                 )
 
-    # --- trouble -------------------------------------------------------------------------------------------------------
+    # --- trouble ----------------------------------------------------------------------------------
 
     def _trouble(self) -> None:
         random, machine = self.random, self.random.choice(list(self.machines.values()))
@@ -274,7 +277,9 @@ class Clocks:
             machine.right_at_ms = self.now_ms + self.random.randint(0, 20) * MINUTE
 
     def _confirm(self) -> None:
-        """Retention that does not follow is confirmed by an operator, who looks whether the clock is right."""
+        """Retention that does not follow is confirmed by an operator, who looks whether the clock
+        is right.
+        """
         for machine in self._running():
             assert machine.time is not None
             if (

@@ -1,7 +1,8 @@
-"""Older copies of replicas' disks are put back while the group works: nothing that was acknowledged is lost.
+"""Older copies of replicas' disks are put back while the group works: nothing that was acknowledged
+is lost.
 
-The simulated nodes judge a copy by the product's own rule (`ReplicaIdentity.is_older_than`). A copy is put back only where a majority of
-whole voters is left, as REPLICATION.md assumes.
+The simulated nodes judge a copy by the product's own rule (`ReplicaIdentity.is_older_than`). A copy
+is put back only where a majority of whole voters is left, as REPLICATION.md assumes.
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""The replication simulator in short: some hundred seeds, every planted bug, and that a seed always tells the same story.
+"""The replication simulator in short: some hundred seeds, every planted bug, and that a seed always
+tells the same story.
 
 tools/run sim runs as many seeds as there is time for.
 """
@@ -19,7 +20,9 @@ from sim.run import simulate
 SEEDS = forms.seeds(gate=20, every=300, changing=20)
 SEEDS_PER_TEST = 20
 EXTRA_SEEDS = 60
-"""When the code changes, so do the traces: from its remembered seed on, a bug may take so many more."""
+"""When the code changes, so do the traces: from its remembered seed on, a bug may take so many
+more.
+"""
 
 FOUND_AT = {
     "commit entries of an older epoch by counting": 165,
@@ -80,7 +83,9 @@ FOUND_AT = {
 
 @pytest.mark.parametrize("chunk", range(0, len(SEEDS), SEEDS_PER_TEST))
 def test_nothing_that_was_promised_is_broken(chunk: int) -> None:
-    """Ten simulated minutes of faults each, in four rounds, after each of which the group must recover."""
+    """Ten simulated minutes of faults each, in four rounds, after each of which the group must
+    recover.
+    """
     for seed in SEEDS[chunk : chunk + SEEDS_PER_TEST]:
         result = simulate(seed)
         assert not result.failure, f"tools/run sim --replay {seed}: {result.failure}"
@@ -89,7 +94,9 @@ def test_nothing_that_was_promised_is_broken(chunk: int) -> None:
 
 @pytest.mark.parametrize("name", forms.some(BUGS))
 def test_a_planted_bug_is_found(name: str) -> None:
-    """Beginning where it was found last; a bug without a seed has yet to be entered into the table."""
+    """Beginning where it was found last; a bug without a seed has yet to be entered into the
+    table.
+    """
     first = FOUND_AT[name]
     assert any(simulate(seed, 10, BUGS[name]).failure for seed in range(first, first + EXTRA_SEEDS))
 

@@ -1,20 +1,25 @@
-"""The virtual clock, its events, and coroutines that wait for it. All events of a run happen here, in one order.
+"""The virtual clock, its events, and coroutines that wait for it. All events of a run happen here,
+in one order.
 
-The network between replicas: lost, late, doubled and reordered messages, repetitions much later, cuts one way or both, clogged links.
+The network between replicas: lost, late, doubled and reordered messages, repetitions much later,
+cuts one way or both, clogged links.
 
-When a process dies, messages on their way to it are lost with its connections. Messages that it sent may still arrive.
+When a process dies, messages on their way to it are lost with its connections. Messages that it
+sent may still arrive.
 
 A replica's disk: its log of entries, and its small state file.
 
-The fault model: a killed process loses nothing that it wrote. A power cut keeps everything synced, and of the writes since then a random
-prefix. (A real disk may also tear or reorder writes; the recovery of the real log cuts at the first hole, tests/qmq/log.) A wiped disk
-keeps nothing. The state file is always written with a sync. A full disk takes no entries; it takes the state, unless the state's file needs
-a block more.
+The fault model: a killed process loses nothing that it wrote. A power cut keeps everything synced,
+and of the writes since then a random prefix. (A real disk may also tear or reorder writes; the
+recovery of the real log cuts at the first hole, tests/qmq/log.) A wiped disk keeps nothing. The
+state file is always written with a sync. A full disk takes no entries; it takes the state, unless
+the state's file needs a block more.
 
-Simulated etcd: one linearizable store with leases, and an unreliable connection to it for each replica.
+Simulated etcd: one linearizable store with leases, and an unreliable connection to it for each
+replica.
 
-A request may be lost (nothing happened), its answer may be lost (it happened), and both may be late. Leases may end early: etcd
-promises nothing better to a client that it does not hear.
+A request may be lost (nothing happened), its answer may be lost (it happened), and both may be
+late. Leases may end early: etcd promises nothing better to a client that it does not hear.
 """
 
 from __future__ import annotations
@@ -134,7 +139,9 @@ REMEMBERED = 40
 
 
 class Network:
-    """All links. `cut` has the (from, to) pairs that drop everything, `clogged` the messages that wait in stopped links."""
+    """All links. `cut` has the (from, to) pairs that drop everything, `clogged` the messages that
+    wait in stopped links.
+    """
 
     def __init__(
         self, world: World, plan: Plan, nodes: dict[str, Node], faults: Counter[str]
@@ -171,7 +178,9 @@ class Network:
             self._mistreat(fate, sender, node, message)
 
     def _remember(self, sender: str, node: Node, message: Message) -> None:
-        """Keep messages for an echo: some of all kinds, and each sender's last acknowledgement of each epoch."""
+        """Keep messages for an echo: some of all kinds, and each sender's last acknowledgement of
+        each epoch.
+        """
         kept = self._remembered.setdefault(node.name, {})
         kept[sender, message.epoch if isinstance(message, Ack) else self._world.now] = (
             node.boot,
@@ -205,7 +214,7 @@ class Network:
         if node.boot == boot and not (self.cut and (sender, node.name) in self.cut):
             node.receive(sender, message)
 
-    # --- faults --------------------------------------------------------------------------------------------------------
+    # --- faults -----------------------------------------------------------------------------------
 
     def heal(self) -> None:
         """Restore all links."""
@@ -267,7 +276,9 @@ class Network:
             )
 
     def tell_of_loss(self, name: str) -> None:
-        """Close the connections of a process that died, or whose links broke; its peers notice soon."""
+        """Close the connections of a process that died, or whose links broke; its peers notice
+        soon.
+        """
         for node in self._nodes.values():
             if node.name != name:
                 self._world.after(
@@ -342,7 +353,7 @@ class Disk:
         self._synced = Image()
         self._pending: list[tuple[str, int, tuple[Entry, ...]]] = []
 
-    # --- writing -------------------------------------------------------------------------------------------------------
+    # --- writing ----------------------------------------------------------------------------------
 
     def write(self, kind: str, index: int, entries: tuple[Entry, ...] = ()) -> None:
         """Write; not synced yet."""
@@ -366,7 +377,7 @@ class Disk:
         place = index - image.start - 1
         return place < 0 or (place < len(image.entries) and image.entries[place] == entry)
 
-    # --- faults --------------------------------------------------------------------------------------------------------
+    # --- faults -----------------------------------------------------------------------------------
 
     def cut_power(self, random: Random) -> bool:
         """Lose some of what was pending; True if there was any."""
@@ -398,7 +409,7 @@ class Disk:
         self.image, self._synced = Image(), Image()
         self._pending.clear()
 
-    # --- for the core -----------------------------------------------------------------------------------------------
+    # --- for the core -----------------------------------------------------------------------------
 
     def place(self) -> int:
         """The end of the log."""
@@ -500,7 +511,9 @@ class Etcd:
 
 
 class AskedStore:
-    """The requests of a CoordinationStore to the simulated etcd. `_ask` brings a request there and the answer back."""
+    """The requests of a CoordinationStore to the simulated etcd. `_ask` brings a request there and
+    the answer back.
+    """
 
     def __init__(self, etcd: Etcd) -> None:
         self._etcd = etcd

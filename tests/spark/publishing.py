@@ -1,6 +1,7 @@
 """Sends to a node from tests that are not asynchronous.
 
-Rows of messages, deliveries and progress for tests of jobs; missing values get the simplest defaults.
+Rows of messages, deliveries and progress for tests of jobs; missing values get the simplest
+defaults.
 """
 
 from __future__ import annotations
@@ -61,7 +62,9 @@ def send_ordered(server: str, subject: str, pairs: Sequence[tuple[str, str]]) ->
 
 
 def until_in_files(folder: Path, subject: str, count: int) -> None:
-    """Wait until a node's files say that so many messages of a subject are committed: within a second or so."""
+    """Wait until a node's files say that so many messages of a subject are committed: within a
+    second or so.
+    """
     until = time.monotonic() + 30
     while time.monotonic() < until:
         log = FileAddress((str(folder),)).open()

@@ -1,4 +1,6 @@
-"""The slow twin of projector.py: makes rows of stored batches by a loop over messages, and makes batches for it."""
+"""The slow twin of projector.py: makes rows of stored batches by a loop over messages, and makes
+batches for it.
+"""
 
 from __future__ import annotations
 

@@ -1,7 +1,11 @@
-"""A driver that writes into a node, in a separate process that a test kills and whose tasks are repeated.
+"""A driver that writes into a node, in a separate process that a test kills and whose tasks are
+repeated.
 
-python sink_driver.py stream SERVERS INPUT CHECKPOINT EVEN,ODD   all files of a folder, one an epoch; lines to two subjects
-python sink_driver.py retries SERVERS SUBJECT,... ROWS           for each subject a batch whose tasks fail in their middle, twice each
+python sink_driver.py stream SERVERS INPUT CHECKPOINT EVEN,ODD   all files of a folder, one an
+                                                                 epoch; lines to two subjects
+python sink_driver.py retries SERVERS SUBJECT,... ROWS           for each subject a batch whose
+                                                                 tasks fail in their middle, twice
+                                                                 each
 """
 
 from __future__ import annotations

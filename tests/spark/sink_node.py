@@ -1,7 +1,8 @@
-"""A simulated cluster: queues with a broker's rules, routes that change, connections that break, brokers that lag.
+"""A simulated cluster: queues with a broker's rules, routes that change, connections that break,
+brokers that lag.
 
-Connections keep their order; a broker answers refusals immediately and successes after any delay; messages on a broken connection may still
-arrive.
+Connections keep their order; a broker answers refusals immediately and successes after any delay;
+messages on a broken connection may still arrive.
 
 Makes schemas from short texts, without a JVM.
 
@@ -144,7 +145,7 @@ class Cluster:
     def queue(self, target: RowTarget) -> Queue:
         return self.queues.setdefault(target, Queue())
 
-    # --- routes --------------------------------------------------------------------------------------------------------
+    # --- routes -----------------------------------------------------------------------------------
 
     def open_parts(self) -> list[RoutePartition]:
         parts = self.routes[-1].partitions
@@ -205,7 +206,7 @@ class Cluster:
         for queue in self.queues.values():
             queue.is_known = True
 
-    # --- what attempts ask ---------------------------------------------------------------------------------------------
+    # --- what attempts ask ------------------------------------------------------------------------
 
     def ask(self, ask: Ask, writer: RowWriter) -> Where | LookedUp:
         """Raises NotConnected."""

@@ -1,7 +1,9 @@
-"""A Spark standalone cluster on this machine: a master and a worker as child processes, on loopback and free ports.
+"""A Spark standalone cluster on this machine: a master and a worker as child processes, on loopback
+and free ports.
 
-pyspark_qmq.standalone starts them, as in docker-compose.yml. Each process leads a separate process session, with its executors and
-their Python processes, and dies with the test process even if that is killed.
+pyspark_qmq.standalone starts them, as in docker-compose.yml. Each process leads a separate process
+session, with its executors and their Python processes, and dies with the test process even if that
+is killed.
 
 A Spark program that reads and writes a secured cluster, in a separate process.
 """
@@ -45,7 +47,9 @@ class Standalone:
 
 @contextmanager
 def standalone(folder: Path, *, cores: int = 2) -> Iterator[Standalone]:
-    """Start master and worker, and wait until the worker is registered. All their processes are gone after the block."""
+    """Start master and worker, and wait until the worker is registered. All their processes are
+    gone after the block.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     started: list[Process] = []
     try:
@@ -137,7 +141,9 @@ print(json.dumps({"read": orders.count(), "refused": refused}))
 def drive(
     folder: Path, master: str, server: str, variables: Mapping[str, str], conf: Mapping[str, str]
 ) -> tuple[dict[str, Any], str]:
-    """Run a driver as a process. Returns the JSON that it printed, and everything that Spark showed and logged about it."""
+    """Run a driver as a process. Returns the JSON that it printed, and everything that Spark showed
+    and logged about it.
+    """
     logs = folder / "events"
     logs.mkdir()
     settings = {

@@ -1,4 +1,6 @@
-"""The archive job: Spark's executors write a subject's Iceberg table, and the driver commits it with the positions."""
+"""The archive job: Spark's executors write a subject's Iceberg table, and the driver commits it
+with the positions.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""An archive that an older version wrote (tests/golden/archive: with a compaction, a sweep, and files after them) becomes tables."""
+"""An archive that an older version wrote (tests/golden/archive: with a compaction, a sweep, and
+files after them) becomes tables.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Many messages over a hundred changes of the route, through a real node: the order audit finds nothing, and then what was planted.
+"""Many messages over a hundred changes of the route, through a real node: the order audit finds
+nothing, and then what was planted.
 
 In the form `all` a million, else fewer, with as many changes among them.
 """

@@ -71,7 +71,7 @@ def parked(sequence: int, verdict: str = "parked", **others: Any) -> dict[str, A
     return delivery(sequence, sequence, verdict, **event, **{**simplest, **others})
 
 
-# --- causes ------------------------------------------------------------------------------------------------------------
+# --- causes ---------------------------------------------------------------------------------------
 
 
 def test_each_cause_is_found_and_nothing_else(spark: SparkSession) -> None:
@@ -116,7 +116,8 @@ def test_a_replayed_key_is_not_a_dead_letter(spark: SparkSession) -> None:
 def test_messages_that_are_kept_are_named_and_others_counted(spark: SparkSession) -> None:
     messages = spark.createDataFrame(
         [("s", 0, "g", 10, None, b"key", ["a", "b"], "id", at(0))],
-        "subject string, partition int, broker_group string, sequence long, logical_partition int, key binary, tags array<string>, "
+        "subject string, partition int, broker_group string, sequence long, "
+        "logical_partition int, key binary, tags array<string>, "
         "message_id string, append_time timestamp",
     )
     ranges = failed_ranges(
@@ -164,7 +165,7 @@ def test_no_dead_letter_is_clean_and_some_are_a_finding() -> None:
     assert dead_letters.report([row], [], [], [], {}, 3, {}).is_clean
 
 
-# --- giving back -------------------------------------------------------------------------------------------------------
+# --- giving back ----------------------------------------------------------------------------------
 
 
 def test_what_goes_out_is_the_message_as_it_was_with_a_mark_and_in_order(
@@ -270,11 +271,13 @@ def test_slices_are_written_in_order_each_under_a_name_of_its_own(
     assert times.slept == [1.0, 1.0]
 
 
-# --- whole -------------------------------------------------------------------------------------------------------------
+# --- whole ----------------------------------------------------------------------------------------
 
 
 async def fail(mq: qmq.Client) -> None:
-    """For an ordered subject: park the key `bad` with the messages that follow. For an unordered one: let a message fail repeatedly."""
+    """For an ordered subject: park the key `bad` with the messages that follow. For an unordered
+    one: let a message fail repeatedly.
+    """
     await mq.metadata.create_subject(
         SubjectConfig("paid", order=Order.STRICT, logical_partitions=8), partitions=2
     )

@@ -84,7 +84,7 @@ def judge(
     )
 
 
-# --- verdicts ----------------------------------------------------------------------------------------------------------
+# --- verdicts -------------------------------------------------------------------------------------
 
 
 def test_an_early_delivery_is_found(spark: SparkSession) -> None:
@@ -167,7 +167,7 @@ def test_the_log_reaches_back_to_the_oldest_message_of_the_queue_that_lost_most(
     assert found["u"] > 1 << 60
 
 
-# --- figures -----------------------------------------------------------------------------------------------------------
+# --- figures --------------------------------------------------------------------------------------
 
 
 def test_quantiles_of_errors_are_exact_by_delay_and_by_hour(spark: SparkSession) -> None:
@@ -216,12 +216,12 @@ def test_the_oldest_kept_message_of_each_queue_is_found(spark: SparkSession) -> 
     assert oldest_kept(log(spark, [("a", 30), ("b", 20)])) == {("s", 0, "g"): START_MS + 20}
 
 
-# --- whole -------------------------------------------------------------------------------------------------------------
+# --- whole ----------------------------------------------------------------------------------------
 
 
 async def send(data: Path) -> None:
-    """Twelve delayed messages that are delivered, one that is moved and delivered, one cancelled, one still waiting, and one without a
-    delay.
+    """Twelve delayed messages that are delivered, one that is moved and delivered, one cancelled,
+    one still waiting, and one without a delay.
     """
     async with running(node_config(data, delay=True)) as node, qmq.connect(node.address) as mq:
         for each in range(12):

@@ -138,7 +138,7 @@ def plain(found: list[Delivery]) -> list[tuple[object, ...]]:
     ]
 
 
-# --- shares ------------------------------------------------------------------------------------------------------------
+# --- shares ---------------------------------------------------------------------------------------
 
 
 def test_an_acknowledged_range_says_when_it_was_handed_out_and_when_it_was_done() -> None:
@@ -322,7 +322,7 @@ def test_the_times_of_pulls_that_are_settled_are_forgotten() -> None:
     assert replay.shares[KEY].times_kept < 1_100
 
 
-# --- the dumb model ----------------------------------------------------------------------------------------------------
+# --- the dumb model -------------------------------------------------------------------------------
 
 
 @dataclass
@@ -408,7 +408,7 @@ def test_each_message_has_the_fates_that_a_dumb_model_gives_it(seed: int) -> Non
     assert rest == Counter(model.has.values()), f"seed {seed}"
 
 
-# --- lanes -------------------------------------------------------------------------------------------------------------
+# --- lanes ----------------------------------------------------------------------------------------
 
 
 def lane_actions() -> list[AnyAction]:
@@ -550,7 +550,7 @@ def test_lanes_of_a_snapshot_continue() -> None:
     assert told == [(0, 4, "done", LpRange(0, 4)), (5, 5, "parked", LpRange(2, 3))]
 
 
-# --- progress ----------------------------------------------------------------------------------------------------------
+# --- progress -------------------------------------------------------------------------------------
 
 
 def test_progress_is_reported_once_a_second_with_the_end_of_the_log() -> None:
@@ -586,7 +586,7 @@ def test_a_group_that_never_began_has_no_progress() -> None:
     assert list(standings(timed([LaneGrant(*LANES, "left", 0, 4, "i", 1)]))) == []
 
 
-# --- whole -------------------------------------------------------------------------------------------------------------
+# --- whole ----------------------------------------------------------------------------------------
 
 CRASHER = """
 import sys, time
@@ -599,7 +599,9 @@ with qmq.blocking.connect(sys.argv[1]) as mq:
 
 
 async def consume(address: str) -> None:
-    """Ten messages: crasher dies while it holds some; the others are done, the last one after a failure; one of another group is left."""
+    """Ten messages: crasher dies while it holds some; the others are done, the last one after a
+    failure; one of another group is left.
+    """
     async with qmq.connect(address) as mq:
         await mq.send_many("s", [b"%d" % each for each in range(10)])
         crasher = subprocess.Popen([sys.executable, "-c", CRASHER, address], stdout=subprocess.PIPE)

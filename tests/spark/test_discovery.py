@@ -1,4 +1,6 @@
-"""How Spark finds the data source: by itself, where its own discovery works, and by `register` where it does not."""
+"""How Spark finds the data source: by itself, where its own discovery works, and by `register`
+where it does not.
+"""
 
 from __future__ import annotations
 
@@ -41,7 +43,9 @@ print(json.dumps(found + spark.read.format("qmq").load().columns))
 
 
 def submit(folder: Path, program: str, **environment: str) -> list[str]:
-    """Run a program by the plain `spark-submit` of this interpreter's packages; what it printed as JSON."""
+    """Run a program by the plain `spark-submit` of this interpreter's packages; what it printed as
+    JSON.
+    """
     script = folder / "program.py"
     script.write_text(program)
     settings = [
@@ -99,7 +103,10 @@ def test_the_name_that_discovery_looks_for_is_the_source() -> None:
 
 
 def test_without_its_libraries_the_package_still_imports() -> None:
-    program = "import sys, pyspark_qmq; sys.modules['pyspark_qmq.source'] = None; print(hasattr(pyspark_qmq, 'DefaultSource'))"
+    program = (
+        "import sys, pyspark_qmq; sys.modules['pyspark_qmq.source'] = None; "
+        "print(hasattr(pyspark_qmq, 'DefaultSource'))"
+    )
     assert python(program) == "False"
 
 

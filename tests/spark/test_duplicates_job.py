@@ -1,4 +1,6 @@
-"""The duplicates report: each cause is reported once, and a message that is stored once is not reported."""
+"""The duplicates report: each cause is reported once, and a message that is stored once is not
+reported.
+"""
 
 from __future__ import annotations
 
@@ -159,8 +161,14 @@ def test_each_cause_is_reported(spark: SparkSession) -> None:
     assert found.counterexample.splitlines()[:4] == [
         f"broken_replay: {CAUSES['broken_replay']}",
         "  subject  broken, key k",
-        "  first    queue 1@a, sequence 1, stored 2026-11-21T09:00:00.000Z, message 00000000000000010000000000010000",
-        "  then     queue 2@b, sequence 0, stored 2026-11-21T09:01:00.000Z, message 00000000000000010000000000010000",
+        (
+            "  first    queue 1@a, sequence 1, stored 2026-11-21T09:00:00.000Z, message "
+            "00000000000000010000000000010000"
+        ),
+        (
+            "  then     queue 2@b, sequence 0, stored 2026-11-21T09:01:00.000Z, message "
+            "00000000000000010000000000010000"
+        ),
     ]
     (plot,) = found.plots
     assert (plot.x[0], plot.series["replay"]) == (BEGIN, [3.0])
@@ -171,9 +179,9 @@ def test_allowed_copies_are_not_findings(spark: SparkSession) -> None:
     rows = prepare(frame(spark, [*ordered("replay", [2, 3, 4]), *unordered("once")]))
     found = report(rows, copies(rows).unionByName(gaps(rows)))
     assert found.is_clean
-    assert (
-        found.headline
-        == "11 messages, each stored once, but for 2 allowed copies, and no sequence is missing between them"
+    assert found.headline == (
+        "11 messages, each stored once, but for 2 allowed copies, and no sequence is missing "
+        "between them"
     )
     assert found.counterexample == ""
 

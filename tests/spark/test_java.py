@@ -34,7 +34,8 @@ def fake(folder: Path, version: str, modules: str = MODULE) -> Path:
     program.parent.mkdir(parents=True)
     settings = f"    java.home = {folder}\n    java.specification.version = {version}\n"
     program.write_text(
-        f'#!/bin/sh\n[ "$2" = -version ] && {{ printf %s "{settings}" >&2; exit; }}\nprintf "%s\\n" "$@"\n'
+        f'#!/bin/sh\n[ "$2" = -version ] && {{ printf %s "{settings}" >&2; exit; }}\nprintf '
+        '"%s\\n" "$@"\n'
     )
     program.chmod(0o755)
     (folder / "release").write_text(f'IMPLEMENTOR="nobody"\nMODULES="java.base {modules}"\n')

@@ -1,4 +1,6 @@
-"""The frame of jobs: exit status, arguments, errors. No Spark is needed for it: jobs are handed an object in its place."""
+"""The frame of jobs: exit status, arguments, errors. No Spark is needed for it: jobs are handed an
+object in its place.
+"""
 
 from __future__ import annotations
 
@@ -78,8 +80,10 @@ def test_an_error_is_one_line_and_status_2(capsys: pytest.CaptureFixture[str]) -
 
 def test_an_error_that_spark_wrapped_is_unwrapped() -> None:
     wrapped = AnalysisException(
-        "[PYTHON_DATA_SOURCE_ERROR] Failed when using Python data source\nTraceback (most recent call last):\n"
-        '  File "spark/pyspark_qmq/source.py", line 1, in partitions\nqmq.errors.NotConnected: [E301] no server\n\nDuring handling …\n'
+        "[PYTHON_DATA_SOURCE_ERROR] Failed when using Python data source\nTraceback (most "
+        "recent call last):\n"
+        '  File "spark/pyspark_qmq/source.py", line 1, in '
+        "partitions\nqmq.errors.NotConnected: [E301] no server\n\nDuring handling …\n"
         "qmq.errors.MessagesExpired: [E110] orders/0@g1 begins at 70, needed is 20\n"
     )
     assert error_line(wrapped) == "[E110] orders/0@g1 begins at 70, needed is 20"

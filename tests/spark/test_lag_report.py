@@ -1,4 +1,6 @@
-"""Lags of groups, and latencies of messages: with figures known in advance, and on a node's folder."""
+"""Lags of groups, and latencies of messages: with figures known in advance, and on a node's
+folder.
+"""
 
 from __future__ import annotations
 
@@ -49,7 +51,7 @@ def position(
     return Position(queue, "ops", START_MS, done, next_sequence, held, waiting)
 
 
-# --- figures -----------------------------------------------------------------------------------------------------------
+# --- figures --------------------------------------------------------------------------------------
 
 
 def test_lag_is_what_was_not_handed_out_and_what_came_back() -> None:
@@ -131,7 +133,7 @@ def test_edges_of_a_curve_reach_from_the_lowest_to_the_highest() -> None:
     assert log_edges(0, 0)[0] == 0
 
 
-# --- in Spark ----------------------------------------------------------------------------------------------------------
+# --- in Spark -------------------------------------------------------------------------------------
 
 
 def test_latencies_are_exact(spark: SparkSession) -> None:
@@ -270,7 +272,7 @@ def test_without_messages_there_is_no_curve(spark: SparkSession) -> None:
     ) == ([], {})
 
 
-# --- the report --------------------------------------------------------------------------------------------------------
+# --- the report -----------------------------------------------------------------------------------
 
 
 def test_a_group_that_lost_messages_is_a_finding() -> None:
@@ -288,7 +290,7 @@ def test_a_subject_without_consumers_is_clean_and_says_so() -> None:
     assert found.tables[0].rows == ()
 
 
-# --- whole -------------------------------------------------------------------------------------------------------------
+# --- whole ----------------------------------------------------------------------------------------
 
 
 async def take(consumer: Any, count: int) -> list[Any]:
@@ -300,7 +302,9 @@ async def take(consumer: Any, count: int) -> list[Any]:
 
 
 async def consume(data: Path) -> None:
-    """60 messages; ops does 50 of them, one at its second attempt, and leaves with the rest; audit reads one tag."""
+    """60 messages; ops does 50 of them, one at its second attempt, and leaves with the rest; audit
+    reads one tag.
+    """
     async with running(node_config(data)) as node, qmq.connect(node.address) as mq:
         for each in range(60):
             await mq.send("s", b"%d" % each, tags=["odd" if each % 2 else "even"])

@@ -125,11 +125,14 @@ def test_rounds_begin_an_interval_apart_however_long_they_take(lake: Lake) -> No
 
 
 def test_the_writer_needs_no_spark() -> None:
-    program = "import sys; sys.modules['pyspark'] = None; import pyspark_qmq.lake.writer, pyspark_qmq.lake.maintenance"
+    program = (
+        "import sys; sys.modules['pyspark'] = None; import pyspark_qmq.lake.writer, "
+        "pyspark_qmq.lake.maintenance"
+    )
     subprocess.run([sys.executable, "-c", program], check=True)
 
 
-# --- maintenance -----------------------------------------------------------------------------------------------------------
+# --- maintenance ----------------------------------------------------------------------------------
 
 
 def test_days_that_are_not_over_are_left_alone(lake: Lake) -> None:

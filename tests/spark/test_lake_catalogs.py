@@ -1,4 +1,6 @@
-"""The same tables in PostgreSQL and in a REST catalog: the one of Apache Iceberg's tests, in a separate process."""
+"""The same tables in PostgreSQL and in a REST catalog: the one of Apache Iceberg's tests, in a
+separate process.
+"""
 
 from __future__ import annotations
 
@@ -266,9 +268,9 @@ def test_a_typed_table_is_written_and_shown_by_the_command_line(
     told = run(
         "lake", "follow", "--subject", "orders", "--typed", "--once", *address.words, *server
     )
-    assert (
-        told
-        == "orders: 3 messages in 2 files; 1 of them do not fit the schema (qmq lake show --rejected)\n"
+    assert told == (
+        "orders: 3 messages in 2 files; 1 of them do not fit the schema (qmq lake show "
+        "--rejected)\n"
     )
     for more, rows in (((), 2), (("--rejected",), 1)):
         (day,) = json.loads(

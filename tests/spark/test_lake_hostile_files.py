@@ -1,4 +1,6 @@
-"""Files of a lake that are damaged or hostile: each command names the file, and the subjects beside it are served."""
+"""Files of a lake that are damaged or hostile: each command names the file, and the subjects beside
+it are served.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""A table records its position in each queue, and keeps the record when other tools change the table."""
+"""A table records its position in each queue, and keeps the record when other tools change the
+table.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Readers that are not ours: DuckDB and Polars on a table's local files, and the order of a key over all routes as a SQL query."""
+"""Readers that are not ours: DuckDB and Polars on a table's local files, and the order of a key
+over all routes as a SQL query.
+"""
 
 from __future__ import annotations
 
@@ -42,7 +44,9 @@ def lake(node_process: NodeProcess, tmp_path: Path) -> Iterator[Lake]:
 
 @pytest.fixture
 def bank(lake: Lake) -> LakeTable:
-    """600 messages of seven keys through a split, a merge and a move of their route; the table is made after these changes."""
+    """600 messages of seven keys through a split, a merge and a move of their route; the table is
+    made after these changes.
+    """
     create_ordered(lake.server, "bank", 1)
     pairs = [(f"k{number % 7}", str(number)) for number in range(600)]
     send_ordered(lake.server, "bank", pairs[:200])
@@ -74,7 +78,10 @@ def test_the_order_of_a_key_over_all_routes_is_a_query(bank: LakeTable) -> None:
     assert in_duckdb(bank, OUT_OF_ORDER) == [(0,)]
     by_partition = OUT_OF_ORDER.replace("route_version, partition", "partition % 2, route_version")
     assert in_duckdb(bank, by_partition) != [(0,)]  # another order is none
-    order = "select decode(body) from messages where key = 'k3' order by route_version, partition, sequence"
+    order = (
+        "select decode(body) from messages where key = 'k3' order by route_version, partition, "
+        "sequence"
+    )
     assert [int(body) for (body,) in in_duckdb(bank, order)] == list(range(3, 600, 7))
 
 
@@ -85,7 +92,10 @@ def test_the_query_says_the_same_of_a_compacted_table(bank: LakeTable, lake: Lak
     assert [each.rows for each in maintenance.compact(bank, tomorrow())] == [601]
     assert len(paths(bank)) == 1
     assert in_duckdb(bank, OUT_OF_ORDER) == [(0,)]
-    unsorted = "select count(*) from (select logical_partition, key, lag((logical_partition, key)) over () as before from messages)"
+    unsorted = (
+        "select count(*) from (select logical_partition, key, lag((logical_partition, key)) over "
+        "() as before from messages)"
+    )
     assert in_duckdb(bank, f"{unsorted} where (logical_partition, key) < before") == [(0,)]
 
 

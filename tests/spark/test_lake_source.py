@@ -114,7 +114,10 @@ def test_a_lake_behind_retention_fails_the_read_or_leaves_the_gap_out(
     send(history.lake.server, "orders", ["e"])
     with pytest.raises(
         MessagesExpired,
-        match=r"messages 2 to \d of orders/0@.* not in the lake either, which has 0 to 1; .*failOnDataLoss",
+        match=(
+            r"messages 2 to \d of orders/0@.* not in the lake either, which has 0 to 1; "
+            r".*failOnDataLoss"
+        ),
     ):
         history.rows(history.options("orders"))
     assert history.bodies("orders", failOnDataLoss="false") == ["a", "b", "e"]

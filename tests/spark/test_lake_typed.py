@@ -1,4 +1,6 @@
-"""Typed tables: bodies in columns by the subject's schema, bodies that do not fit in a second table, each message once."""
+"""Typed tables: bodies in columns by the subject's schema, bodies that do not fit in a second
+table, each message once.
+"""
 
 from __future__ import annotations
 
@@ -59,7 +61,9 @@ class TypedLake:
         )
 
     def drain(self) -> tuple[int, int]:
-        """Run rounds until the tables are up to date. Returns the rows added to both tables, and how many of them were rejected."""
+        """Run rounds until the tables are up to date. Returns the rows added to both tables, and
+        how many of them were rejected.
+        """
         done: list[Any] = []
         writer = self.writer()
         try:
@@ -204,7 +208,10 @@ def test_a_change_that_iceberg_does_not_make_is_refused_and_says_what_to_do(
     lake.send('{"id":"x"}')
     with pytest.raises(
         IncompatibleSchema,
-        match=r"'value.id' of the table of 'orders' is int, and string in the schema: Iceberg cannot",
+        match=(
+            r"'value.id' of the table of 'orders' is int, and string in the schema: Iceberg "
+            r"cannot"
+        ),
     ):
         lake.drain()
     lake.declare({"id": INT}, mode=Compatibility.NONE)
@@ -232,7 +239,7 @@ def test_without_a_schema_nothing_is_written(lake: TypedLake) -> None:
         lake.drain()
 
 
-# --- rejected messages, once ------------------------------------------------------------------------------------------------
+# --- rejected messages, once ----------------------------------------------------------------------
 
 
 class Killed(BaseException):

@@ -1,5 +1,5 @@
-"""The job order_audit on a real node: no finding through splits, merges and moves; a planted violation is reported with its
-counterexample.
+"""The job order_audit on a real node: no finding through splits, merges and moves; a planted
+violation is reported with its counterexample.
 """
 
 from __future__ import annotations
@@ -101,7 +101,8 @@ def test_the_audit_of_a_real_log_is_clean_and_finds_what_is_planted(
     )
     found = result(out)
     assert found["headline"].startswith(
-        "log order is sending order, judged by json:n, and no message follows a seal: 3,200 messages of 40"
+        "log order is sending order, judged by json:n, and no message follows a seal: 3,200 "
+        "messages of 40"
     )
     assert (
         found["facts"]["keys checked against the hash"],
@@ -153,7 +154,7 @@ def test_the_audit_of_a_real_log_is_clean_and_finds_what_is_planted(
     assert "[E113] subject 'plain' is unordered" in capsys.readouterr().err
 
 
-# --- what is asked -----------------------------------------------------------------------------------------------------
+# --- what is asked --------------------------------------------------------------------------------
 
 
 def arguments(*argv: str) -> argparse.Namespace:

@@ -1,11 +1,15 @@
-"""The order audit against histories: clean ones have no findings, and in damaged ones the audit finds exactly the damage.
+"""The order audit against histories: clean ones have no findings, and in damaged ones the audit
+finds exactly the damage.
 
-Random possible histories of an ordered subject: routes change; batches are refused, cut again and sent again. No I/O.
+Random possible histories of an ordered subject: routes change; batches are refused, cut again and
+sent again. No I/O.
 
-A seed decides the steps of a history: clients put messages into their streams, streams are written to partitions, partitions are split,
-merged and moved, some of them fenced. The result is the log's content, as rows; a test that needs a bad history alters them.
+A seed decides the steps of a history: clients put messages into their streams, streams are written
+to partitions, partitions are split, merged and moved, some of them fenced. The result is the log's
+content, as rows; a test that needs a bad history alters them.
 
-A second, slow implementation of the order audit in plain Python, directly from its rules. Spark must find the same violations.
+A second, slow implementation of the order audit in plain Python, directly from its rules. Spark
+must find the same violations.
 """
 
 from __future__ import annotations
@@ -114,7 +118,7 @@ class History:
         self._numbers: dict[bytes, int] = {}
         self._producers = seed * 10_000
 
-    # --- steps ---------------------------------------------------------------------------------------------------------
+    # --- steps ------------------------------------------------------------------------------------
 
     def run(self, steps: int, *, fences: bool = True) -> History:
         """Make this many random steps, then write everything that waits."""
@@ -207,8 +211,8 @@ class History:
         self.apply(self._chosen(), is_fenced=is_fenced)
 
     def apply(self, change: Change, *, is_fenced: bool = False) -> None:
-        """Apply a change of the route. Waiting messages are divided again; if the partition was fenced, the last stored ones are sent
-        again before them.
+        """Apply a change of the route. Waiting messages are divided again; if the partition was
+        fenced, the last stored ones are sent again before them.
         """
         self.route = next_route(self.route, change)
         for each in change.targets:
@@ -277,7 +281,7 @@ class History:
             row for row in self.rows if row.partition != partition or row.sequence >= before
         ]
 
-    # --- what comes of it ----------------------------------------------------------------------------------------------
+    # --- what comes of it -------------------------------------------------------------------------
 
     @property
     def routes(self) -> Routes:
@@ -293,8 +297,8 @@ class History:
 
 
 def side_by_side(histories: Sequence[History]) -> tuple[list[Row], Routes]:
-    """Several histories joined into one. Each has its own keys, producers, partitions and versions, so that the retention of one history
-    does not hide a loss in another.
+    """Several histories joined into one. Each has its own keys, producers, partitions and versions,
+    so that the retention of one history does not hide a loss in another.
     """
     rows: list[Row] = []
     parts: dict[int, RoutePartition] = {}
@@ -575,7 +579,9 @@ def found_in(findings: Findings) -> set[Found]:
 
 
 def found_by_twin(rows: list[Row], routes: Routes, **judging: Any) -> set[Found]:
-    """The findings of the twin for histories side by side, each judged alone: the twin's time grows with the square of the rows."""
+    """The findings of the twin for histories side by side, each judged alone: the twin's time grows
+    with the square of the rows.
+    """
     each: dict[int, list[Row]] = {}
     for row in rows:
         each.setdefault(row.partition // 1_000, []).append(row)
@@ -604,7 +610,8 @@ class Audited:
     """One with each plant, a small clean one, those of any steps, and as many that were damaged."""
 
 
-# By numbers in bodies only what follows the reading differs: the job's own test reads them in every form.
+# By numbers in bodies only what follows the reading differs: the job's own test reads them in every
+# form.
 @pytest.fixture(
     scope="module",
     params=["create_time", "header:n", *(["json:at.n"] if forms.FORM == "all" else [])],
@@ -625,11 +632,13 @@ def audited(spark: SparkSession, request: pytest.FixtureRequest) -> Audited:
     )
 
 
-# --- any history -------------------------------------------------------------------------------------------------------
+# --- any history ----------------------------------------------------------------------------------
 
 
 def clean() -> list[History]:
-    """Splits, merges, moves and fences without an error; retention deleted the oldest messages of some partitions, and all of others."""
+    """Splits, merges, moves and fences without an error; retention deleted the oldest messages of
+    some partitions, and all of others.
+    """
     histories = [History(seed).run(80) for seed in SEEDS]
     for history in histories[::2]:
         retain(history)
@@ -647,7 +656,9 @@ def damaged() -> list[History]:
 
 
 def test_histories_of_splits_merges_moves_and_fences_are_clean(audited: Audited) -> None:
-    """This holds also if retention deleted the oldest messages of some partitions, and all messages of others."""
+    """This holds also if retention deleted the oldest messages of some partitions, and all messages
+    of others.
+    """
     assert audited.told[len(PLANTS) : -len(SEEDS)] == [set()] * (1 + len(SEEDS))
 
 
@@ -744,7 +755,7 @@ def behind(history: History, row: Row, partition: int) -> Row:
     return replace(copy, producer_id="f" * 16, batch_sequence=0, place=0)
 
 
-# --- each rule by itself -----------------------------------------------------------------------------------------------
+# --- each rule by itself --------------------------------------------------------------------------
 
 Plant = Callable[[History], bytes | None]
 """Breaks one thing in a history; gives the key that must be found."""
@@ -791,7 +802,9 @@ def swapped_in_a_stream(history: History) -> bytes:
 
 
 def sent_again(history: History, key: bytes, first: int, places: list[int], *, stored: int) -> None:
-    """A producer with one batch of a key's messages. A fenced partition stored so many of them; the next one got those at `places`."""
+    """A producer with one batch of a key's messages. A fenced partition stored so many of them; the
+    next one got those at `places`.
+    """
     producer = history.new_producer()
     stream = Stream(producer)
     for place in range(stored):
@@ -924,11 +937,13 @@ def test_events_that_best_effort_order_allows_are_not_violations(audited: Audite
     assert not replace(loose, routes=audited.routes).is_clean
 
 
-# --- what is no violation ----------------------------------------------------------------------------------------------
+# --- what is no violation -------------------------------------------------------------------------
 
 
 def allowed() -> list[History]:
-    """Retention's cut, a bent message, a replay that was given up, a delayed message's old time, two clients that interleave."""
+    """Retention's cut, a bent message, a replay that was given up, a delayed message's old time,
+    two clients that interleave.
+    """
     cut, bent, given_up, delayed, two = (small(1 + seed) for seed in range(5))
     cut.forget(1, 5)
     stray = bent.say(bent.keys[0], create_ms=1)

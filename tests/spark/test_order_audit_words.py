@@ -1,4 +1,6 @@
-"""A counterexample names the two messages, their places and producers, and the changes of the route between them. No Spark."""
+"""A counterexample names the two messages, their places and producers, and the changes of the route
+between them. No Spark.
+"""
 
 from __future__ import annotations
 
@@ -42,14 +44,27 @@ def test_a_counterexample_shows_both_messages_and_the_changes_between_them() -> 
         "  key          N14228",
         "  lies first   number 18, partition 1 on a (opened by version 1), sequence 699",
         "               created 2026-11-21T09:00:00.000Z, stored 2026-11-21T09:00:00.020Z",
-        f"               message {BORN}0000000000070003, batch 7, place 3 of producer {BORN} (born 2026-11-21T09:00:00.000Z)",
+        (
+            f"               message {BORN}0000000000070003, batch 7, place 3 of producer {BORN} "
+            "(born 2026-11-21T09:00:00.000Z)"
+        ),
         "  lies behind  number 17, partition 6 on a (opened by version 4), sequence 3",
         "               created 2026-11-21T09:00:00.000Z, stored 2026-11-21T09:00:00.020Z",
-        f"               message {BORN}0000000000070003, batch 7, place 3 of producer {BORN} (born 2026-11-21T09:00:00.000Z)",
-        "  between      version 2: partition 1 [0, 50) of a was split into 3 [0, 20) of a and 4 [20, 50) of b; 1 closed at sequence 700",
-        "               version 3: partition 2 [50, 100) of b and 4 [20, 50) of b were merged into 5 [20, 100) of c; 2 closed at "
+        (
+            f"               message {BORN}0000000000070003, batch 7, place 3 of producer {BORN} "
+            "(born 2026-11-21T09:00:00.000Z)"
+        ),
+        (
+            "  between      version 2: partition 1 [0, 50) of a was split into 3 [0, 20) of a "
+            "and 4 [20, 50) of b; 1 closed at sequence 700"
+        ),
+        "               version 3: partition 2 [50, 100) of b and 4 [20, 50) of b were "
+        "merged into 5 [20, 100) of c; 2 closed at "
         "sequence 9, 4 closed at sequence 40",
-        "               version 4: partition 5 [20, 100) of c was moved to 6 [20, 100) of a; 5 closed at sequence (unknown yet)",
+        (
+            "               version 4: partition 5 [20, 100) of c was moved to 6 [20, 100) of a; "
+            "5 closed at sequence (unknown yet)"
+        ),
         f"  so           {HINTS['number_order']}",
     ]
 

@@ -1,4 +1,6 @@
-"""A stream that has read everything continues after a purge of its source; one that has not says what is gone. Without a JVM."""
+"""A stream that has read everything continues after a purge of its source; one that has not says
+what is gone. Without a JVM.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Why the data source takes no filters: in this PySpark, those of one scan leak into another scan of the same DataFrame."""
+"""Why the data source takes no filters: in this PySpark, those of one scan leak into another scan
+of the same DataFrame.
+"""
 
 from __future__ import annotations
 
@@ -17,12 +19,15 @@ from pyspark.sql.datasource import (
 from pyspark_qmq import reader
 
 SWITCH = "spark.sql.python.filterPushdown.enabled"
-MENDED = "PySpark no longer leaks filters: think again about pushFilters in pyspark_qmq.source, and about docs/SPARK.md, *Filter pushdown*"
+MENDED = (
+    "PySpark no longer leaks filters: think again about pushFilters in pyspark_qmq.source, and "
+    "about docs/SPARK.md, *Filter pushdown*"
+)
 
 
 def ten_numbers() -> type[DataSource]:
-    """A source of 0 to 9 that applies a pushed filter `number >= N`, as Spark's documentation says. It is defined in a function, so that
-    executors get it by value."""
+    """A source of 0 to 9 that applies a pushed filter `number >= N`, as Spark's documentation says.
+    It is defined in a function, so that executors get it by value."""
 
     class Reader(DataSourceReader):
         def __init__(self) -> None:

@@ -1,4 +1,6 @@
-"""A micro-batch that is planned again has the same tasks, though its source grows, shrinks or moves meanwhile. Without a JVM."""
+"""A micro-batch that is planned again has the same tasks, though its source grows, shrinks or moves
+meanwhile. Without a JVM.
+"""
 
 from __future__ import annotations
 
@@ -143,7 +145,7 @@ def test_the_tasks_of_a_micro_batch_have_each_message_once(topology: Topology, p
     assert covered == {key: max(start[key], at) for key, at in end.items()}
 
 
-# --- real files --------------------------------------------------------------------------------------------------------
+# --- real files -----------------------------------------------------------------------------------
 
 
 def driver(**options: str) -> LogStreamReader:
@@ -238,7 +240,7 @@ def test_offsets_without_news_stay_the_same_text_and_offsets_of_release_0_2_go_o
         reader.partitions({"a": {"0@g1": 0}}, {"a": {"0@g1": 3, "messagesPerTask": 0}})
 
 
-# --- a real node -------------------------------------------------------------------------------------------------------
+# --- a real node ----------------------------------------------------------------------------------
 
 
 def test_a_stream_from_brokers_has_the_same_tasks_after_larger_messages(tmp_path: Path) -> None:

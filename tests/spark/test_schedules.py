@@ -1,4 +1,6 @@
-"""A delay group's files, read in columns: the same as its own schedule reads them message by message."""
+"""A delay group's files, read in columns: the same as its own schedule reads them message by
+message.
+"""
 
 from __future__ import annotations
 
@@ -287,7 +289,7 @@ def test_batches_are_exactly_what_spark_wants_and_only_the_asked_columns(tmp_pat
         datasets.read("schedules", task, ["due"])
 
 
-# --- damage ------------------------------------------------------------------------------------------------------------
+# --- damage ---------------------------------------------------------------------------------------
 
 
 def hurt(path: Path, place: int) -> None:
@@ -356,7 +358,7 @@ def test_a_schedule_of_another_version_is_refused() -> None:
         schedules.of_checkpoint([1, 1000])
 
 
-# --- folders -----------------------------------------------------------------------------------------------------------
+# --- folders --------------------------------------------------------------------------------------
 
 
 def test_a_schedule_from_another_replica_is_used_until_there_is_a_checkpoint(

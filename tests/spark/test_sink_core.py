@@ -1,5 +1,5 @@
-"""The sink's cores against a simulated cluster: each row is stored once and in order, despite failures, moves, dead tasks and zombie
-tasks.
+"""The sink's cores against a simulated cluster: each row is stored once and in order, despite
+failures, moves, dead tasks and zombie tasks.
 """
 
 from __future__ import annotations
@@ -39,7 +39,9 @@ def lp_of(row: int) -> int:
 
 
 def loads_of(rows: int, chunk: int, skips: int = 0, messages: range | None = None) -> list[Load]:
-    """Rows in chunks; every `skips`-th is another subject's. `messages`: the messages of the rows."""
+    """Rows in chunks; every `skips`-th is another subject's. `messages`: the messages of the
+    rows.
+    """
     loads, whole = [], np.arange(rows) if messages is None else np.array(messages)
     for number, first in enumerate(range(0, rows, chunk)):
         mine = np.array(
@@ -67,7 +69,9 @@ def write(
     *,
     upheaval: Callable[[], None],
 ) -> None:
-    """Write one epoch: attempts die, or are only declared dead, until one succeeds; the others continue for a while."""
+    """Write one epoch: attempts die, or are only declared dead, until one succeeds; the others
+    continue for a while.
+    """
     chance = cluster.random
     writer = RowWriter("query", 4, epoch)
     living: list[Attempt] = [Attempt(cluster, core_of(writer), writer, loads)]
@@ -197,7 +201,7 @@ def test_an_attempt_that_cuts_its_rows_otherwise_still_repeats_none() -> None:
         assert stored(cluster) == Counter((9, row) for row in range(60) if row % 4), seed
 
 
-# --- epochs that are planned again -------------------------------------------------------------------------------------
+# --- epochs that are planned again ----------------------------------------------------------------
 
 MESSAGES = 60
 Epoch = list[range]
@@ -224,7 +228,9 @@ def look_for_left_over(cluster: Cluster, tasks: list[WrittenRows]) -> None:
 def repeat_otherwise(
     seed: int, prints_of: Callable[[Load], Prints], check: Check = look_for_left_over
 ) -> tuple[str, bool, Counter[int]]:
-    """Tasks of an epoch die; the driver plans it again. Returns what the second plan was, whether it was refused, and what is stored."""
+    """Tasks of an epoch die; the driver plans it again. Returns what the second plan was, whether
+    it was refused, and what is stored.
+    """
     chance = random.Random(seed)
     is_ordered = chance.random() < 0.5
     cluster = Cluster(chance, ["g1", "g2"], is_ordered=is_ordered)
@@ -339,14 +345,14 @@ def test_rows_of_a_subject_that_a_task_no_longer_has_are_left_over() -> None:
         look_for_left_over(cluster, [first, WrittenRows(writer, 20, other)])
 
 
-# --- a checkpoint that is put back -------------------------------------------------------------------------------------
+# --- a checkpoint that is put back ----------------------------------------------------------------
 
 
 def continue_from_an_older_checkpoint(
     seed: int, *, shows_later: bool
 ) -> tuple[bool, bool, Counter[int]]:
-    """Three epochs of 20 messages are written; then the second one is planned again, in another life. Returns whether it has the same
-    messages, whether it was refused, and what is stored.
+    """Three epochs of 20 messages are written; then the second one is planned again, in another
+    life. Returns whether it has the same messages, whether it was refused, and what is stored.
     """
     chance = random.Random(seed)
     cluster = Cluster(chance, ["g1", "g2"], is_ordered=chance.random() < 0.5)

@@ -1,4 +1,6 @@
-"""Batches on their way to one queue: sent in order, asked about at the same queue, and given up with an unknown outcome."""
+"""Batches on their way to one queue: sent in order, asked about at the same queue, and given up
+with an unknown outcome.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Batches that the sink builds from Arrow's buffers are what a producer would have built from the same rows one by one."""
+"""Batches that the sink builds from Arrow's buffers are what a producer would have built from the
+same rows one by one.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +33,8 @@ from qmq.wire.batch_columns import BatchFlag, Compression, check_region, tag_has
 NOW_MS = 1_790_000_000_000
 WRITER = RowWriter("query", 3, 5)
 SCHEMA = (
-    "body binary, key string, tags array<string>, headers map<string,binary>, delay_ms bigint, create_time timestamp, message_id string, "
+    "body binary, key string, tags array<string>, headers map<string,binary>, delay_ms "
+    "bigint, create_time timestamp, message_id string, "
     "subject string"
 )
 ARROW = pa.schema(

@@ -1,4 +1,6 @@
-"""A task of the sink against a real node: what it stores and finds, and what remains if it dies at any step and is repeated."""
+"""A task of the sink against a real node: what it stores and finds, and what remains if it dies at
+any step and is repeated.
+"""
 
 from __future__ import annotations
 
@@ -46,7 +48,9 @@ class Crash(Exception):
 
 
 class Mortal:
-    """A cluster for a task that dies at its n-th step: before a question, before or after a request."""
+    """A cluster for a task that dies at its n-th step: before a question, before or after a
+    request.
+    """
 
     def __init__(self, cluster: SinkCluster, steps: int) -> None:
         self._cluster = cluster

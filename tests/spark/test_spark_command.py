@@ -57,14 +57,17 @@ def test_without_the_extra_it_says_what_to_install() -> None:
     )
     assert done.returncode == 2
     said = re.sub("py4j|pyspark", "NAME", done.stderr)
-    assert (
-        said
-        == "error: [E102] qmq spark needs another package (NAME is missing): pip install 'qmq[spark]'\n"
+    assert said == (
+        "error: [E102] qmq spark needs another package (NAME is missing): pip install "
+        "'qmq[spark]'\n"
     )
 
 
 def test_the_command_line_loads_nothing_of_spark_before_it_is_used() -> None:
-    program = "import sys, qmq.cli.app; print(sorted({'pyspark', 'pyspark_qmq', 'pyarrow', 'matplotlib', 'py4j'} & set(sys.modules)))"
+    program = (
+        "import sys, qmq.cli.app; print(sorted({'pyspark', 'pyspark_qmq', 'pyarrow', "
+        "'matplotlib', 'py4j'} & set(sys.modules)))"
+    )
     assert (
         subprocess.run(
             [sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True

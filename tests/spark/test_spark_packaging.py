@@ -1,4 +1,6 @@
-"""Packages: a light `pip install qmq`, and an extra `spark` with all imports of the data source and its jobs."""
+"""Packages: a light `pip install qmq`, and an extra `spark` with all imports of the data source and
+its jobs.
+"""
 
 from __future__ import annotations
 

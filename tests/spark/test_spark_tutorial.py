@@ -1,4 +1,6 @@
-"""The tutorial's page on Spark runs, and prints what it shows. The other pages: tests/docs/test_tutorial.py."""
+"""The tutorial's page on Spark runs, and prints what it shows. The other pages:
+tests/docs/test_tutorial.py.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""The data source on a Spark standalone cluster: a master, a worker and its executor, each in its own process."""
+"""The data source on a Spark standalone cluster: a master, a worker and its executor, each in its
+own process.
+"""
 
 from __future__ import annotations
 

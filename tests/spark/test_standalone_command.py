@@ -1,4 +1,6 @@
-"""How a master or a worker of a standalone cluster is started, and when it is healthy; without starting one."""
+"""How a master or a worker of a standalone cluster is started, and when it is healthy; without
+starting one.
+"""
 
 from __future__ import annotations
 

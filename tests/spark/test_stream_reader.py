@@ -1,4 +1,6 @@
-"""Streams by a real Spark from a real node: offsets, admission, restarts, route changes, retention."""
+"""Streams by a real Spark from a real node: offsets, admission, restarts, route changes,
+retention.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,9 @@ def node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[NodeProcess]:
 
 
 class Stream:
-    """A query over a subject that keeps what each micro-batch gave, and can be run again and again from its checkpoint."""
+    """A query over a subject that keeps what each micro-batch gave, and can be run again and again
+    from its checkpoint.
+    """
 
     def __init__(
         self, spark: SparkSession, server: str, folder: Path, subject: str, **options: Any
@@ -58,7 +62,7 @@ class Stream:
         rows = frame.select("partition", "sequence", "key", "body").collect()
         key_of: Callable[[Any], str] = lambda value: (
             bytes(value).decode() if value is not None else ""
-        )  # noqa: E731
+        )
         self.batches[number] = [(row[0], row[1], key_of(row[2]), key_of(row[3])) for row in rows]
         if number == self.raises_in:
             raise RuntimeError("injected")

@@ -1,4 +1,6 @@
-"""A stream after retention deleted what its checkpoint needs: errors and behaviour. A real store, real files, a real Spark."""
+"""A stream after retention deleted what its checkpoint needs: errors and behaviour. A real store,
+real files, a real Spark.
+"""
 
 from __future__ import annotations
 
@@ -48,7 +50,9 @@ class Reading:
 
 
 def lose_the_beginning(traffic: Traffic) -> int:
-    """Send more messages, and let retention delete all but the newest. Returns the oldest remaining sequence."""
+    """Send more messages, and let retention delete all but the newest. Returns the oldest remaining
+    sequence.
+    """
     for _ in range(100):
         traffic.send("a", count=5)
     forget_old(traffic.store, retention_ms=200)

@@ -1,4 +1,6 @@
-"""Flights through three broker groups, resharded while they are sent, and read back by Spark: the source table, row for row."""
+"""Flights through three broker groups, resharded while they are sent, and read back by Spark: the
+source table, row for row.
+"""
 
 from __future__ import annotations
 

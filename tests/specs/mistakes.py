@@ -1,4 +1,6 @@
-"""Mistakes for the specifications: each replaces one piece of text, and TLC has to find what it breaks within the limits given."""
+"""Mistakes for the specifications: each replaces one piece of text, and TLC has to find what it
+breaks within the limits given.
+"""
 
 from __future__ import annotations
 
@@ -57,7 +59,10 @@ REPLICATION_MISTAKES: Final = (
         "LeaderCompleteness",
         19,
         "    /\\ UNCHANGED <<store, requests, promised, log, whole, committed>>",
-        "    /\\ promised' = [promised EXCEPT ![r] = 0]\n    /\\ UNCHANGED <<store, requests, log, whole, committed>>",
+        (
+            "    /\\ promised' = [promised EXCEPT ![r] = 0]\n    /\\ UNCHANGED <<store, "
+            "requests, log, whole, committed>>"
+        ),
         {"MaxKills": 1},
     ),
     Mistake(

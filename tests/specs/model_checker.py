@@ -129,8 +129,8 @@ def check(
     workers: int = 1,
     progress: Callable[[str], None] | None = None,
 ) -> Verdict:
-    """Explore all states of a model within its limits, with `text` instead of the specification's own. `progress` gets TLC's lines.
-    Raises RuntimeError where TLC cannot read it.
+    """Explore all states of a model within its limits, with `text` instead of the specification's
+    own. `progress` gets TLC's lines. Raises RuntimeError where TLC cannot read it.
     """
     folder.mkdir(parents=True, exist_ok=True)
     (folder / f"{model.name}.tla").write_text(model.text if text is None else text)
@@ -204,8 +204,8 @@ def check_trace(
     *,
     text: str | None = None,
 ) -> TraceVerdict:
-    """Check a trace against the specification `name` (by `nameTrace.tla`), or `text` instead of it. Raises RuntimeError where TLC cannot
-    read it.
+    """Check a trace against the specification `name` (by `nameTrace.tla`), or `text` instead of it.
+    Raises RuntimeError where TLC cannot read it.
     """
     folder.mkdir(parents=True, exist_ok=True)
     (folder / f"{name}.tla").write_text(

@@ -2,15 +2,18 @@
 
 Turns observations of an ordered subject into lines for docs/specs/OrderingTrace.tla.
 
-Between the observations it puts the actions that nobody can see, as late as possible: a message is sent and accepted where it is committed,
-a route is learned where a message needs it, a consumer pulls where a handler is given the message. What a fenced partition commits after
-the fence was accepted before, if its master appended it before. A master's lease ends before a fence if the store no longer had the
-master's key. It decides nothing: TLC says whether each action is allowed where it stands.
+Between the observations it puts the actions that nobody can see, as late as possible: a message is
+sent and accepted where it is committed, a route is learned where a message needs it, a consumer
+pulls where a handler is given the message. What a fenced partition commits after the fence was
+accepted before, if its master appended it before. A master's lease ends before a fence if the store
+no longer had the master's key. It decides nothing: TLC says whether each action is allowed where it
+stands.
 
-The keys of the specification are the messages' keys, and one without messages for each logical partition that has none of these.
+The keys of the specification are the messages' keys, and one without messages for each logical
+partition that has none of these.
 
-Simulations for traces: a run ends with its trace. In a run with a planted bug the simulator's own checks are off, so that it continues,
-and only the specification judges its trace.
+Simulations for traces: a run ends with its trace. In a run with a planted bug the simulator's own
+checks are off, so that it continues, and only the specification judges its trace.
 """
 
 from __future__ import annotations
@@ -228,7 +231,7 @@ class _Writer:
         """The keys of a range."""
         return [key for key, lp in self._lps.items() if lps.first <= lp < lps.end]
 
-    # --- the coordination store ------------------------------------------------------------------------------------------
+    # --- the coordination store -------------------------------------------------------------------
 
     def _routed(self, each: Routed) -> None:
         route = {key: each.route.holder(lp).number for key, lp in self._lps.items()}
@@ -263,7 +266,7 @@ class _Writer:
                 if self._versions[key] > piece.version:
                     self._add("Advance", k=key, version=piece.version)  # it went back: refused
 
-    # --- logs ------------------------------------------------------------------------------------------------------------
+    # --- logs -------------------------------------------------------------------------------------
 
     def _stored(self, each: Stored) -> None:
         key = self._names[each.key]
@@ -298,7 +301,9 @@ class _Writer:
         self._parts[partition].outstanding.append((key, number))
 
     def _settle_outcomes(self, number: int, part: _Partition, key: str) -> None:
-        """The producer has to know what became of the key's messages on another partition: it was answered, or gives them up."""
+        """The producer has to know what became of the key's messages on another partition: it was
+        answered, or gives them up.
+        """
         while (
             any(each[0] == key for each in part.outstanding)
             and part.outstanding[0] in part.log
@@ -310,7 +315,9 @@ class _Writer:
             part.outstanding.clear()
 
     def _is_again(self, part: _Partition) -> bool:
-        """Whether the first message that waits for an answer is stored once more later: its answer was lost."""
+        """Whether the first message that waits for an answer is stored once more later: its answer
+        was lost.
+        """
         return part.is_fenced and part.outstanding[0] in self._copied
 
     def _answer(self, number: int, part: _Partition) -> None:
@@ -326,14 +333,16 @@ class _Writer:
         self._add(do, pp=each.partition, pos=each.sequence + 1)
 
     def _come_back(self, partition: int) -> None:
-        """The group is back. The specification commits the messages and the command message in one step."""
+        """The group is back. The specification commits the messages and the command message in one
+        step.
+        """
         part = self._parts[partition]
         part.log += part.accepted
         part.accepted.clear()
         part.is_away, part.is_sealed = False, True
         self._add("ComeBack", pp=partition, pos=len(part.log) + 1)
 
-    # --- the application's messages --------------------------------------------------------------------------------------
+    # --- the application's messages ---------------------------------------------------------------
 
     def _made_one(self, each: Made) -> None:
         key = self._names[each.key]
@@ -349,7 +358,7 @@ class _Writer:
             self._answer(each.partition, part)
         self._add("IsAcked", k=key, n=message[1], pp=each.partition)
 
-    # --- lanes -----------------------------------------------------------------------------------------------------------
+    # --- lanes ------------------------------------------------------------------------------------
 
     def _granted(self, each: Granted) -> None:
         part = self._parts[each.partition]
@@ -379,7 +388,9 @@ class _Writer:
             self._add("Revoke", pp=each.partition, k=key)
 
     def _next(self, partition: int, key: str, after: int) -> int:
-        """The position of the next message of a key, or of the command message; 0 if there is none."""
+        """The position of the next message of a key, or of the command message; 0 if there is
+        none.
+        """
         part = self._parts[partition]
         for position in range(after + 1, len(part.log) + 1):
             if part.log[position - 1][0] == key:
@@ -672,7 +683,9 @@ NEEDS: Final[dict[str, dict[str, Any]]] = {
     "send on before the fate of earlier batches is known": AIMED,
     "give up waiting for a partition that is not fenced": AIMED,
 }
-"""What planted bugs of the simulator need, so that they have an effect within a few seeds: other values of the plan."""
+"""What planted bugs of the simulator need, so that they have an effect within a few seeds: other
+values of the plan.
+"""
 OUTSIDE: Final = {
     "leave a fence in the store for ever": "removed fences",
     "remove a fence before its seal is known": "removed fences",
@@ -720,15 +733,17 @@ REFUSED_AT: Final = {
     "send on before the fate of earlier batches is known": 13,
     "give up waiting for a partition that is not fenced": 13,
 }
-"""Planted bugs of the simulator, with the first seed at which the specification does not allow what they do (`tools/run traces --ordering
---bugs`).
+"""Planted bugs of the simulator, with the first seed at which the specification does not allow what
+they do (`tools/run traces --ordering --bugs`).
 """
 LEFT_OUT: Final = ("kill_producer", "new_group", "unpark")
 """Faults after which a trace would end at once."""
 
 
 def _plan(seed: int, needs: Mapping[str, Any]) -> Plan:
-    """Changes follow each other faster than in other plans: groups fall behind, and partitions are closed that nobody has read."""
+    """Changes follow each other faster than in other plans: groups fall behind, and partitions are
+    closed that nobody has read.
+    """
     chance = random.Random(f"trace {seed}")
     drawn = draw(chance)
     is_parking = chance.random() < 0.3
@@ -751,8 +766,8 @@ def _plan(seed: int, needs: Mapping[str, Any]) -> Plan:
 def traced(
     seed: int, observations_max: int, bug: Bug | None = None, needs: Mapping[str, Any] | None = None
 ) -> Tracer:
-    """What is seen of a seed's run: of one producer and one group, without messages that fail. With a bug, the simulator's checks are off;
-    `needs` replaces values of the plan.
+    """What is seen of a seed's run: of one producer and one group, without messages that fail. With
+    a bug, the simulator's checks are off; `needs` replaces values of the plan.
     """
     tracer = Tracer(SUBJECT, "g", observations_max, lambda body: int(body.rpartition(b"/")[2]))
     simulation_class = TracedSimulation if bug is None else UncheckedSimulation

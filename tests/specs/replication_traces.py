@@ -2,8 +2,9 @@
 
 What the replicas of a simulated group do, as a trace for TLC (replica_tracer.py).
 
-A trace ends where its limit is reached, or before something that the specification leaves out: a new disk, a LogReset, a power cut that
-takes back a cut of the log, a death between two writes that are one step there.
+A trace ends where its limit is reached, or before something that the specification leaves out: a
+new disk, a LogReset, a power cut that takes back a cut of the log, a death between two writes that
+are one step there.
 """
 
 from __future__ import annotations
@@ -69,13 +70,15 @@ class UncheckedSimulation(TracedSimulation):
 
 
 class TracedNode(Node):
-    """A replica that traces what it does. It is mixed into the product's node, or a planted bug's."""
+    """A replica that traces what it does. It is mixed into the product's node, or a planted
+    bug's.
+    """
 
     def __init__(self, simulation: TracedSimulation, name: str) -> None:
         super().__init__(simulation, name)
         self.tracer = ReplicaTracer(simulation.trace, name)
 
-    # --- life ----------------------------------------------------------------------------------------------------------
+    # --- life -------------------------------------------------------------------------------------
 
     def start(self) -> None:
         """See Node."""
@@ -107,7 +110,7 @@ class TracedNode(Node):
             self.tracer.lost_power(kept)
         self._lost_power |= lost_before
 
-    # --- what comes in -------------------------------------------------------------------------------------------------
+    # --- what comes in ----------------------------------------------------------------------------
 
     def receive(self, sender: str, message: Message) -> None:
         """See Node."""
@@ -117,7 +120,7 @@ class TracedNode(Node):
         if not self.is_stuck:  # an answer that waits for room on the disk comes later
             self.tracer.heard()
 
-    # --- carrying out --------------------------------------------------------------------------------------------------
+    # --- carrying out -----------------------------------------------------------------------------
 
     def _carry_out(self) -> None:
         if self.core is not None:
@@ -200,8 +203,9 @@ def trace(seed: int, lines_max: int, bug: type[Node] | None = None) -> Trace:
 
 
 def trace_of_a_late_promise() -> tuple[Trace, list[Line], list[Line]]:
-    """The trace of three replicas. One of them is cut off while a new master is elected, and its disk is full when it hears that master:
-    its promise waits until there is room, and everything after it, too. Also its own lines while the disk is full, and those after.
+    """The trace of three replicas. One of them is cut off while a new master is elected, and its
+    disk is full when it hears that master: its promise waits until there is room, and everything
+    after it, too. Also its own lines while the disk is full, and those after.
     """
     names = ("a", "b", "c")
     found = Trace("g", (*names, *SPARES), names, LINES_MAX)
@@ -288,7 +292,9 @@ REFUSED_AT: Final = {
     "count at once after a power cut without flushes": 2,
     "accept messages of peers outside the group": 5,
 }
-"""Planted bugs of the simulator, with the first seed at which the specification does not allow what they do (`tools/run traces --bugs`)."""
+"""Planted bugs of the simulator, with the first seed at which the specification does not allow what
+they do (`tools/run traces --bugs`).
+"""
 LIMITS: Final = ("MaxEpoch", "MaxLength", "MaxMessages", "MaxChanges", "MaxKills", "MaxCuts")
 
 

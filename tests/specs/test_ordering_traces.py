@@ -1,4 +1,6 @@
-"""What simulated and real clusters do with an ordered subject are behaviours of the specification; planted bugs and events are not."""
+"""What simulated and real clusters do with an ordered subject are behaviours of the specification;
+planted bugs and events are not.
+"""
 
 from __future__ import annotations
 
@@ -48,7 +50,9 @@ EARLY: Final = (
 )
 """Those that are refused soon."""
 EXTRA_SEEDS: Final = 20
-"""When the code changes, so do the traces: from its remembered seed on, a bug may take so many more."""
+"""When the code changes, so do the traces: from its remembered seed on, a bug may take so many
+more.
+"""
 LINES: Final = 800
 SEED: Final = 38
 """A run with several changes, consumers that lose lanes, and a parked key."""

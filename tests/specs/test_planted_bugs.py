@@ -1,4 +1,6 @@
-"""Each planted bug of a simulator is refused by a specification, or is in what the specification leaves out."""
+"""Each planted bug of a simulator is refused by a specification, or is in what the specification
+leaves out.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,6 @@
-"""What real clusters do are behaviours of the specifications: an ordered subject's partitions are split, merged and moved under load while
-a master is killed; a group's master is killed and starts again, and the next one is cut off.
+"""What real clusters do are behaviours of the specifications: an ordered subject's partitions are
+split, merged and moved under load while a master is killed; a group's master is killed and starts
+again, and the next one is cut off.
 """
 
 from __future__ import annotations

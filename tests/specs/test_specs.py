@@ -1,4 +1,6 @@
-"""TLC explores the specifications of replication and ordered messages, and finds what planted mistakes break (docs/JUDGES.md)."""
+"""TLC explores the specifications of replication and ordered messages, and finds what planted
+mistakes break (docs/JUDGES.md).
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Traces of simulated groups are behaviours of the specifications, and traces of groups with planted bugs are not (docs/JUDGES.md).
-`tools/run traces` checks more seeds, for a given time.
+"""Traces of simulated groups are behaviours of the specifications, and traces of groups with
+planted bugs are not (docs/JUDGES.md). `tools/run traces` checks more seeds, for a given time.
 """
 
 from __future__ import annotations
@@ -36,7 +36,9 @@ EARLY: Final = (
 )
 """Those that are refused within the first hundred lines."""
 EXTRA_SEEDS: Final = 20
-"""When the code changes, so do the traces: from its remembered seed on, a bug may take so many more."""
+"""When the code changes, so do the traces: from its remembered seed on, a bug may take so many
+more.
+"""
 LINES: Final = 1_000
 
 

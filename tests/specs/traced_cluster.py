@@ -1,11 +1,15 @@
-"""A real cluster that is traced: what its drivers commit, and what its coordination store is told, goes to a tracer in that order. Brokers,
-files, sockets, elections and clients are those of production, in one event loop, so nothing lies between a step and its observation.
+"""A real cluster that is traced: what its drivers commit, and what its coordination store is told,
+goes to a tracer in that order. Brokers, files, sockets, elections and clients are those of
+production, in one event loop, so nothing lies between a step and its observation.
 
-A real broker group that is traced: its drivers and disks tell a tracer what they do, and its coordination store what it is told.
+A real broker group that is traced: its drivers and disks tell a tracer what they do, and its
+coordination store what it is told.
 
-Files, sockets, elections and clients are those of production, in one event loop, so nothing lies between a step and its line.
+Files, sockets, elections and clients are those of production, in one event loop, so nothing lies
+between a step and its line.
 
-A run of a real cluster with an ordered subject: its partitions are split, merged and moved under load, and a master is killed.
+A run of a real cluster with an ordered subject: its partitions are split, merged and moved under
+load, and a master is killed.
 """
 
 from __future__ import annotations
@@ -65,7 +69,9 @@ class TracedStore(EmbeddedStore):
 
 
 class TracedDriver(Driver):
-    """A driver that shows what its group commits, at the moment at which the first replica knows it."""
+    """A driver that shows what its group commits, at the moment at which the first replica knows
+    it.
+    """
 
     def __init__(self, *args: Any, logs: CommittedLogs, tracer: Tracer, **options: Any) -> None:
         super().__init__(*args, **options)
@@ -104,7 +110,9 @@ LINES_MAX = 20_000
 
 
 class TracedDisk(MortalDisk):
-    """A disk that shows the death of its process. While `is_full()`, it has no room for the replica's state."""
+    """A disk that shows the death of its process. While `is_full()`, it has no room for the
+    replica's state.
+    """
 
     def __init__(self, tracer: ReplicaTracer, is_full: Callable[[], bool]) -> None:
         super().__init__()
@@ -169,7 +177,9 @@ class TracingDriver(Driver):
 
 
 def traced_group(trace: Trace, full: Container[str]) -> TestCluster:
-    """A cluster of one broker group, which tells `trace` what it does. The disks of the replicas in `full` have no room for their state."""
+    """A cluster of one broker group, which tells `trace` what it does. The disks of the replicas in
+    `full` have no room for their state.
+    """
     tracers = {name: ReplicaTracer(trace, name) for name in trace.replicas}
     return TestCluster(
         brokers=len(trace.replicas),
@@ -183,7 +193,9 @@ def traced_group(trace: Trace, full: Container[str]) -> TestCluster:
 
 
 def commits_of(cluster: TestCluster, names: Iterable[str]) -> set[tuple[int, int]]:
-    """How far the replicas know their logs to be committed, and the ends of their logs. Equal replicas share one item."""
+    """How far the replicas know their logs to be committed, and the ends of their logs. Equal
+    replicas share one item.
+    """
     cores = [
         each.node.driver.core
         for each in map(cluster.machine, names)
@@ -213,8 +225,8 @@ async def until_it_waits_for_room(cluster: TestCluster, name: str) -> None:
 
 
 async def a_replicated_run(rounds: int = 5) -> Trace:
-    """What a group does under load: its master is killed and starts again, the next one is cut off with an entry that nobody else has, and
-    has no room on its disk when it hears its successor.
+    """What a group does under load: its master is killed and starts again, the next one is cut off
+    with an entry that nobody else has, and has no room on its disk when it hears its successor.
     """
     trace = Trace(GROUP, REPLICAS, REPLICAS, LINES_MAX)
     full: set[str] = set()
@@ -261,7 +273,9 @@ ROUNDS: Final = 12
 
 
 class Application:
-    """A producer and two consumers of one subject, which show the tracer what they send, are told and get."""
+    """A producer and two consumers of one subject, which show the tracer what they send, are told
+    and get.
+    """
 
     def __init__(self, mq: qmq.Client, tracer: Tracer) -> None:
         self._mq = mq

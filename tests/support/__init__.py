@@ -79,8 +79,8 @@ PLENTY = 1 << 30
 
 
 class FillingDisk(Disk):
-    """A disk that has room for so many writes, new files and new names. It refuses the next `refusals`, then it has room again. Of a write
-    that it refuses a half is written.
+    """A disk that has room for so many writes, new files and new names. It refuses the next
+    `refusals`, then it has room again. Of a write that it refuses a half is written.
     """
 
     def __init__(self) -> None:
@@ -120,7 +120,9 @@ class FillingDisk(Disk):
 
 
 class FullDisk(MortalDisk):
-    """A machine's disk that another program can fill to the last byte: a file keeps the blocks that it has, and gets no others."""
+    """A machine's disk that another program can fill to the last byte: a file keeps the blocks that
+    it has, and gets no others.
+    """
 
     def __init__(self, is_full: Callable[[], bool]) -> None:
         super().__init__()
@@ -311,7 +313,9 @@ class NodeProcess:
 
 
 async def eventually(condition: Callable[[], object], *, within_s: float = 60.0) -> None:
-    """Wait until a condition holds, which may have to be awaited; for what another process or a timer brings about."""
+    """Wait until a condition holds, which may have to be awaited; for what another process or a
+    timer brings about.
+    """
     async with asyncio.timeout(within_s):
         while True:
             holds = condition()

@@ -1,4 +1,6 @@
-"""The command line in a separate process, forked from one that has loaded the libraries: loading takes most of a command's time."""
+"""The command line in a separate process, forked from one that has loaded the libraries: loading
+takes most of a command's time.
+"""
 
 from __future__ import annotations
 
@@ -49,8 +51,8 @@ def run(
 def hand_over(
     replica: str, control: str, wait: str = "20", **variables: str
 ) -> subprocess.CompletedProcess[bytes]:
-    """Run `qmq broker hand-over`, as a pod's preStop does, for a replica of group g at this control port. `variables` are environment
-    variables.
+    """Run `qmq broker hand-over`, as a pod's preStop does, for a replica of group g at this control
+    port. `variables` are environment variables.
     """
     host, _, port = control.rpartition(":")
     words = (
@@ -74,7 +76,9 @@ def hand_over(
 def run_in_terminal(
     columns: int, words: tuple[str, ...], environment: dict[str, str], *, is_whole: bool = False
 ) -> subprocess.CompletedProcess[bytes]:
-    """Run `qmq WORDS` with a terminal as its standard output, and as its standard error if `is_whole`. Raises TimeoutError."""
+    """Run `qmq WORDS` with a terminal as its standard output, and as its standard error if
+    `is_whole`. Raises TimeoutError.
+    """
     ours, theirs = pty.openpty()
     with open(ours, "rb", 0) as screen, TemporaryFile() as stdin, TemporaryFile() as stderr:
         fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
@@ -116,8 +120,8 @@ def _begin(words: tuple[str, ...], environment: dict[str, str], fds: list[int]) 
 
 @cache
 def _server(columns: str) -> socket.socket:
-    """The connection to the process that forks. There is one process for each width, because the width is read while the libraries
-    load.
+    """The connection to the process that forks. There is one process for each width, because the
+    width is read while the libraries load.
     """
     ours, its = socket.socketpair()
     environment = {**os.environ, "COLUMNS": columns}
@@ -145,7 +149,9 @@ def _exactly(channel: socket.socket, size: int) -> bytes:
 
 
 def _run_and_exit(command_line: Callable[[], object]) -> NoReturn:
-    """Run a command and end this process with its status, without taking the libraries down: that is most of what the command takes."""
+    """Run a command and end this process with its status, without taking the libraries down: that
+    is most of what the command takes.
+    """
     status = 1
     try:
         command_line()

@@ -1,12 +1,14 @@
 """Code blocks of a Markdown page: reads them, runs them, and compares the output with the page.
 
-    ```python     a program; the ```text block after it is its output. Every block is a separate program
+    ```python     a program; the ```text block after it is its output. Every block is a separate
+                  program
     ```console    lines that begin with "$ " are shell commands; the lines after each are its output
     ```python title="test_it.py"    a file with this name, for the commands after it
     ```sh         commands that are not run: they install, or run until they are stopped
 
-A `python` block without a ```text block must print nothing. `...` stands for omitted output, within a line or as a separate line.
-Programs and commands find their server at the address that the test gives, in place of `localhost:20880`.
+A `python` block without a ```text block must print nothing. `...` stands for omitted output, within
+a line or as a separate line. Programs and commands find their server at the address that the test
+gives, in place of `localhost:20880`.
 """
 
 from __future__ import annotations
@@ -31,7 +33,9 @@ FENCED = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """A program, a command or a file, and its output. `name` tells the reader of a failure where the block is."""
+    """A program, a command or a file, and its output. `name` tells the reader of a failure where
+    the block is.
+    """
 
     name: str
     language: str
@@ -59,7 +63,9 @@ def blocks_of(page: Path) -> Iterator[Block]:
 
 
 def printed_by(block: Block, address: str, folder: Path) -> str:
-    """Run a block and return its output: a program runs in this process, a command in the folder."""
+    """Run a block and return its output: a program runs in this process, a command in the
+    folder.
+    """
     code = block.code.replace(ADDRESS, address)
     if block.language == "file":
         (folder / block.name).write_text(code)

@@ -1,10 +1,13 @@
-"""Support for the console's tests: an HTTP client that speaks ASGI with the application and keeps cookies.
+"""Support for the console's tests: an HTTP client that speaks ASGI with the application and keeps
+cookies.
 
 An ordered subject with a consumer of one group, which fails on chosen keys and parks them.
 
-A small identity provider for tests: OpenID Connect's code flow with PKCE over HTTP on this machine, with real keys and signatures.
+A small identity provider for tests: OpenID Connect's code flow with PKCE over HTTP on this machine,
+with real keys and signatures.
 
-The shared parts of the tests in Debian's Chromium: one cluster with content for each screen, one console, one browser, a page a test.
+The shared parts of the tests in Debian's Chromium: one cluster with content for each screen, one
+console, one browser, a page a test.
 
 A page that logs an error or a violation of the Content Security Policy fails its test.
 """
@@ -60,7 +63,9 @@ class Answer:
 
 @dataclass
 class PlainBrowser:
-    """Sends requests to a console. Follows redirections to the console's own host, as a browser does."""
+    """Sends requests to a console. Follows redirections to the console's own host, as a browser
+    does.
+    """
 
     site: ConsoleSite
     cookies: dict[str, str] = field(default_factory=dict)
@@ -183,7 +188,9 @@ LOGICAL_PARTITIONS = 1024
 
 
 class ParkingConsumer:
-    """Handles a subject's messages. `seen` are the bodies that it handled, `bad` the keys on which it fails."""
+    """Handles a subject's messages. `seen` are the bodies that it handled, `bad` the keys on which
+    it fails.
+    """
 
     def __init__(self, mq: Client, subject: str, group: str, bad: Sequence[str]) -> None:
         self._mq, self._subject, self._group = mq, subject, group
@@ -256,7 +263,9 @@ CLIENT_SECRET = "client's secret"
 
 @dataclass
 class IdentityProvider:
-    """`changed` are claims of id tokens that a test forges; `refused` are grants that it does not take."""
+    """`changed` are claims of id tokens that a test forges; `refused` are grants that it does not
+    take.
+    """
 
     issuer: str = ""
     keys: dict[str, ec.EllipticCurvePrivateKey] = field(

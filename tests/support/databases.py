@@ -1,7 +1,9 @@
-"""Real database servers for tests, each in a temporary folder: PostgreSQL from a wheel, MariaDB from the system's packages.
+"""Real database servers for tests, each in a temporary folder: PostgreSQL from a wheel, MariaDB
+from the system's packages.
 
-They listen only on a unix socket in that folder, and run as a user without rights, because PostgreSQL refuses root. They do not sync to the
-disk: a test stops a server cleanly or crashes the server's processes, never the machine.
+They listen only on a unix socket in that folder, and run as a user without rights, because
+PostgreSQL refuses root. They do not sync to the disk: a test stops a server cleanly or crashes the
+server's processes, never the machine.
 """
 
 from __future__ import annotations
@@ -31,7 +33,9 @@ _PLACES = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin"
 
 @dataclass(frozen=True, slots=True)
 class Database:
-    """An empty database for one test. The URLs are SQLAlchemy's; `name` is what the plain drivers want beside `server`."""
+    """An empty database for one test. The URLs are SQLAlchemy's; `name` is what the plain drivers
+    want beside `server`.
+    """
 
     kind: str
     """sqlite, postgresql or mariadb."""
@@ -76,7 +80,7 @@ class DatabaseServer:
         self.ends = 0
         """How often it was ended."""
 
-    # --- what each kind says -------------------------------------------------------------------------------------------
+    # --- what each kind says ----------------------------------------------------------------------
 
     def create_files(self) -> None:
         """Make the data folder."""
@@ -103,7 +107,7 @@ class DatabaseServer:
         """Under which it may run, the best first."""
         raise NotImplementedError
 
-    # --- its life ------------------------------------------------------------------------------------------------------
+    # --- its life ---------------------------------------------------------------------------------
 
     def start(self) -> None:
         """Start, and wait until it answers."""
@@ -130,7 +134,8 @@ class DatabaseServer:
             except (OSError, psycopg.OperationalError, pymysql.OperationalError) as failure:
                 if self._process.poll() is not None or time.monotonic() > until:
                     raise AssertionError(
-                        f"{self.kind} did not start: {failure}\n{log.read_text(errors='replace')[-4000:]}"
+                        f"{self.kind} did not start: "
+                        f"{failure}\n{log.read_text(errors='replace')[-4000:]}"
                     ) from failure
                 time.sleep(0.02)
 
@@ -164,7 +169,7 @@ class DatabaseServer:
             process.send_signal(number)
             process.wait(START_S)
 
-    # --- databases -----------------------------------------------------------------------------------------------------
+    # --- databases --------------------------------------------------------------------------------
 
     def create_database(self) -> Database:
         """One more, empty."""
@@ -188,7 +193,7 @@ class DatabaseServer:
         finally:
             connection.close()
 
-    # --- the user ------------------------------------------------------------------------------------------------------
+    # --- the user ---------------------------------------------------------------------------------
 
     def _user(self) -> str | None:
         """None: the one who runs the tests."""
@@ -202,8 +207,8 @@ class DatabaseServer:
         )
 
     def _as_user(self) -> Sequence[str]:
-        """Set the user before a command. Popen's `user` option forks instead of calling vfork, and gRPC's fork handlers crash the child
-        of a process that has a client.
+        """Set the user before a command. Popen's `user` option forks instead of calling vfork, and
+        gRPC's fork handlers crash the child of a process that has a client.
         """
         if self.user is None:
             return ()
@@ -241,7 +246,9 @@ class PostgresServer(DatabaseServer):
         self._programs = self._readable(Path(wheel.origin).parent) / "pginstall18" / "bin"
 
     def _readable(self, package: Path) -> Path:
-        """The package where the server's user may read it: not everybody may look into the folders above ours."""
+        """The package where the server's user may read it: not everybody may look into the folders
+        above ours.
+        """
         if self.user is None:
             return package
         for name in (f"{package.name}/pginstall18", f"{package.name}.libs"):
@@ -291,7 +298,9 @@ class PostgresServer(DatabaseServer):
         self._administer(f"DROP DATABASE {database.name} WITH (FORCE)")
 
     def kill(self) -> None:
-        """Kill all server processes without a checkpoint: processes of sessions outlive a killed master for a moment."""
+        """Kill all server processes without a checkpoint: processes of sessions outlive a killed
+        master for a moment.
+        """
         self._end(signal.SIGQUIT)
 
 
@@ -353,7 +362,9 @@ class MariaServer(DatabaseServer):
         return f"mysql+pymysql://{rest}", f"mysql+aiomysql://{rest}"
 
     def drop_database(self, database: Database) -> None:
-        """Does nothing: a session that still holds a lock would block the deletion. The server's end deletes the database."""
+        """Does nothing: a session that still holds a lock would block the deletion. The server's
+        end deletes the database.
+        """
 
 
 def sqlite_database(file: Path) -> Database:

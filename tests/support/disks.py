@@ -28,7 +28,9 @@ class BadBlocks:
             raise OSError(errno.EIO, "Input/output error (in this test)")
 
     def write(self, path: Path, at: int, end: int) -> None:
-        """These bytes are about to be written: whole blocks are good from now on. Raises OSError for a part of a bad one."""
+        """These bytes are about to be written: whole blocks are good from now on. Raises OSError
+        for a part of a bad one.
+        """
         for block in _blocks(at, end):
             is_whole = at <= block * BLOCK_BYTES and (block + 1) * BLOCK_BYTES <= end
             if (path, block) in self.bad and not is_whole:
@@ -45,7 +47,9 @@ def _blocks(at: int, end: int) -> range:
 
 
 class BadSectors(Disk):
-    """The real disk, except for the blocks that `spoil` named: reading one fails with EIO, and so does writing a part of one."""
+    """The real disk, except for the blocks that `spoil` named: reading one fails with EIO, and so
+    does writing a part of one.
+    """
 
     def __init__(self) -> None:
         self._blocks = BadBlocks()

@@ -1,4 +1,5 @@
-"""Hostile text from programs and strangers. Where it is shown it must have no effect: no markup in a page, no control in a terminal.
+"""Hostile text from programs and strangers. Where it is shown it must have no effect: no markup in
+a page, no control in a terminal.
 
 The console and the command line share this list. Add any text here that breaks one of them.
 
@@ -54,7 +55,9 @@ BODIES: Final = (
 
 @dataclass(frozen=True, slots=True)
 class Lie:
-    """A field of a region's header, by its place in `REGION`, and the value that overwrites the field."""
+    """A field of a region's header, by its place in `REGION`, and the value that overwrites the
+    field.
+    """
 
     field: int
     value: int
@@ -74,7 +77,9 @@ HARMLESS_AT_INTAKE: Final = {"garbage that claims zstd"}
 def region_of(
     name: str, body: bytes = b"poison", subject: bytes = b"s", *, due_ms: int | None = None
 ) -> bytes:
-    """A batch of one message with a false header. Create times have deltas, and a delayed message has a due time."""
+    """A batch of one message with a false header. Create times have deltas, and a delayed message
+    has a due time.
+    """
     columns = Columns([body], create_deltas=[1], due_times_ms=None if due_ms is None else [due_ms])
     _, region = encode(subject, columns, producer_id=7, batch_sequence=3, create_time_ms=1)
     fields = list(REGION.unpack_from(region))

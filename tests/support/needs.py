@@ -1,4 +1,6 @@
-"""Requirements of some tests. Without them the tests are skipped with a reason that says how to install them; CI has all of them."""
+"""Requirements of some tests. Without them the tests are skipped with a reason that says how to
+install them; CI has all of them.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,9 @@ sys.path.append(str(Path(__file__).resolve().parents[2] / "scripts"))
 from cluster_runner.netns import unavailable
 
 CACHE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache", "qmq-tests")
-"""The folder of tools that scripts fetch for tests: scripts/judges, scripts/kubernetes_tools, scripts/rocketmq_clients."""
+"""The folder of tools that scripts fetch for tests: scripts/judges, scripts/kubernetes_tools,
+scripts/rocketmq_clients.
+"""
 
 NO_ETCD = "no etcd: run scripts/setup, put etcd on the PATH, or set QMQ_ETCD_BIN"
 NO_NAMESPACES = "no network namespaces: they need root and apt-get install iproute2"
@@ -26,14 +30,19 @@ NO_NODE = "no Node: put node and npm on the PATH"
 NO_HELM = "no helm with schemas of Kubernetes: run scripts/kubernetes_tools"
 NO_KUBE_TOOLS = "no kubeconform and kube-score: put Go on the PATH and run scripts/kubernetes_tools"
 NO_CONFTEST = "no conftest: put Go on the PATH and run scripts/kubernetes_tools --all"
-NO_CONTROL_PLANE = "no API server, scheduler and controllers of Kubernetes: put Go on the PATH and run scripts/kubernetes_tools --all"
+NO_CONTROL_PLANE = (
+    "no API server, scheduler and controllers of Kubernetes: put Go on the PATH and run "
+    "scripts/kubernetes_tools --all"
+)
 NO_S3_SERVER = "no versitygw, an S3 server: put Go on the PATH and run scripts/judges"
 NO_ICEBERG_REST = "no REST catalog of Iceberg: put java and mvn on the PATH and run scripts/judges"
 NO_ENGINE = "no container engine: no DOCKER_HOST and no docker socket"
 
 
 def can_use_namespaces() -> bool:
-    """Whether this machine can make network partitions. As in `scripts/cluster`, that needs the rights, `ip` and `nsenter`."""
+    """Whether this machine can make network partitions. As in `scripts/cluster`, that needs the
+    rights, `ip` and `nsenter`.
+    """
     return not unavailable()
 
 

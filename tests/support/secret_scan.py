@@ -1,7 +1,9 @@
-"""Searches the output of all tests for secrets: prints, logs, written logs and audit files, and texts of errors.
+"""Searches the output of all tests for secrets: prints, logs, written logs and audit files, and
+texts of errors.
 
-It recognises every token that any test makes, because tokens, JWTs and private keys have unique forms. A test that must print one is
-marked `prints_secrets`. A test registers values of another form, such as passwords, by `plant`.
+It recognises every token that any test makes, because tokens, JWTs and private keys have unique
+forms. A test that must print one is marked `prints_secrets`. A test registers values of another
+form, such as passwords, by `plant`.
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""Broker groups of one replica or of three and a metaserver, in this event loop, on one coordination store in memory.
+"""Broker groups of one replica or of three and a metaserver, in this event loop, on one
+coordination store in memory.
 
 Their readers block, so tests run them in a thread: `await asyncio.to_thread(...)`.
 """

@@ -1,5 +1,5 @@
-"""Support for the etcd tests: namespaces, a proxy that loses answers, a reader of a watch, a store with a fault before its
-transactions.
+"""Support for the etcd tests: namespaces, a proxy that loses answers, a reader of a watch, a store
+with a fault before its transactions.
 
 A coordination store with a faulty connection, and a store that several nodes of a test share.
 """
@@ -216,9 +216,11 @@ async def _nothing() -> None: ...
 
 
 class FaultyStore:
-    """A store with faults in front of `inner`. Transactions are counted from 1; `faults` maps a transaction's number to its fault.
+    """A store with faults in front of `inner`. Transactions are counted from 1; `faults` maps a
+    transaction's number to its fault.
 
-    `cut` keeps calls of other kinds away from it too. `before` and `after` are awaited around each transaction.
+    `cut` keeps calls of other kinds away from it too. `before` and `after` are awaited around each
+    transaction.
     """
 
     def __init__(
@@ -257,7 +259,9 @@ class FaultyStore:
         key: str | None = None,
         failure: Exception | None = None,
     ) -> None:
-        """Make calls of these names fail, a number of times, or only those about a key (or a prefix)."""
+        """Make calls of these names fail, a number of times, or only those about a key (or a
+        prefix).
+        """
         self._cuts.update({name: _Cut(times, key, failure) for name in names})
 
     def heal(self) -> None:
@@ -310,7 +314,9 @@ class FaultyStore:
 
 
 class SharedStore(EmbeddedStore):
-    """One store for several nodes. `close` by a node does nothing; the test closes the store by `end`."""
+    """One store for several nodes. `close` by a node does nothing; the test closes the store by
+    `end`.
+    """
 
     async def close(self) -> None:
         """Does nothing: nodes call this; the test calls `end`."""

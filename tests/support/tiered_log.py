@@ -59,7 +59,9 @@ def in_memory() -> Objects:
 
 
 class FaultyObjects:
-    """An object store that fails as `faults` says, by the number of the call; the first call is 1."""
+    """An object store that fails as `faults` says, by the number of the call; the first call is
+    1.
+    """
 
     def __init__(
         self,
@@ -121,7 +123,9 @@ def replica(cluster: TestCluster, name: str = "") -> ReplicaMachine:
 
 
 async def until_cold(cluster: TestCluster) -> None:
-    """Wait until the store has every sealed segment of the master; then let its local retention delete their files."""
+    """Wait until the store has every sealed segment of the master; then let its local retention
+    delete their files.
+    """
     node = replica(cluster).node
     assert node is not None
     log = node.broker.store.messages

@@ -1,6 +1,7 @@
 """Builds the wheel of a source tree, as a release does.
 
-The previous release's packages, built from its commit: a node of this version must work beside them (docs/UPGRADES.md).
+The previous release's packages, built from its commit: a node of this version must work beside them
+(docs/UPGRADES.md).
 """
 
 from __future__ import annotations
@@ -41,7 +42,9 @@ COMMIT: Final = "2f4663222340145393d96889a529d4e165217411"
 
 
 def has_history() -> bool:
-    """Whether this checkout knows the release's commit; a shallow clone and an unpacked archive do not."""
+    """Whether this checkout knows the release's commit; a shallow clone and an unpacked archive do
+    not.
+    """
     found = subprocess.run(
         ["git", "cat-file", "-e", f"{COMMIT}^{{commit}}"],
         cwd=ROOT,
@@ -52,10 +55,13 @@ def has_history() -> bool:
 
 
 def unpack(folder: Path) -> Path:
-    """Build the release's wheel and unpack it. Returns the folder for PYTHONPATH. Skips the test without the project's history."""
+    """Build the release's wheel and unpack it. Returns the folder for PYTHONPATH. Skips the test
+    without the project's history.
+    """
     if not has_history():
         pytest.skip(
-            f"no history: qmq {VERSION} is built from commit {COMMIT}, which git fetch --unshallow brings"
+            f"no history: qmq {VERSION} is built from commit {COMMIT}, which git fetch "
+            "--unshallow brings"
         )
     archive = subprocess.run(
         ["git", "archive", COMMIT], cwd=ROOT, capture_output=True, check=True

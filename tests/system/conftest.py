@@ -1,7 +1,8 @@
-"""One running group for all tests of a session that need one, because it takes ten seconds to start.
+"""One running group for all tests of a session that need one, because it takes ten seconds to
+start.
 
-With QMQ_TEST_SECURE=1 (`scripts/test --secure`) it is a secured group that enforces rules, and clients that a test opens without
-certificates show the operator's.
+With QMQ_TEST_SECURE=1 (`scripts/test --secure`) it is a secured group that enforces rules, and
+clients that a test opens without certificates show the operator's.
 """
 
 from __future__ import annotations

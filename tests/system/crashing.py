@@ -1,5 +1,6 @@
-"""A server that dies at a chosen line: `python -m system.crashing POINT:COUNT WORDS...` runs `qmq WORDS`, and the process kills itself when
-it reaches the point for the COUNT-th time, as by SIGKILL: it flushes nothing and sends nothing.
+"""A server that dies at a chosen line: `python -m system.crashing POINT:COUNT WORDS...` runs `qmq
+WORDS`, and the process kills itself when it reaches the point for the COUNT-th time, as by SIGKILL:
+it flushes nothing and sends nothing.
 
     plan-written      a plan is written, and not committed
     plan-committed    the plan is committed, and nothing is sent

@@ -1,9 +1,11 @@
-"""A cluster with a delay group, as processes on free loopback ports: etcd, metaservers, a broker group, a delay group. Tests kill each.
+"""A cluster with a delay group, as processes on free loopback ports: etcd, metaservers, a broker
+group, a delay group. Tests kill each.
 
-A test can start a process of the delay group with a *crash point* (system/crashing.py), where it dies, and with another clock
-(system/faketime.py).
+A test can start a process of the delay group with a *crash point* (system/crashing.py), where it
+dies, and with another clock (system/faketime.py).
 
-One run of faults against a delay group under load, and its verdict. `tools/run delay_faults` is its long form.
+One run of faults against a delay group under load, and its verdict. `tools/run delay_faults` is its
+long form.
 
 kill           SIGKILL of the delay group's master, at a random moment
 crash          the master kills itself at a chosen line (system/crashing.py)
@@ -60,7 +62,9 @@ def _issued(folder: Path, names: Sequence[str]) -> dict[str, Tls]:
 
 
 class DelayCluster:
-    """One broker group `g` and one delay group `d`. `start_all`, then verbs by name; `stop` ends everything."""
+    """One broker group `g` and one delay group `d`. `start_all`, then verbs by name; `stop` ends
+    everything.
+    """
 
     def __init__(
         self,
@@ -95,7 +99,7 @@ class DelayCluster:
         self.processes: dict[str, subprocess.Popen[str]] = {}
         self.logs: dict[str, Path] = {}
 
-    # --- life ----------------------------------------------------------------------------------------------------------
+    # --- life -------------------------------------------------------------------------------------
 
     async def start_all(self) -> None:
         """Up, and ready."""
@@ -205,7 +209,7 @@ class DelayCluster:
             self.kill(name)
         await asyncio.to_thread(self.etcd.stop)
 
-    # --- looking -------------------------------------------------------------------------------------------------------
+    # --- looking ----------------------------------------------------------------------------------
 
     def control(self, name: str) -> str:
         """Address of a replica's control port."""
@@ -349,7 +353,7 @@ class DelayRun:
         outcome.cancelled, outcome.delivered = verdict.cancelled, verdict.delivered
         outcome.lateness_ms = verdict.lateness_ms
 
-    # --- faults: each returns what it was, when the cluster is whole again ---------------------------------------------
+    # --- faults: each returns what it was, when the cluster is whole again ------------------------
 
     async def _kill(self) -> str:
         name = await self.cluster.delay_master()

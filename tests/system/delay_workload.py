@@ -1,13 +1,14 @@
-"""Load of delayed messages for fault tests: senders that cancel and move some of their messages, and consumers that record all deliveries.
+"""Load of delayed messages for fault tests: senders that cancel and move some of their messages,
+and consumers that record all deliveries.
 
-A message's body is its number. Half of the messages go to an unordered subject, the other half, with keys, to an ordered one. Unknown
-outcomes are recorded as unknown.
+A message's body is its number. Half of the messages go to an unordered subject, the other half,
+with keys, to an ordered one. Unknown outcomes are recorded as unknown.
 
 Judges delayed messages by what senders, cancellers and consumers saw. Pure.
 
-A *wish* is one message as its sender knows it; a *sight* is one stored copy of it in its subject. The model: each wish that was
-acknowledged and not cancelled has exactly one sight, not before its due time; a cancelled wish
-has none; a wish of unknown outcome has at most one.
+A *wish* is one message as its sender knows it; a *sight* is one stored copy of it in its subject.
+The model: each wish that was acknowledged and not cancelled has exactly one sight, not before its
+due time; a cancelled wish has none; a wish of unknown outcome has at most one.
 """
 
 from __future__ import annotations
@@ -29,7 +30,9 @@ from qmq.model import Order, SubjectConfig
 
 @dataclass(slots=True)
 class Wish:
-    """A message that was sent. `due_times_ms` are its possible due times: several while the outcome of a move is unknown."""
+    """A message that was sent. `due_times_ms` are its possible due times: several while the outcome
+    of a move is unknown.
+    """
 
     number: int
     key: int
@@ -66,7 +69,9 @@ class Verdict:
 
 
 def judge(wishes: Iterable[Wish], sights: Iterable[Sight], *, early_ms: int = 0) -> Verdict:
-    """Compare. `early_ms`: how far the clocks of the delay group and of the real-time brokers may differ."""
+    """Compare. `early_ms`: how far the clocks of the delay group and of the real-time brokers may
+    differ.
+    """
     verdict = Verdict()
     seen: dict[int, dict[tuple[str, int], Sight]] = defaultdict(dict)
     for sight in sights:
@@ -105,9 +110,11 @@ def _judge_one(verdict: Verdict, wish: Wish, copies: list[Sight], early_ms: int)
 
 
 def out_of_order(wishes: Iterable[Wish], sights: Iterable[Sight]) -> list[str]:
-    """On an ordered subject: where a message came behind one of its key that was due later, or at the same time and sent later.
+    """On an ordered subject: where a message came behind one of its key that was due later, or at
+    the same time and sent later.
 
-    `sights` are in the order in which a group consumed them; senders number in the order of sending, and send well before what is due.
+    `sights` are in the order in which a group consumed them; senders number in the order of
+    sending, and send well before what is due.
     """
     known = {wish.number: wish for wish in wishes if len(wish.due_times_ms) == 1}
     found: list[str] = []
@@ -122,7 +129,8 @@ def out_of_order(wishes: Iterable[Wish], sights: Iterable[Sight]) -> list[str]:
         mine, before = (due, wish.number), last.get(wish.key, (-1, -1))
         if mine < before:
             found.append(
-                f"key {wish.key}: {wish.number} (due {due}) came behind {before[1]} (due {before[0]})"
+                f"key {wish.key}: {wish.number} (due {due}) came behind {before[1]} (due "
+                f"{before[0]})"
             )
         last[wish.key] = max(mine, before)
     return found
@@ -186,7 +194,7 @@ class DelayWorkload:
             for subject in (PLAIN, ORDERED)
         ]
 
-    # --- sending -------------------------------------------------------------------------------------------------------
+    # --- sending ----------------------------------------------------------------------------------
 
     async def _send_forever(self, client: qmq.Client, subject: str) -> None:
         asked: set[asyncio.Task[None]] = set()
@@ -245,7 +253,7 @@ class DelayWorkload:
         wish = self.wishes[self._next] = Wish(self._next, self._random.randrange(KEYS), {due_ms})
         return wish
 
-    # --- changing one's mind -------------------------------------------------------------------------------------------
+    # --- changing one's mind ----------------------------------------------------------------------
 
     async def _cancel(self, client: qmq.Client, wish: Wish, delayed_id: str) -> None:
         await asyncio.sleep(self._random.random())
@@ -269,7 +277,7 @@ class DelayWorkload:
             if failure.outcome is Outcome.NOT_STORED:
                 wish.due_times_ms = before
 
-    # --- seeing --------------------------------------------------------------------------------------------------------
+    # --- seeing -----------------------------------------------------------------------------------
 
     async def _see_plain(self, client: qmq.Client) -> None:
         async with client.consumer(PLAIN, "judge") as consumer:
@@ -297,7 +305,7 @@ class DelayWorkload:
     def _saw(self, subject: str, body: bytes, queue: str, sequence: int, append_ms: int) -> None:
         self.sights[subject].append(Sight(int(body), f"{subject}@{queue}", sequence, append_ms))
 
-    # --- the end -------------------------------------------------------------------------------------------------------
+    # --- the end ----------------------------------------------------------------------------------
 
     @property
     def missing(self) -> int:
@@ -311,7 +319,9 @@ class DelayWorkload:
         return sum(wish.number not in seen for wish in wishes)
 
     async def finish(self, *, within_s: float = 240.0) -> None:
-        """Stop sending; wait for the messages that must be delivered, and a while longer for those that must not."""
+        """Stop sending; wait for the messages that must be delivered, and a while longer for those
+        that must not.
+        """
         self._stops.set()
         await asyncio.gather(*self._sending)
         last_ms = max((max(wish.due_times_ms) for wish in self.wishes.values()), default=0)

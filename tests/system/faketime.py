@@ -2,13 +2,16 @@
 
 The tests rely on these properties of 0.9.10, the version in libfaketime 3.0.1:
 
-* With FAKETIME_DONT_FAKE_MONOTONIC=1 it does not change CLOCK_MONOTONIC, its _RAW and _COARSE forms, and CLOCK_BOOTTIME.
-* With FAKETIME_NO_CACHE=1 it reads FAKETIME_TIMESTAMP_FILE at every call of a clock (otherwise every ten seconds), so a test can make
-  the clock of a running process jump. The file holds an offset such as "+3600". A test replaces the file, so it is never half written.
-* Reading the file is not safe in threads: if two read at once, the process may end with "failed to parse FAKETIME timestamp". A process
-  with many threads should keep the value for a second (`cache_s`).
-* A process has a semaphore and a page in /dev/shm under its pid. A killed process leaves them there (a later process with that pid
-  works without them): `sweep` deletes them.
+* With FAKETIME_DONT_FAKE_MONOTONIC=1 it does not change CLOCK_MONOTONIC, its _RAW and _COARSE
+  forms, and CLOCK_BOOTTIME.
+* With FAKETIME_NO_CACHE=1 it reads FAKETIME_TIMESTAMP_FILE at every call of a clock (otherwise
+  every ten seconds), so a test can make the clock of a running process jump. The file holds an
+  offset such as "+3600". A test replaces the file, so it is never half written.
+* Reading the file is not safe in threads: if two read at once, the process may end with "failed to
+  parse FAKETIME timestamp". A process with many threads should keep the value for a second
+  (`cache_s`).
+* A process has a semaphore and a page in /dev/shm under its pid. A killed process leaves them there
+  (a later process with that pid works without them): `sweep` deletes them.
 * This package is compiled without faking stat, utime and sleep, so file times and timers are real.
 * Child processes inherit the environment, so their clocks jump too.
 """
@@ -55,7 +58,9 @@ class FakeTime:
         }
 
     def jump(self, seconds: float) -> None:
-        """Set the wall clock this far ahead of the true time (not of its last value). Processes notice at their next reading."""
+        """Set the wall clock this far ahead of the true time (not of its last value). Processes
+        notice at their next reading.
+        """
         new = self._file.with_suffix(".new")
         new.write_text(f"{seconds:+f}")
         new.replace(self._file)

@@ -1,4 +1,6 @@
-"""Processes of the gateway's benchmark and fault runs: gateways, RocketMQ's own servers, and programs of RocketMQ's clients."""
+"""Processes of the gateway's benchmark and fault runs: gateways, RocketMQ's own servers, and
+programs of RocketMQ's clients.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +38,9 @@ def cpu_s(*pids: int) -> float:
 
 
 def java(program: str, *options: str) -> list[str]:
-    """The command that runs a program of RocketMQ's Java client. It is compiled once, into the cache."""
+    """The command that runs a program of RocketMQ's Java client. It is compiled once, into the
+    cache.
+    """
     source = PROGRAMS / f"{program}.java"
     classes = (
         CACHE
@@ -86,7 +90,9 @@ class Gateway:
 
 
 class RocketMQ:
-    """RocketMQ's name server, broker and proxy, each in its own JVM, with default settings except sizes, folders and ports."""
+    """RocketMQ's name server, broker and proxy, each in its own JVM, with default settings except
+    sizes, folders and ports.
+    """
 
     def __init__(self, *topics: str) -> None:
         self.home = Path(tempfile.mkdtemp(prefix="rocketmq-"))

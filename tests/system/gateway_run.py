@@ -1,4 +1,5 @@
-"""A run with faults through gateways: RocketMQ's Java client works while gateways and brokers are killed and routes change.
+"""A run with faults through gateways: RocketMQ's Java client works while gateways and brokers are
+killed and routes change.
 
 Java sender ──▶ gateway 1, gateway 2 (processes, killed and restarted) ──▶ brokers (TestCluster: real files, killed and restarted)
 Java receiver ─┘                                                              route: splits, merges, moves
@@ -32,7 +33,9 @@ DOWN_S: Final = 1.0
 
 @dataclass(frozen=True, slots=True)
 class GatewayRun:
-    """The plan of a run. With `groups` (message groups) the topic is ordered, otherwise unordered. Only an ordered topic has `changes`."""
+    """The plan of a run. With `groups` (message groups) the topic is ordered, otherwise unordered.
+    Only an ordered topic has `changes`.
+    """
 
     count: int = 5_000
     bytes: int = 100
@@ -44,13 +47,17 @@ class GatewayRun:
     gateways: int = 2
     replicas: int = 3
     idle_s: int = 90
-    """The receiver gives up when nothing has come for so long; ten times as long before its first message."""
+    """The receiver gives up when nothing has come for so long; ten times as long before its first
+    message.
+    """
     seed: int = 1
 
 
 @dataclass(frozen=True, slots=True)
 class GatewayOutcome:
-    """The outcome of a run. `resent`: sends without an answer at the client. `under_load`: faults during sending."""
+    """The outcome of a run. `resent`: sends without an answer at the client. `under_load`: faults
+    during sending.
+    """
 
     sent: int
     resent: int
@@ -89,7 +96,9 @@ class Faults:
         self._brokers = sorted(name for name in cluster.groups if name != "delay")
 
     async def do(self, kind: str, struck: Callable[[], None]) -> None:
-        """One fault; calls `struck` when the harm is done, and returns when what was killed is there again."""
+        """One fault; calls `struck` when the harm is done, and returns when what was killed is
+        there again.
+        """
         self._say(kind)
         await {"change": self._change, "gateway": self._kill_gateway, "failover": self._fail_over}[
             kind
@@ -191,7 +200,9 @@ async def run(wanted: GatewayRun, say: Callable[[str], None] = lambda _: None) -
 
 
 async def _harm(faults: Faults, kinds: list[str], sender: Load) -> int:
-    """Make each fault at the start of a share of the messages. Returns the number of faults before the share was stored."""
+    """Make each fault at the start of a share of the messages. Returns the number of faults before
+    the share was stored.
+    """
     under_load = 0
 
     def struck() -> None:

@@ -1,11 +1,13 @@
-"""A broker group for fault tests: the services of the compose file, started by scripts/cluster and observed through their control ports.
+"""A broker group for fault tests: the services of the compose file, started by scripts/cluster and
+observed through their control ports.
 
 A cluster for faults of ordered subjects: the services of docker-compose.yml in other numbers.
 
-`shaped` makes a compose file with the wanted numbers of etcd members, metaservers, broker groups and replicas: each service is a copy of
-the first service of its kind, with its own name and port.
+`shaped` makes a compose file with the wanted numbers of etcd members, metaservers, broker groups
+and replicas: each service is a copy of the first service of its kind, with its own name and port.
 
-A single node in the secured form of the fault tests (`scripts/test --secure`): TLS with certificates of both sides, and enforced rules.
+A single node in the secured form of the fault tests (`scripts/test --secure`): TLS with
+certificates of both sides, and enforced rules.
 
 node = NodeProcess(folder / "node")
 async with secured(node, folder):       # clients in this process and its children show the certificate of app:load
@@ -134,7 +136,9 @@ class Group:
                 await asyncio.sleep(0.1)
 
     async def settled_peer(self, replica: str, *, within_s: float = 240.0) -> None:
-        """Wait until the replica follows again: the master reports that it is in step and holds what is committed."""
+        """Wait until the replica follows again: the master reports that it is in step and holds
+        what is committed.
+        """
         async with asyncio.timeout(within_s):
             while True:
                 found = await self.describe_all()
@@ -185,7 +189,9 @@ def _agree(found: list[pb.ReplicaStatus]) -> bool:
 
 
 def enforce_rules(cluster: Cluster) -> None:
-    """Enforce rules in this secured cluster: only its servers and `admin` may act without a rule."""
+    """Enforce rules in this secured cluster: only its servers and `admin` may act without a
+    rule.
+    """
     assert cluster.run(["qmq", "acl", "mode", "enforce"]) == 0
 
 
@@ -193,7 +199,9 @@ def enforce_rules(cluster: Cluster) -> None:
 def running_group(
     folder: Path, network: str, *, secure: bool = False, **environment: str
 ) -> Iterator[Group]:
-    """etcd, metaservers and group g1, until the end of the block; with `secure`, over TLS, and the cluster's `admin` looks at it."""
+    """etcd, metaservers and group g1, until the end of the block; with `secure`, over TLS, and the
+    cluster's `admin` looks at it.
+    """
     settings = {"QMQ_ETCD_HEARTBEAT_MS": "50", "QMQ_ETCD_ELECTION_MS": "500", **environment}
     with Cluster(folder, network=network, environment=settings, secure=secure) as cluster:
         cluster.up((*ETCD, *(ETCD_USERS if secure else ()), *METAS, *REPLICAS), deps=False)
@@ -280,7 +288,9 @@ def _copy(body: Mapping[str, Any], name: str, **environment: str) -> dict[str, A
 
 
 class OrderedCluster:
-    """Some broker groups of a running cluster. Their control ports are reached through `network`."""
+    """Some broker groups of a running cluster. Their control ports are reached through
+    `network`.
+    """
 
     def __init__(self, cluster: Cluster, shape: Shape, network: Network = NETWORK) -> None:
         self.cluster = cluster
@@ -332,7 +342,9 @@ class OrderedCluster:
                 await asyncio.sleep(0.05)
 
     async def start(self, name: str, *, within_s: float = 90.0) -> None:
-        """Start a service again, and wait until it answers. Asked from here: a health check's process costs more than its answer."""
+        """Start a service again, and wait until it answers. Asked from here: a health check's
+        process costs more than its answer.
+        """
         await self.do(self.cluster.start, name, wait=False)
         async with asyncio.timeout(within_s):
             while not await self._answers(name):
@@ -371,8 +383,9 @@ def running_cluster(
 ) -> Iterator[OrderedCluster]:
     """A cluster of that shape, until the end of the block.
 
-    With `secure` the broker groups and metaservers are those of docker-compose.secure.yml, with its three members of etcd, and rules are
-    enforced; clients in this process and its children show the administrator's certificate.
+    With `secure` the broker groups and metaservers are those of docker-compose.secure.yml, with its
+    three members of etcd, and rules are enforced; clients in this process and its children show the
+    administrator's certificate.
     """
     settings = {**ETCD_TIMES, **(environment or {})}
     file = folder / "compose.json"
@@ -407,7 +420,8 @@ _KINDS: Final = {"node": "node", LOAD: "app", ADMIN: "op"}
 
 @asynccontextmanager
 async def secured(node: NodeProcess, folder: Path, *, secure: bool = True) -> AsyncIterator[None]:
-    """Close a node that does not run yet: it starts behind TLS and enforces rules, also after each later start. Nothing without `secure`.
+    """Close a node that does not run yet: it starts behind TLS and enforces rules, also after each
+    later start. Nothing without `secure`.
 
     app:load may do everything with subjects and groups, and nothing with the cluster.
     """

@@ -1,4 +1,6 @@
-"""Lake writers are killed at random moments while messages arrive and a route changes; each row is compared with the sent messages."""
+"""Lake writers are killed at random moments while messages arrive and a route changes; each row is
+compared with the sent messages.
+"""
 
 from __future__ import annotations
 
@@ -57,7 +59,8 @@ async def lake_run(
     is_typed: bool = False,
     step: Callable[[], None] = lambda: None,
 ) -> LakeOutcome:
-    """Send `rows` messages in `kills` parts. Over each part a writer runs that is killed; the last one ends by itself.
+    """Send `rows` messages in `kills` parts. Over each part a writer runs that is killed; the last
+    one ends by itself.
 
     `is_typed`: the table is typed, and some messages do not fit the schema.
     """
@@ -136,8 +139,8 @@ def _follow(server: str, uri: str, warehouse: str, *more: str) -> list[str]:
 
 
 def _started(words: list[str]) -> tuple[Any, Any]:
-    """`qmq` in a separate process, and its output. The process is forked from one that has loaded the libraries, which saves most of the
-    start time.
+    """`qmq` in a separate process, and its output. The process is forked from one that has loaded
+    the libraries, which saves most of the start time.
     """
     context = mp.get_context("forkserver")
     context.set_forkserver_preload(
@@ -157,7 +160,9 @@ def _qmq(words: list[str], out: Any) -> None:
 
 
 def _killed(words: list[str], choose: random.Random, outcome: LakeOutcome) -> None:
-    """Most writers take some rounds first: the moment counts from their first commit, or from their start."""
+    """Most writers take some rounds first: the moment counts from their first commit, or from their
+    start.
+    """
     process, output = _started(words)
     if choose.random() < 0.7:
         os.read(output.fileno(), 1)
@@ -188,7 +193,9 @@ def number_of(body: bytes) -> int:
 
 
 def misplaced(found: pa.Table, rejected: pa.Table) -> list[str]:
-    """Rows of a typed run that are in the wrong table, or whose column does not say what their body says."""
+    """Rows of a typed run that are in the wrong table, or whose column does not say what their body
+    says.
+    """
     wrong = [
         f"{body!r} was rejected"
         for body in rejected["body"].to_pylist()
@@ -203,7 +210,9 @@ def misplaced(found: pa.Table, rejected: pa.Table) -> list[str]:
 
 
 def anomalies(found: pa.Table, rows: int) -> list[str]:
-    """Rows that are missing, duplicated, out of their key's order over all routes, or in the wrong logical partition."""
+    """Rows that are missing, duplicated, out of their key's order over all routes, or in the wrong
+    logical partition.
+    """
     order = [(name, "ascending") for name in ("route_version", "partition", "sequence")]
     columns = found.sort_by(order).select(["key", "body", "logical_partition"]).to_pydict()
     numbers = [number_of(each) for each in columns["body"]]

@@ -1,14 +1,20 @@
-"""Two disturbers of an ordered workload: one changes the route, one breaks processes and networks. `ordered_workload` has the plan.
+"""Two disturbers of an ordered workload: one changes the route, one breaks processes and networks.
+`ordered_workload` has the plan.
 
 Rules of the nemesis:
-* It repairs each fault before the next one. The history has the outage from before the fault until the group has a serving master.
-* It leaves a frozen or cut off broker group alone for longer than its master's lease, while the group's partitions are moved away. It
-  waits until writers continue before it wakes the group. The group must have had a good share of the route, and so of the load, when it
-  fell silent; if a change took that share away at the same moment, nothing was out of service, and the nemesis chooses a group again.
+* It repairs each fault before the next one. The history has the outage from before the fault until
+  the group has a serving master.
+* It leaves a frozen or cut off broker group alone for longer than its master's lease, while the
+  group's partitions are moved away. It waits until writers continue before it wakes the group. The
+  group must have had a good share of the route, and so of the load, when it fell silent; if a
+  change took that share away at the same moment, nothing was out of service, and the nemesis
+  chooses a group again.
 
-A change may conflict with one of the other disturber, or find a metaserver dead. It is then tried again, from the route of that moment.
+A change may conflict with one of the other disturber, or find a metaserver dead. It is then tried
+again, from the route of that moment.
 
-A whole run of ordered faults: a cluster, a workload, consumers as processes, changes and faults at the same time, and the verdict.
+A whole run of ordered faults: a cluster, a workload, consumers as processes, changes and faults at
+the same time, and the verdict.
 """
 
 from __future__ import annotations
@@ -67,7 +73,9 @@ class Changer:
     ) -> None:
         self.done: Counter[str] = Counter()
         self.refused: Counter[str] = Counter()
-        """Tries that ended with an error, by code: conflicts with the other one's changes, metaservers that died."""
+        """Tries that ended with an error, by code: conflicts with the other one's changes,
+        metaservers that died.
+        """
         self._metadata, self._subject, self._groups, self._coin = metadata, subject, groups, coin
         self._latest = 1
 
@@ -82,7 +90,9 @@ class Changer:
         self.done[kind] += 1
 
     async def route(self, version: int = 0) -> pb.OrderedRoute:
-        """A version of the route; 0: the latest, and never an older one than was seen before. Raises TimeoutError."""
+        """A version of the route; 0: the latest, and never an older one than was seen before.
+        Raises TimeoutError.
+        """
         async with asyncio.timeout(CHANGE_S):
             while True:
                 try:
@@ -96,7 +106,9 @@ class Changer:
                 await asyncio.sleep(RETRY_S)  # from a metaserver that lags
 
     async def still_held(self, group: str, since: int) -> frozenset[int]:
-        """The partitions that a group has held in every version of the route since then; none if they are too few for a useful fault."""
+        """The partitions that a group has held in every version of the route since then; none if
+        they are too few for a useful fault.
+        """
         latest = await self.route()
         routes = [latest, *[await self.route(version) for version in range(since, latest.version)]]
         held = frozenset.intersection(*[held_by(route, group) for route in routes])
@@ -161,7 +173,9 @@ class Progress(Protocol):
     """Waits for the writers."""
 
     async def __call__(self, count: int, within_s: float, lps: Collection[int] = ()) -> None:
-        """Wait for this many more acknowledged messages, of these logical partitions or of any. Raises TimeoutError."""
+        """Wait for this many more acknowledged messages, of these logical partitions or of any.
+        Raises TimeoutError.
+        """
         ...
 
 
@@ -204,7 +218,7 @@ class Nemesis:
         route = await self._changer.route()
         return self._coin.choice(sorted({part.broker_group for part in route.partitions}))
 
-    # --- brokers -----------------------------------------------------------------------------------------------------------
+    # --- brokers ----------------------------------------------------------------------------------
 
     async def _kill_master(self) -> None:
         await self._with_master(self._killed)
@@ -251,7 +265,7 @@ class Nemesis:
         await self._progress(200, 240.0)
         await victims.start(slave)
 
-    # --- whole broker groups -----------------------------------------------------------------------------------------------
+    # --- whole broker groups ----------------------------------------------------------------------
 
     async def _freeze_group(self) -> None:
         victims = self._victims
@@ -286,7 +300,9 @@ class Nemesis:
         harm: Callable[[str], Awaitable[None]],
         mend: Callable[[str], Awaitable[None]],
     ) -> None:
-        """Repeat until a group had its share from before the outage until it was unreachable: changes continue meanwhile."""
+        """Repeat until a group had its share from before the outage until it was unreachable:
+        changes continue meanwhile.
+        """
         victims, held = self._victims, frozenset[int]()
         while not held:
             group, version = await self._worthy()
@@ -311,7 +327,9 @@ class Nemesis:
                 return group, route.version
 
     async def _leave(self, group: str, held: Collection[int]) -> None:
-        """Move everything away, and check that writers continue on other groups and that the group's lease has ended."""
+        """Move everything away, and check that writers continue on other groups and that the
+        group's lease has ended.
+        """
         since_s = time.monotonic()
         if len(self._victims.replicas) > 1:
             await self._changer.evacuate(group)
@@ -328,7 +346,7 @@ class Nemesis:
             ),
         )
 
-    # --- metaservers and consumers -----------------------------------------------------------------------------------------
+    # --- metaservers and consumers ----------------------------------------------------------------
 
     async def _kill_meta(self) -> None:
         victims, meta = self._victims, self._coin.choice(self._victims.metas)
@@ -412,7 +430,9 @@ class Options:
     secure: bool = False
     flush: str = "async"
     slow_s: float = 5.0
-    """A message that waits longer needs a reason. Generous: on a small machine everything waits for the processor now and then."""
+    """A message that waits longer needs a reason. Generous: on a small machine everything waits for
+    the processor now and then.
+    """
     after_s: float = 5.0
 
 
@@ -426,7 +446,9 @@ class Result:
     faults: dict[str, int]
     failures: dict[str, int]
     tables: dict[str, str]
-    """With a binlog: of each group "the same", or what is wrong with the table that follows what it was given."""
+    """With a binlog: of each group "the same", or what is wrong with the table that follows what it
+    was given.
+    """
     seconds: float
 
     @property
@@ -487,7 +509,9 @@ def tables_of(options: Options, path: Path) -> dict[str, str]:
 async def run(
     cluster: OrderedCluster, options: Options, folder: Path, done: Callable[[], None] = lambda: None
 ) -> Result:
-    """Make all changes and faults under load, then drain, then judge. Raises errors that prevent a verdict."""
+    """Make all changes and faults under load, then drain, then judge. Raises errors that prevent a
+    verdict.
+    """
     subject = f"faults.ordered.{options.seed}"
     async with qmq.connect(cluster.server) as client:
         config = SubjectConfig(subject, order=Order.STRICT, logical_partitions=LOGICAL_PARTITIONS)

@@ -1,7 +1,8 @@
-"""The plan of a run of ordered faults: which changes of the route, which faults, and when. Pure, drawn from a seed before the run.
+"""The plan of a run of ordered faults: which changes of the route, which faults, and when. Pure,
+drawn from a seed before the run.
 
-Changes follow one another, and so do faults; both continue beside each other. A fault ends, and its damage is healed, before the next
-fault.
+Changes follow one another, and so do faults; both continue beside each other. A fault ends, and its
+damage is healed, before the next fault.
 
 | fault | action |
 |---|---|
@@ -10,15 +11,15 @@ fault.
 | freeze-group | SIGSTOP to all replicas of a broker group for longer than the master's lease, while its partitions are moved away |
 | cut-group | all replicas are cut off from the coordination store and the metaservers for as long (needs network namespaces) |
 
-Load for tests of ordered subjects: producers and consumers on the real client, which record everything in a history.
+Load for tests of ordered subjects: producers and consumers on the real client, which record
+everything in a history.
 
-    work = OrderedWorkload(server, subject, folder / "history.jsonl", sources=flight_sources(2), consumers={"g": 2})
-    await work.start()
-    await work.wait_for_acks(10_000)
-    report = await work.stop()
-    assert report.ok, report
+    work = OrderedWorkload(server, subject, folder / "history.jsonl", sources=flight_sources(2),
+    consumers={"g": 2}) await work.start() await work.wait_for_acks(10_000) report = await
+    work.stop() assert report.ok, report
 
-Each producer uses different keys, so order is promised for a key as a whole. `sources` gives their messages:
+Each producer uses different keys, so order is promised for a key as a whole. `sources` gives their
+messages:
 
     flight_sources    all flights of the examples' data, repeated endlessly; the key is the aircraft
     binlog_sources    the changes of a generated table, any number; `Follower` applies them, and must end with the same bytes
@@ -29,12 +30,15 @@ A consumer of an ordered subject in a separate process, which a test can kill an
 
     python -m system.ordered_workload --server A --subject S --group G --name N --history FILE
 
-It appends its deliveries to the history, which other processes write too (each line is appended whole), and closes cleanly on SIGTERM.
+It appends its deliveries to the history, which other processes write too (each line is appended
+whole), and closes cleanly on SIGTERM.
 
-Producers and consumers of an ordered subject that record in a history (tests/history/ordered) what they do.
+Producers and consumers of an ordered subject that record in a history (tests/history/ordered) what
+they do.
 
-A message's body is its producer and its serial, `p0 17`, and after a newline the payload. The recorders do not rely on brokers for the
-names of messages: a producer counts its messages, and a consumer reads the names in the bodies.
+A message's body is its producer and its serial, `p0 17`, and after a newline the payload. The
+recorders do not rely on brokers for the names of messages: a producer counts its messages, and a
+consumer reads the names in the bodies.
 """
 
 from __future__ import annotations
@@ -108,7 +112,7 @@ def id_of(id: object) -> int:
     return crc32(str(id).encode())
 
 
-# --- producers ---------------------------------------------------------------------------------------------------------------
+# --- producers ------------------------------------------------------------------------------------
 
 
 class PutRecorder:
@@ -125,7 +129,9 @@ class PutRecorder:
         self._serials: Counter[str] = Counter()
 
     async def send(self, producer: OrderedProducer, items: Sequence[Item]) -> None:
-        """Send the messages in this order, and record the outcome of each. Failures are recorded, not raised."""
+        """Send the messages in this order, and record the outcome of each. Failures are recorded,
+        not raised.
+        """
         messages = [self._next(item.key) for item in items]
         begun = self._recorder.record(
             Put(process=self._name, type="invoke", subject=self._subject, messages=tuple(messages))
@@ -171,20 +177,23 @@ def _stored(receipt: BatchReceipt, place: int) -> Stored:
 
 
 def _is_resent(receipt: BatchReceipt, place: int) -> bool:
-    """Whether the message was sent again after a fence. Such a message keeps its first id, so its batch has a column of ids."""
+    """Whether the message was sent again after a fence. Such a message keeps its first id, so its
+    batch has a column of ids.
+    """
     if isinstance(receipt, CutReceipt):
         return any(place in places and part.ids is not None for places, part in receipt.parts)
     return receipt.ids is not None
 
 
-# --- consumers ---------------------------------------------------------------------------------------------------------------
+# --- consumers ------------------------------------------------------------------------------------
 
 
 class DeliveryRecorder:
-    """One consumer's deliveries and acknowledgements. `process` is one life of the consumer. Deliveries are written immediately, before
-    they can be acknowledged. Acknowledgements that were answered together are one line. If a lane is lost while an acknowledgement is on
-    its way, the outcome is unknown: the acknowledgement may have been committed before. It was certainly not committed if the lane was lost
-    before any verdict.
+    """One consumer's deliveries and acknowledgements. `process` is one life of the consumer.
+    Deliveries are written immediately, before they can be acknowledged. Acknowledgements that were
+    answered together are one line. If a lane is lost while an acknowledgement is on its way, the
+    outcome is unknown: the acknowledgement may have been committed before. It was certainly not
+    committed if the lane was lost before any verdict.
     """
 
     def __init__(self, recorder: Recorder, process: str, group: str) -> None:
@@ -293,12 +302,12 @@ class DeliveryRecorder:
             )
 
 
-# --- the route ---------------------------------------------------------------------------------------------------------------
+# --- the route ------------------------------------------------------------------------------------
 
 
 class RouteRecorder:
-    """The versions of a subject's route. `look` may be called any number of times; a version is recorded when more is known about it than
-    before.
+    """The versions of a subject's route. `look` may be called any number of times; a version is
+    recorded when more is known about it than before.
     """
 
     def __init__(self, recorder: Recorder, metadata: MetadataClient, subject: str) -> None:
@@ -365,7 +374,9 @@ class RouteRecorder:
 
 
 def _monotonic_ns(times_ms: Mapping[str, int], phase: str) -> int | None:
-    """A wall clock's time on the history's clock; exact to a millisecond where one machine has both."""
+    """A wall clock's time on the history's clock; exact to a millisecond where one machine has
+    both.
+    """
     if phase not in times_ms:
         return None
     rounded_ms = times_ms[phase] + (phase == "published")
@@ -405,7 +416,9 @@ class Step(NamedTuple):
 def plan(
     seed: int, *, changes: int, kills: int, freezes: int, seconds: float, can_cut: bool
 ) -> tuple[list[Step], list[Step]]:
-    """Changes and faults, each spread over the time at random. However few there are, the first ones are one of each kind."""
+    """Changes and faults, each spread over the time at random. However few there are, the first
+    ones are one of each kind.
+    """
     coin = Random(seed)
     kinds = list(CHANGES)[:3][: min(changes, 3)]
     kinds += coin.choices(list(CHANGES), list(CHANGES.values()), k=changes - len(kinds))
@@ -429,7 +442,9 @@ def held_by(route: pb.OrderedRoute, group: str) -> frozenset[int]:
 
 
 def is_share(lps: Collection[int], route: pb.OrderedRoute, groups: Sequence[str]) -> bool:
-    """Whether these are at least half of each group's share in an even route, so that a fault of them affects writers."""
+    """Whether these are at least half of each group's share in an even route, so that a fault of
+    them affects writers.
+    """
     return 2 * len(groups) * len(lps) >= route.logical_partitions
 
 
@@ -441,7 +456,9 @@ def worth_harming(route: pb.OrderedRoute, groups: Sequence[str]) -> list[str]:
 def operation(
     coin: Random, kind: str, route: pb.OrderedRoute, groups: Sequence[str]
 ) -> dict[str, object]:
-    """A change of this kind, or of another one where this is not possible: the arguments of `change_route`."""
+    """A change of this kind, or of another one where this is not possible: the arguments of
+    `change_route`.
+    """
     parts = list(route.partitions)
     if kind == "merge" and len(parts) > 1:
         at = coin.randrange(len(parts) - 1)
@@ -511,7 +528,9 @@ def flight_sources(producers: int) -> list[Iterator[Item]]:
 
 
 def binlog_sources(producers: int, source: Source, count: int) -> list[Iterator[Item]]:
-    """Changes of a table, each producer with its own keys. After all of them the table is in its final state."""
+    """Changes of a table, each producer with its own keys. After all of them the table is in its
+    final state.
+    """
     changes = [Item(change.key, change.encode()) for change in source.changes(count)]
     return [
         iter([change for change in changes if share_of(change.key, producers) == number])
@@ -520,8 +539,8 @@ def binlog_sources(producers: int, source: Source, count: int) -> list[Iterator[
 
 
 class Follower:
-    """A table built from the messages that a group gets. Raises OutOfOrder from the handler: the consumer's lane stops, and `stop`
-    reports why.
+    """A table built from the messages that a group gets. Raises OutOfOrder from the handler: the
+    consumer's lane stops, and `stop` reports why.
     """
 
     def __init__(self) -> None:
@@ -538,8 +557,9 @@ class Follower:
 
 
 def followed(events: Iterable[Operation], changes: Iterable[Change], group: str) -> bytes:
-    """The table built from the changes in the order in which, by the history, a group got them. A change's serial is the message's, since
-    each key has one producer that sends all its changes. Raises OutOfOrder.
+    """The table built from the changes in the order in which, by the history, a group got them. A
+    change's serial is the message's, since each key has one producer that sends all its changes.
+    Raises OutOfOrder.
     """
     known = {(change.key, change.serial): change for change in changes}
     replica = MemoryReplica()
@@ -551,7 +571,9 @@ def followed(events: Iterable[Operation], changes: Iterable[Change], group: str)
 
 
 class OrderedWorkload:
-    """Producers and consumers of one ordered subject. `consumers` is how many of each group run here; other groups are only checked."""
+    """Producers and consumers of one ordered subject. `consumers` is how many of each group run
+    here; other groups are only checked.
+    """
 
     def __init__(
         self,
@@ -634,7 +656,7 @@ class OrderedWorkload:
                 await self.routes.look()
             await asyncio.sleep(LOOK_S)
 
-    # --- producing -----------------------------------------------------------------------------------------------------
+    # --- producing --------------------------------------------------------------------------------
 
     async def _produce(self, put: PutRecorder, source: Iterator[Item]) -> None:
         under_way: set[asyncio.Task[None]] = set()
@@ -653,7 +675,7 @@ class OrderedWorkload:
                 await asyncio.sleep(self._pause_s)
             await asyncio.gather(*under_way)
 
-    # --- consuming -----------------------------------------------------------------------------------------------------
+    # --- consuming --------------------------------------------------------------------------------
 
     async def _consume(self, group: str, name: str) -> None:
         follower, in_bulk = self._followers.get(group), reads_in_bulk(name)
@@ -668,7 +690,7 @@ class OrderedWorkload:
             in_bulk=in_bulk,
         )
 
-    # --- the end -------------------------------------------------------------------------------------------------------
+    # --- the end ----------------------------------------------------------------------------------
 
     async def wait_for_acks(
         self, count: int, *, within_s: float = 240.0, lps: Collection[int] = ()
@@ -756,7 +778,9 @@ async def consume(
     lease_ms: int = LEASE_MS,
     in_bulk: bool = False,
 ) -> None:
-    """Run one consumer until it is cancelled: record each delivery, then process it, then acknowledge it."""
+    """Run one consumer until it is cancelled: record each delivery, then process it, then
+    acknowledge it.
+    """
     async with client.ordered_consumer(
         subject, group, name=name, ack="explicit", gate=gate, lease_ms=lease_ms
     ) as consumer:
@@ -798,7 +822,9 @@ GRACE_S = 20.0
 
 
 class ConsumerProcess:
-    """One consumer. Each process of the consumer has its own name in the history: the incarnation."""
+    """One consumer. Each process of the consumer has its own name in the history: the
+    incarnation.
+    """
 
     def __init__(
         self,
@@ -899,7 +925,9 @@ async def run(chosen: argparse.Namespace) -> None:
 
 
 async def end_with_parent(task: asyncio.Task[None]) -> None:
-    """Cancel the task when the parent process has ended, since no other process would end this one."""
+    """Cancel the task when the parent process has ended, since no other process would end this
+    one.
+    """
     parent = os.getppid()
     while os.getppid() == parent:
         await asyncio.sleep(1.0)

@@ -1,7 +1,9 @@
-"""A client that sends and consumes while its servers get each other's addresses. Usage: permuted_client SERVER, until a line on stdin.
+"""A client that sends and consumes while its servers get each other's addresses. Usage:
+permuted_client SERVER, until a line on stdin.
 
-It sends to an unordered subject, to an ordered one, and delayed messages, until the test says that it is enough. When all that was
-acknowledged has arrived, it prints a line of JSON: the number of acknowledged messages, and the ordered ones that came too early.
+It sends to an unordered subject, to an ordered one, and delayed messages, until the test says that
+it is enough. When all that was acknowledged has arrived, it prints a line of JSON: the number of
+acknowledged messages, and the ordered ones that came too early.
 """
 
 from __future__ import annotations

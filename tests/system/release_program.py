@@ -1,7 +1,9 @@
-"""A program on the public client that runs under this release and under the previous one. Usage: release_program SERVER NAME.
+"""A program on the public client that runs under this release and under the previous one. Usage:
+release_program SERVER NAME.
 
-It prints its release and the metaserver's, sends an ordinary, an ordered and a delayed message, consumes all messages that the subjects
-have, and prints a line for each. If they do not arrive within a minute, it exits with an error.
+It prints its release and the metaserver's, sends an ordinary, an ordered and a delayed message,
+consumes all messages that the subjects have, and prints a line for each. If they do not arrive
+within a minute, it exits with an error.
 """
 
 from __future__ import annotations

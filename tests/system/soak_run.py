@@ -1,14 +1,16 @@
-"""One soak: a node, a producer at a share of the node's capacity, consumers that join, leave, hang and crash. 1 % of the messages fail.
+"""One soak: a node, a producer at a share of the node's capacity, consumers that join, leave, hang
+and crash. 1 % of the messages fail.
 
     calibrate     run without a limit for a while, to measure what the node and its consumers take
     run           send at `load` of that; at times a consumer leaves (SIGTERM), crashes (SIGKILL), hangs (SIGSTOP, past its lease), or joins
     drain         stop sending; consumers work until the group has read everything
     judge         `judge_messages`, `judge_samples`
 
-One consumer is never disturbed, so that its memory can be judged, too. Retries come after fractions of a second, so that failing messages
-become dead letters within the run.
+One consumer is never disturbed, so that its memory can be judged, too. Retries come after fractions
+of a second, so that failing messages become dead letters within the run.
 
-Judges a soak: was every message handled or dead-lettered, and did the processes' memory and files stay constant? Pure.
+Judges a soak: was every message handled or dead-lettered, and did the processes' memory and files
+stay constant? Pure.
 """
 
 from __future__ import annotations
@@ -81,8 +83,8 @@ def counts_of(runs: Runs, end: int) -> npt.NDArray[np.int32]:
 def judge_messages(
     sent: Runs, handled: Runs, dead_lettered: Runs, *, every: int, fails: int
 ) -> Verdict:
-    """Every acknowledged message was handled, or is in the dead-letter queue once; those that always fail (`fails` of `every`) are there
-    and were never handled.
+    """Every acknowledged message was handled, or is in the dead-letter queue once; those that
+    always fail (`fails` of `every`) are there and were never handled.
     """
     end = int((sent[:, 0] + sent[:, 1]).max(initial=0))
     was_sent = counts_of(sent, end) > 0
@@ -113,7 +115,9 @@ def judge_messages(
 
 
 def judge_samples(name: str, samples: Sequence[Sample]) -> list[str]:
-    """Memory, file handles and threads are flat: what they were after a quarter of the time they are at the end."""
+    """Memory, file handles and threads are flat: what they were after a quarter of the time they
+    are at the end.
+    """
     quarter = len(samples) // 4
     if quarter < 2:
         return [f"{name}: only {len(samples)} samples"]
@@ -238,7 +242,9 @@ class Soak:
         self.report = Report(seconds, seed, load)
 
     async def run(self) -> Report:
-        """Make the whole run. Raises AssertionError if a worker fails, TimeoutError if the group does not finish."""
+        """Make the whole run. Raises AssertionError if a worker fails, TimeoutError if the group
+        does not finish.
+        """
         (self._folder / "notes").mkdir(parents=True)
         async with secured(self._node, self._folder, secure=self._secure):
             return await self._run()
@@ -298,10 +304,12 @@ class Soak:
         worker.signal(signal.SIGTERM)
         await worker.ended()
 
-    # --- load ----------------------------------------------------------------------------------------------------------
+    # --- load -------------------------------------------------------------------------------------
 
     async def _calibrate(self, mq: qmq.Client) -> float:
-        """Messages a second that are handled while as much is sent as is taken; then the backlog is worked off."""
+        """Messages a second that are handled while as much is sent as is taken; then the backlog is
+        worked off.
+        """
         producer = self._worker("produce", "0")
         self._progress("calibrating", 0.0)
         await asyncio.sleep(self._calibrate_s / 2)
@@ -317,7 +325,9 @@ class Soak:
         return capacity
 
     async def _more_than(self, done: int, mq: qmq.Client) -> int:
-        """How much is handled, once that is more than `done`: consumers on a loaded machine start late. Raises TimeoutError."""
+        """How much is handled, once that is more than `done`: consumers on a loaded machine start
+        late. Raises TimeoutError.
+        """
         async with asyncio.timeout(DRAIN_S):
             while (found := await self._done(mq)) <= done:
                 await asyncio.sleep(0.2)
@@ -332,7 +342,9 @@ class Soak:
         return [each for each in await mq.metadata.describe_groups(SUBJECT) if each.group == GROUP]
 
     async def _unseen(self, mq: qmq.Client) -> int:
-        """Dead letters that are stored, and not looked at; also those that are not committed yet."""
+        """Dead letters that are stored, and not looked at; also those that are not committed
+        yet.
+        """
         stored = sum(each.messages for each in await mq.metadata.dead_letter_queues(GROUP))
         looked = await mq.metadata.describe_groups(dead_letter_subject(GROUP)) if stored else []
         return stored - sum(each.settled_before for each in looked if each.group == OPERATORS)
@@ -350,7 +362,7 @@ class Soak:
                 self._progress(f"draining, {left:,} left", 1.0)
                 await asyncio.sleep(0.2)
 
-    # --- trouble -------------------------------------------------------------------------------------------------------
+    # --- trouble ----------------------------------------------------------------------------------
 
     async def _trouble(self, watched: dict[str, int]) -> None:
         report, began = self.report, time.monotonic()
@@ -371,7 +383,9 @@ class Soak:
             worker.signal(signal.SIGCONT)
 
     def _event(self, now: float, hanging: set[int]) -> list[tuple[float, Worker]]:
-        """Something happens to the consumers: two to five of them are there besides the steady one."""
+        """Something happens to the consumers: two to five of them are there besides the steady
+        one.
+        """
         free = [worker for worker in self._consumers if id(worker) not in hanging]
         names = ["join"] * (len(self._consumers) < CONSUMERS + 1) + ["leave", "crash", "hang"] * (
             len(free) > 1
@@ -389,7 +403,7 @@ class Soak:
             self._consumers.remove(worker)
         return []
 
-    # --- judging -------------------------------------------------------------------------------------------------------
+    # --- judging ----------------------------------------------------------------------------------
 
     def _judge(self, producer: Worker) -> None:
         report = self.report

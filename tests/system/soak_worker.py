@@ -1,9 +1,11 @@
-"""The processes of a soak: `python -m system.soak_worker produce|consume|letters SERVER FILE [...]`.
+"""The processes of a soak: `python -m system.soak_worker produce|consume|letters SERVER FILE
+[...]`.
 
-Each writes its work into its file before it reports it to the broker: runs of message numbers, (first, count), 16 bytes each, appended
-whole.
+Each writes its work into its file before it reports it to the broker: runs of message numbers,
+(first, count), 16 bytes each, appended whole.
 
-A message's body is its number, in eight bytes, and padding. One of a hundred messages fails at every attempt: number % 100 = 37.
+A message's body is its number, in eight bytes, and padding. One of a hundred messages fails at
+every attempt: number % 100 = 37.
 """
 
 from __future__ import annotations
@@ -114,7 +116,9 @@ async def consume(server: str, notes: Notes, name: str, stop: asyncio.Event) -> 
             try:
                 await found.ack_sync()
             except (StaleDelivery, NotConnected):
-                continue  # it hung past its lease, and others have them; or past the answer, and the call is repeated
+                # it hung past its lease, and others have them; or past the answer, and the call is
+                # repeated
+                continue
 
 
 async def letters(server: str, notes: Notes, stop: asyncio.Event) -> None:

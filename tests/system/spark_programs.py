@@ -1,5 +1,5 @@
-"""Streaming queries, as programs that a test kills: `spark_programs.py copy ...`, with slow rows, small tasks and small batches, and
-`spark_programs.py sink ...`.
+"""Streaming queries, as programs that a test kills: `spark_programs.py copy ...`, with slow rows,
+small tasks and small batches, and `spark_programs.py sink ...`.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ FAILURES = 40
 
 
 def copy(words: list[str]) -> None:
-    """From a subject to two others, until killed; with --once until everything is copied. Messages with an even number go to
-    SUBJECT.plain, the others to SUBJECT.ordered, with a key.
+    """From a subject to two others, until killed; with --once until everything is copied. Messages
+    with an even number go to SUBJECT.plain, the others to SUBJECT.ordered, with a key.
     """
     options = argparse.ArgumentParser(description=copy.__doc__)
     options.add_argument("--server", required=True)
@@ -60,7 +60,8 @@ def copy(words: list[str]) -> None:
     )
     rows = (source.option("qmq.path", chosen.path) if chosen.path else source).load()
     slow = f.expr(
-        f"aggregate(sequence(1, {chosen.slowness} + length(body) % 2), 0L, (sum, each) -> sum + each % 7)"
+        f"aggregate(sequence(1, {chosen.slowness} + length(body) % 2), 0L, (sum, each) -> "
+        "sum + each % 7)"
     )
     number = f.substring(f.col("body").cast("string"), 1, 7).cast("int")
     subject = (
@@ -90,7 +91,9 @@ SCHEMA = "number bigint, key string, tag string, line string"
 
 
 def sink(words: list[str]) -> None:
-    """From Parquet files to a subject, until everything in the folder is written: each row is a message."""
+    """From Parquet files to a subject, until everything in the folder is written: each row is a
+    message.
+    """
     options = argparse.ArgumentParser(description=sink.__doc__)
     options.add_argument("--server", required=True)
     options.add_argument("--files", required=True)

@@ -1,10 +1,13 @@
-"""Fault runs of Spark on three broker groups: the rows of the archive, and the messages of the log, while drivers are killed.
+"""Fault runs of Spark on three broker groups: the rows of the archive, and the messages of the log,
+while drivers are killed.
 
-A stream that copies a subject exactly once, while its driver, executors and tasks' processes are killed, and its source changes.
+A stream that copies a subject exactly once, while its driver, executors and tasks' processes are
+killed, and its source changes.
 
-The sizes of the messages change by a factor of eighty, so the average that cuts tasks never stays. The source begins in one broker group
-and gets the others one by one. It is purged: when everything is copied and committed, or with messages that nobody has read. Then the
-stream must end with MessagesExpired, and only its next life may skip the purged messages.
+The sizes of the messages change by a factor of eighty, so the average that cuts tasks never stays.
+The source begins in one broker group and gets the others one by one. It is purged: when everything
+is copied and committed, or with messages that nobody has read. Then the stream must end with
+MessagesExpired, and only its next life may skip the purged messages.
 
 A Spark driver in a separate process, with its JVM, and a way to kill both.
 """
@@ -91,7 +94,9 @@ class DriverProcess:
             process.wait()
 
     def kill_part(self, coin: Random) -> str:
-        """Send SIGKILL to an executor, or to a Python process in which a task runs. Returns which, or ""; Spark repeats the tasks."""
+        """Send SIGKILL to an executor, or to a Python process in which a task runs. Returns which,
+        or ""; Spark repeats the tasks.
+        """
         process = self._process
         found = _parts(process.pid) if process is not None else {}
         if not found:
@@ -104,7 +109,9 @@ class DriverProcess:
         return kind
 
     def finish(self) -> int:
-        """Wait until the process ends; return the exit status. Raises AssertionError if it does not end."""
+        """Wait until the process ends; return the exit status. Raises AssertionError if it does not
+        end.
+        """
         assert self._process is not None
         try:
             return self._process.wait(END_S)
@@ -127,7 +134,9 @@ class DriverProcess:
 
 
 def _parts(session: int) -> dict[str, list[int]]:
-    """The executors of a session that have their own JVM, and the processes that PySpark's daemons forked for tasks, by kind."""
+    """The executors of a session that have their own JVM, and the processes that PySpark's daemons
+    forked for tasks, by kind.
+    """
     parents: dict[int, int] = {}
     executors: list[int] = []
     for entry in Path("/proc").iterdir():
@@ -154,8 +163,9 @@ def kill_at_random(
 ) -> dict[str, int]:
     """Start it again and again, and kill it each time at another moment; which moments those were.
 
-    Half of the deaths come some time behind the first sign of progress of that life, the others at any time, its start included. Before a
-    death, `parts` says how many executors and processes of tasks are killed.
+    Half of the deaths come some time behind the first sign of progress of that life, the others at
+    any time, its start included. Before a death, `parts` says how many executors and processes of
+    tasks are killed.
     """
     moments = {"while it started": 0, "while it worked": 0, ENDED: 0, TASK: 0, EXECUTOR: 0}
     for _ in range(kills):
@@ -220,7 +230,9 @@ class Outcome:
 
 @contextmanager
 def cluster(folder: Path, *, secure: bool = False) -> Iterator[OrderedCluster]:
-    """Broker groups on loopback: drivers die here, not brokers. With `secure` everybody shows a certificate, and rules are enforced."""
+    """Broker groups on loopback: drivers die here, not brokers. With `secure` everybody shows a
+    certificate, and rules are enforced.
+    """
     with running_cluster(
         folder, SECURED_SHAPE if secure else SHAPE, "loopback", secure=secure
     ) as found:
@@ -261,7 +273,9 @@ def archive_run(
     seed: int,
     step: Step = lambda _: None,
 ) -> Outcome:
-    """A stream into the archive, its driver killed so often, beside a publisher; then what is in the archive."""
+    """A stream into the archive, its driver killed so often, beside a publisher; then what is in
+    the archive.
+    """
     subject, table = f"flights.archive.{seed}", source_rows(rows)
     asyncio.run(create(found.server, subject))
     lake = {"uri": f"sqlite:///{folder}/catalog.db", "warehouse": f"file://{folder}/warehouse"}
@@ -304,7 +318,9 @@ def archive_run(
 
 
 def archive_anomalies(catalog: Catalog, subject: str, table: list[Row]) -> list[str]:
-    """Anomalies that any reader of Iceberg finds: each row must exist once, and each key's rows in the order of sending."""
+    """Anomalies that any reader of Iceberg finds: each row must exist once, and each key's rows in
+    the order of sending.
+    """
     columns = ("route_version", "partition", "sequence", "key", "body")
     found = (
         catalog.load_table(("qmq", table_name(subject))).scan(selected_fields=columns).to_arrow()
@@ -338,7 +354,9 @@ def sink_run(
     seed: int,
     step: Step = lambda _: None,
 ) -> Outcome:
-    """A stream from files into an ordered subject, its driver killed so often, while partitions are changed; then what is in the log."""
+    """A stream from files into an ordered subject, its driver killed so often, while partitions are
+    changed; then what is in the log.
+    """
     subject, table = f"flights.sink.{seed}", source_rows(rows)
     asyncio.run(create(found.server, subject))
     files = folder / "files"
@@ -403,7 +421,9 @@ def copy_run(
     step: Step = lambda _: None,
     files: bool = False,
 ) -> Outcome:
-    """`rows` and `changes` are what other runs take: this one publishes as long as drivers are killed."""
+    """`rows` and `changes` are what other runs take: this one publishes as long as drivers are
+    killed.
+    """
     del rows, changes
     coin, subject = Random(seed), f"copy.{seed}"
     checkpoint = Checkpoint(folder / "checkpoint", subject)
@@ -534,7 +554,9 @@ class Source:
         self._subject, self._checkpoint, self._coin = subject, checkpoint, Random(seed + 1)
         self.is_over = threading.Event()
         self.shrinks = self.rude = self.expired = 0
-        """Purges; those that took messages which no committed micro-batch had read; lives of the stream that said so and ended."""
+        """Purges; those that took messages which no committed micro-batch had read; lives of the
+        stream that said so and ended.
+        """
         self._purges: list[tuple[dict[str, int], dict[str, int]]] = []
         """Of the latter: the sequences up to which was read, and the ends of the queues."""
         self._places: dict[int, tuple[str, int]] = {}
@@ -544,7 +566,9 @@ class Source:
         self._purged: set[int] | None = None
         """The messages of a purge that the stream has not spoken of, nor passed."""
         self._purged_at = self._skips_from = -1
-        """The committed micro-batches at that purge; when the stream spoke of it, -1 if it did not."""
+        """The committed micro-batches at that purge; when the stream spoke of it, -1 if it did
+        not.
+        """
 
     def figures(self) -> dict[str, int]:
         return {
@@ -568,11 +592,12 @@ class Source:
             )
             await create(ordered, partitions=2)
 
-    # --- what the stream says ------------------------------------------------------------------------------------------
+    # --- what the stream says ---------------------------------------------------------------------
 
     def heard(self, said: str, *, was_hurt: bool = False) -> list[str]:
-        """A driver ended by itself with this output. Returns what is wrong about it. `was_hurt`: one of its processes was killed; Spark
-        does not repeat the work of those that commit or plan a micro-batch.
+        """A driver ended by itself with this output. Returns what is wrong about it. `was_hurt`:
+        one of its processes was killed; Spark does not repeat the work of those that commit or plan
+        a micro-batch.
         """
         if was_hurt and "qmq.errors" not in said:
             return []
@@ -584,13 +609,17 @@ class Source:
         return []
 
     def skips(self) -> list[str]:
-        """The option of the driver's next life: skip what is lost, after the stream has said it, until it has passed it."""
+        """The option of the driver's next life: skip what is lost, after the stream has said it,
+        until it has passed it.
+        """
         if self._skips_from >= 0 and self._has_passed(self._skips_from):
             self._skips_from, self._purged = -1, None
         return ["--skip-lost"] if self._skips_from >= 0 else []
 
     def _has_passed(self, committed: int) -> bool:
-        """Whether the stream has committed micro-batches since then, and all that was there at the purge."""
+        """Whether the stream has committed micro-batches since then, and all that was there at the
+        purge.
+        """
         up_to = self._checkpoint.read_up_to()
         return self._checkpoint.committed() > committed and all(
             up_to.get(queue, 0) >= end for queue, end in self._purges[-1][1].items()
@@ -600,9 +629,12 @@ class Source:
         """Where messages are or were, and what was purged and read."""
         self._look({})
         places = sorted((*self._places.get(number, ("", -1)), number) for number in numbers)
-        return f"missing, and nothing said so: {places}; purges: {self._purges}; read: {self._checkpoint.read_up_to()}"
+        return (
+            f"missing, and nothing said so: {places}; purges: {self._purges}; read: "
+            f"{self._checkpoint.read_up_to()}"
+        )
 
-    # --- the publisher -------------------------------------------------------------------------------------------------
+    # --- the publisher ----------------------------------------------------------------------------
 
     async def publish(self) -> int:
         """Send until it is over. Returns the number of messages."""
@@ -633,7 +665,9 @@ class Source:
         return sum((await self._ends(mq)).values()) - sum(self._checkpoint.read_up_to().values())
 
     async def _purge_read(self, mq: Any) -> None:
-        """Purge the source if everything is copied, and the checkpoint says so, within some seconds."""
+        """Purge the source if everything is copied, and the checkpoint says so, within some
+        seconds.
+        """
         for _ in range(40):
             ends = await self._ends(mq)
             if (
@@ -646,7 +680,9 @@ class Source:
             await asyncio.sleep(COPY_LOOK_S)
 
     async def _purge_unread(self, mq: Any) -> None:
-        """Purge the source, read or not, unless the stream has still to speak of an earlier purge."""
+        """Purge the source, read or not, unless the stream has still to speak of an earlier
+        purge.
+        """
         committed = self._checkpoint.committed()
         if self._purged is not None and self._skips_from < 0 and self._has_passed(self._purged_at):
             self._purged = None  # The stream had read all of it, and only had to commit.

@@ -314,7 +314,10 @@ def test_the_client_runs_in_a_folder_of_look_alikes(
     for name in ("spark", "ordering", "coordination", "replication", "log", "wire", "broker"):
         (tmp_path / name).mkdir()
         (tmp_path / name / "__init__.py").write_text("raise ImportError('the wrong package')")
-    script = "import qmq.blocking, sys\nwith qmq.blocking.connect(sys.argv[1]) as mq: print(mq.send('s', b'x').sequence)"
+    script = (
+        "import qmq.blocking, sys\nwith qmq.blocking.connect(sys.argv[1]) as mq: "
+        "print(mq.send('s', b'x').sequence)"
+    )
     done = subprocess.run(
         [sys.executable, "-c", script, node_process.start()],
         cwd=tmp_path,
@@ -328,7 +331,10 @@ def test_the_client_runs_in_a_folder_of_look_alikes(
 
 
 def test_importing_qmq_stays_light() -> None:
-    script = "import sys, qmq; print([m for m in ('numpy', 'msgspec', 'typer', 'rich', 'grpc', 'uvloop', 'sqlite3') if m in sys.modules])"
+    script = (
+        "import sys, qmq; print([m for m in ('numpy', 'msgspec', 'typer', 'rich', 'grpc', "
+        "'uvloop', 'sqlite3') if m in sys.modules])"
+    )
     done = subprocess.run(
         [sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=False
     )

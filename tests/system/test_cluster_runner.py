@@ -1,4 +1,6 @@
-"""scripts/cluster: the compose file's services as local processes. etcd really runs here, in both networks; nothing else is needed."""
+"""scripts/cluster: the compose file's services as local processes. etcd really runs here, in both
+networks; nothing else is needed.
+"""
 
 from __future__ import annotations
 
@@ -56,7 +58,7 @@ def state_of(cluster: Cluster, name: str) -> str:
     return next(each.state for each in cluster.status() if each.service == name)
 
 
-# --- from the file to a command ------------------------------------------------------------------------------------------
+# --- from the file to a command -------------------------------------------------------------------
 
 
 def test_a_name_is_a_host_only_where_a_host_can_stand() -> None:
@@ -184,7 +186,7 @@ def test_a_file_that_compose_refuses_is_refused(tmp_path: Path) -> None:
         Cluster(tmp_path / "cluster", file=broken).up()
 
 
-# --- networks ------------------------------------------------------------------------------------------------------------
+# --- networks -------------------------------------------------------------------------------------
 
 
 def test_two_clusters_on_loopback_do_not_meet(tmp_path: Path) -> None:
@@ -220,7 +222,7 @@ def test_loopback_cannot_be_partitioned(cluster: Cluster, tmp_path: Path) -> Non
         cluster.partition("etcd0", "etcd1")
 
 
-# --- processes -----------------------------------------------------------------------------------------------------------
+# --- processes ------------------------------------------------------------------------------------
 
 
 def test_a_pid_that_was_given_out_again_gets_no_signal() -> None:
@@ -230,7 +232,10 @@ def test_a_pid_that_was_given_out_again_gets_no_signal() -> None:
 
 
 def test_a_kill_reaches_the_children(tmp_path: Path) -> None:
-    code = "import subprocess, sys; print(subprocess.Popen(['sleep', '60']).pid, flush=True); sys.stdin.read(); import time; time.sleep(60)"
+    code = (
+        "import subprocess, sys; print(subprocess.Popen(['sleep', '60']).pid, flush=True); "
+        "sys.stdin.read(); import time; time.sleep(60)"
+    )
     parent = spawn([sys.executable, "-c", code], dict(os.environ), tmp_path / "log")
     assert until(lambda: (tmp_path / "log").read_text().endswith("\n"), 10)
     child = int((tmp_path / "log").read_text())
@@ -307,7 +312,7 @@ def test_what_depends_on_a_service_that_ends_starts_after_its_success_only(tmp_p
         assert state_of(bad, "second") == "absent"
 
 
-# --- etcd, really --------------------------------------------------------------------------------------------------------
+# --- etcd, really ---------------------------------------------------------------------------------
 
 
 @needs.etcd
@@ -353,7 +358,7 @@ def test_what_etcd_stored_is_there_after_down_and_up(cluster: Cluster) -> None:
     assert ask("range", {"key": "a2V5"})["kvs"][0]["value"] == "dmFsdWU="
 
 
-# --- partitions ----------------------------------------------------------------------------------------------------------
+# --- partitions -----------------------------------------------------------------------------------
 
 RECEIVE = """
 import socket, sys
@@ -434,7 +439,7 @@ def test_a_secured_server_in_a_namespace_of_its_own_becomes_healthy(tmp_path: Pa
         assert cluster.health("meta0") != ""
 
 
-# --- the command line ----------------------------------------------------------------------------------------------------
+# --- the command line -----------------------------------------------------------------------------
 
 
 def say(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:

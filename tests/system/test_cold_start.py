@@ -1,4 +1,6 @@
-"""A cluster that starts again after everything stopped: what comes late is not taken for lost (docs/ORDERING.md, "Fencing a group")."""
+"""A cluster that starts again after everything stopped: what comes late is not taken for lost
+(docs/ORDERING.md, "Fencing a group").
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""docker-compose.yml and the Dockerfile, as far as they can be judged without an engine: by the real compose binary and by hadolint."""
+"""docker-compose.yml and the Dockerfile, as far as they can be judged without an engine: by the
+real compose binary and by hadolint.
+"""
 
 from __future__ import annotations
 
@@ -281,7 +283,9 @@ def test_the_services_of_qmq_are_one_image_without_rights(services: dict[str, An
     "more", [(), ("docker-compose.secure.yml",), ("docker-compose.monitoring.yml",)], ids=" ".join
 )
 def test_one_service_builds_each_image_and_the_others_use_it(more: tuple[str, ...]) -> None:
-    """Otherwise a second `up --build` finds another image of the same name, and recreates every server."""
+    """Otherwise a second `up --build` finds another image of the same name, and recreates every
+    server.
+    """
     done = compose(
         *[word for name in more for word in ("-f", str(ROOT / name))], "config", "--format", "json"
     )

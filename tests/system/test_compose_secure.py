@@ -1,4 +1,6 @@
-"""docker-compose.secure.yml, merged into docker-compose.yml by the real compose binary, and what scripts/cluster makes of both."""
+"""docker-compose.secure.yml, merged into docker-compose.yml by the real compose binary, and what
+scripts/cluster makes of both.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""The compose file's delay group as scripts/cluster runs it: founded, led, killed, started again; without a metaserver or a broker."""
+"""The compose file's delay group as scripts/cluster runs it: founded, led, killed, started again;
+without a metaserver or a broker.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""A real full disk: writes are refused with a clear error, reading and acknowledging continue, and everything recovers without help."""
+"""A real full disk: writes are refused with a clear error, reading and acknowledging continue, and
+everything recovers without help.
+"""
 
 from __future__ import annotations
 
@@ -70,7 +72,9 @@ async def test_a_full_disk_refuses_writes_continues_reading_and_recovers(
 
 @needs.mounts
 async def test_a_node_works_stops_and_starts_without_a_byte_left(small_disk: Path) -> None:
-    """Checkpoints, marks, acknowledgements, buckets of delayed messages and subjects all want to be written meanwhile."""
+    """Checkpoints, marks, acknowledgements, buckets of delayed messages and subjects all want to be
+    written meanwhile.
+    """
     log = LogConfig(segment_bytes=4 * MIB, disk_free_bytes_min=0, checkpoint_interval_ms=100)
     config = node_config(small_disk / "node", log, delay=True)
     async with running(config) as node, qmq.connect(node.address) as mq:

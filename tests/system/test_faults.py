@@ -1,8 +1,9 @@
-"""Real processes, real faults: nothing acknowledged is lost, nothing is stored twice, positions agree, replicas end equal.
+"""Real processes, real faults: nothing acknowledged is lost, nothing is stored twice, positions
+agree, replicas end equal.
 
-One group of three replicas with three etcd members and two metaservers, the services of docker-compose.yml, each in a separate network
-namespace where that is possible. Every test has its own subject and history, heals what it broke, and compares the replicas' files at the
-end.
+One group of three replicas with three etcd members and two metaservers, the services of
+docker-compose.yml, each in a separate network namespace where that is possible. Every test has its
+own subject and history, heals what it broke, and compares the replicas' files at the end.
 """
 
 from __future__ import annotations

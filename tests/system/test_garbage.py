@@ -1,4 +1,6 @@
-"""Garbage on the data port: the connection is closed, memory stays flat, other clients notice nothing."""
+"""Garbage on the data port: the connection is closed, memory stays flat, other clients notice
+nothing.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,9 @@ PRODUCE = frame(FrameKind.PRODUCE, 2, ENVELOPE + REGION)
 
 
 async def talk(node: Node, data: bytes, *, close: bool = False) -> bytes:
-    """Send bytes, then read until the broker closes (or after our own end of file); returns what was read."""
+    """Send bytes, then read until the broker closes (or after our own end of file); returns what
+    was read.
+    """
     host, port = node.data_address.split(":")
     reader, writer = await asyncio.open_connection(host, int(port))
     try:

@@ -1,4 +1,6 @@
-"""Gateways lose no message and keep the order when any process is killed: short forms of tools/run gateway_faults."""
+"""Gateways lose no message and keep the order when any process is killed: short forms of tools/run
+gateway_faults.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,9 @@ RUNS = {
     "kills": GatewayRun(count=5_000, gateway_kills=2, failovers=2, seed=forms.SEED),
     "changes": GatewayRun(count=4_500, groups=32, changes=8, seed=forms.SEED),
 }
-"""The first one has all kinds of faults, and a count that is no multiple of its shares; the others have more faults."""
+"""The first one has all kinds of faults, and a count that is no multiple of its shares; the others
+have more faults.
+"""
 
 
 @pytest.mark.parametrize("name", RUNS if forms.FORM == "all" else ["everything"])

@@ -1,4 +1,6 @@
-"""kill -9 at random moments under load: what was acknowledged is there and intact, and what was acknowledged by a consumer stays away."""
+"""kill -9 at random moments under load: what was acknowledged is there and intact, and what was
+acknowledged by a consumer stays away.
+"""
 
 from __future__ import annotations
 
@@ -75,7 +77,9 @@ class Load:
 
 
 async def one_round(node: NodeProcess, load: Load, number: int) -> None:
-    """Start, load, and kill in the middle: a while after the first acknowledgement arrived, whenever that is on a busy machine."""
+    """Start, load, and kill in the middle: a while after the first acknowledgement arrived,
+    whenever that is on a busy machine.
+    """
     node.start()
     mq = qmq.connect(node.address)
     load.is_over = False

@@ -1,4 +1,5 @@
-"""The chart in Kubernetes' own API server, scheduler and controllers: an upgrade and a drained node under load. Only the kubelet is ours.
+"""The chart in Kubernetes' own API server, scheduler and controllers: an upgrade and a drained node
+under load. Only the kubelet is ours.
 
 It is one of the form `all`: the programs take six minutes of CPU to build, which CI does not have.
 """

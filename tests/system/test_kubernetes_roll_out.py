@@ -1,6 +1,8 @@
-"""The chart's pods as local processes, with their probes, grace and budgets: what clients see of an upgrade and of a drained node.
+"""The chart's pods as local processes, with their probes, grace and budgets: what clients see of an
+upgrade and of a drained node.
 
-`QMQ_ROLL_OUT_PRODUCERS=8 QMQ_ROLL_OUT_BATCH=200 … pytest -n 0 -s` loads more and prints the figures.
+`QMQ_ROLL_OUT_PRODUCERS=8 QMQ_ROLL_OUT_BATCH=200 … pytest -n 0 -s` loads more and prints the
+figures.
 """
 
 from __future__ import annotations

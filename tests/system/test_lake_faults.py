@@ -1,4 +1,6 @@
-"""`qmq lake follow` as a process that is killed: each message is in the table once, in its key's order."""
+"""`qmq lake follow` as a process that is killed: each message is in the table once, in its key's
+order.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""A broker's process on a new disk begins with what is in the object store, and copies from the master what follows."""
+"""A broker's process on a new disk begins with what is in the object store, and copies from the
+master what follows.
+"""
 
 from __future__ import annotations
 

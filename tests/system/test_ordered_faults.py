@@ -1,6 +1,8 @@
-"""Real processes, real faults, and an ordered subject whose route changes all the while: no promise of docs/ORDERING.md is broken.
+"""Real processes, real faults, and an ordered subject whose route changes all the while: no promise
+of docs/ORDERING.md is broken.
 
-The short form of `tools/run ordered_faults`: two broker groups of three replicas, one of them frozen for longer than its lease.
+The short form of `tools/run ordered_faults`: two broker groups of three replicas, one of them
+frozen for longer than its lease.
 """
 
 from __future__ import annotations
@@ -17,7 +19,9 @@ from system.ordered_workload import KILLS
 
 pytestmark = pytest.mark.xdist_group("faults")
 PATIENCE_S = 60.0
-"""A message that waits longer without a reason was forgotten. A shorter wait may come from a busy machine."""
+"""A message that waits longer without a reason was forgotten. A shorter wait may come from a busy
+machine.
+"""
 
 
 async def test_every_promise_is_kept_while_the_route_changes_and_processes_die(

@@ -1,4 +1,6 @@
-"""The nemesis repairs what it broke and records when; the changer repeats its change until it succeeds. With fakes, without waiting."""
+"""The nemesis repairs what it broke and records when; the changer repeats its change until it
+succeeds. With fakes, without waiting.
+"""
 
 from __future__ import annotations
 
@@ -93,7 +95,9 @@ class FakeCluster:
 
 
 class FakeVictims:
-    """Two broker groups; the first replica is the master, and the second when another one is wanted."""
+    """Two broker groups; the first replica is the master, and the second when another one is
+    wanted.
+    """
 
     def __init__(self, story: list[str], replicas: int) -> None:
         self.replicas = {

@@ -1,4 +1,6 @@
-"""The plan of a run of ordered faults is possible, spread over the run, and the same for the same seed."""
+"""The plan of a run of ordered faults is possible, spread over the run, and the same for the same
+seed.
+"""
 
 from __future__ import annotations
 

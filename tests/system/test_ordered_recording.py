@@ -1,4 +1,6 @@
-"""The recorded history says what happened: each message's place and fate, each acknowledgement's answer."""
+"""The recorded history says what happened: each message's place and fate, each acknowledgement's
+answer.
+"""
 
 from __future__ import annotations
 
@@ -188,8 +190,8 @@ async def test_a_delivery_is_written_at_once_and_acknowledgements_by_their_answe
 async def test_a_lane_lost_after_an_acknowledgement_leaves_the_outcome_unknown(
     tmp_path: Path,
 ) -> None:
-    """The acknowledgement may have been committed before the lane was lost: a single one, and a bulk one if part of its messages was still
-    held.
+    """The acknowledgement may have been committed before the lane was lost: a single one, and a
+    bulk one if part of its messages was still held.
     """
     with Recorder(tmp_path / "h.jsonl") as recorder:
         log = DeliveryRecorder(recorder, "c.1", "g")

@@ -1,5 +1,5 @@
-"""Ordered load against a node process: through all changes of the route the history keeps every promise, and a followed table equals the
-source.
+"""Ordered load against a node process: through all changes of the route the history keeps every
+promise, and a followed table equals the source.
 """
 
 from __future__ import annotations

@@ -1,9 +1,12 @@
-"""Servers of a running cluster get each other's addresses, and for a while the names still lead to the former ones, as with DNS that lags.
+"""Servers of a running cluster get each other's addresses, and for a while the names still lead to
+the former ones, as with DNS that lags.
 
 Each process has an /etc/hosts of the test. The metaserver and a client run on all the time.
 
-    1. all replicas are killed, and start again at each other's addresses; their names lead to the former addresses
-    2. no server takes another one's calls: the metaserver reports no replica's state as another one's, and nothing is stored astray
+    1. all replicas are killed, and start again at each other's addresses; their names lead to the
+       former addresses
+    2. no server takes another one's calls: the metaserver reports no replica's state as another
+       one's, and nothing is stored astray
     3. the names lead to the new addresses: everything works again, without a restart of anybody
 """
 
@@ -75,7 +78,9 @@ class Town:
         self._running: dict[str, subprocess.Popen[str]] = {}
 
     def tell_names(self, places: Mapping[str, str]) -> None:
-        """Let the names lead to these addresses, for processes that run, too: the file stays the same one."""
+        """Let the names lead to these addresses, for processes that run, too: the file stays the
+        same one.
+        """
         lines = ["127.0.0.1 localhost", *(f"{address} {name}" for name, address in places.items())]
         with self.hosts.open("r+" if self.hosts.exists() else "w") as file:
             file.write("\n".join(lines) + "\n")

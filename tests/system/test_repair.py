@@ -1,4 +1,6 @@
-"""Failing disks: full, refusing to sync, flipping a bit. The group continues, and the damaged replica repairs itself or stops loudly."""
+"""Failing disks: full, refusing to sync, flipping a bit. The group continues, and the damaged
+replica repairs itself or stops loudly.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,9 @@ BULK = [bytes(10_000)] * 800
 
 @contextmanager
 def small_disk(folder: Path) -> Iterator[Path]:
-    """Put a disk of 200 MiB under a folder, with what is in it; afterwards what was written is on the big one."""
+    """Put a disk of 200 MiB under a folder, with what is in it; afterwards what was written is on
+    the big one.
+    """
     kept = folder.with_name(folder.name + ".kept")
     shutil.move(folder, kept)
     folder.mkdir()

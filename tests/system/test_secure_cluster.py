@@ -1,4 +1,6 @@
-"""The secured cluster of docker-compose.secure.yml as processes: real certificates, and etcd with TLS and users."""
+"""The secured cluster of docker-compose.secure.yml as processes: real certificates, and etcd with
+TLS and users.
+"""
 
 from __future__ import annotations
 

@@ -1,6 +1,8 @@
-"""Drivers that die: the archive has each row once, and so has the log behind a sink. The short form of `tools/run spark_faults`.
+"""Drivers that die: the archive has each row once, and so has the log behind a sink. The short form
+of `tools/run spark_faults`.
 
-Outside the form `all` a driver dies once. What an attempt finds of the one before it is proved without processes (tests/spark).
+Outside the form `all` a driver dies once. What an attempt finds of the one before it is proved
+without processes (tests/spark).
 """
 
 from __future__ import annotations

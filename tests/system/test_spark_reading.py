@@ -1,4 +1,6 @@
-"""Spark's side of the log against real processes: a master that is killed, or stopped in the middle of an answer, is followed."""
+"""Spark's side of the log against real processes: a master that is killed, or stopped in the middle
+of an answer, is followed.
+"""
 
 from __future__ import annotations
 
@@ -68,7 +70,9 @@ async def test_a_read_continues_batch_for_batch_when_the_master_is_lost(
 async def test_messages_of_a_killed_master_are_found_or_sent_by_the_next_attempt(
     group: Group,
 ) -> None:
-    """An attempt sends ten batches, and the master is killed with answers under way; the next one asks what is there, sends the rest."""
+    """An attempt sends ten batches, and the master is killed with answers under way; the next one
+    asks what is there, sends the rest.
+    """
     subject = "spark.find"
     await group.settled()
     async with qmq.connect(group.server) as mq:

@@ -1,4 +1,6 @@
-"""A role that still waits for the coordination store ends at a signal, without a word of complaint."""
+"""A role that still waits for the coordination store ends at a signal, without a word of
+complaint.
+"""
 
 from __future__ import annotations
 

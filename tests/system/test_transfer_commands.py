@@ -1,4 +1,6 @@
-"""`qmq export`, `qmq import` and `qmq copy`, as typed, against a node in its own process (docs/TRANSFER.md)."""
+"""`qmq export`, `qmq import` and `qmq copy`, as typed, against a node in its own process
+(docs/TRANSFER.md).
+"""
 
 from __future__ import annotations
 

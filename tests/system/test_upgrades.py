@@ -1,4 +1,6 @@
-"""This release beside the previous one: in one cluster, on one folder, and as clients of each other (docs/UPGRADES.md)."""
+"""This release beside the previous one: in one cluster, on one folder, and as clients of each other
+(docs/UPGRADES.md).
+"""
 
 from __future__ import annotations
 
@@ -103,7 +105,8 @@ async def test_a_cluster_is_upgraded_and_downgraded_under_load_and_loses_nothing
         ):
             for name in chance.sample(SERVICES, len(SERVICES)):
                 work.note(f"{name} becomes {'the previous release' if release else 'this release'}")
-                # A kill is the hardest stop: what the other release finds in the folder is not in order.
+                # A kill is the hardest stop: what the other release finds in the folder is not in
+                # order.
                 await asyncio.to_thread(chance.choice((cluster.stop, cluster.kill)), name)
                 cluster.install(release, name)
                 await asyncio.to_thread(cluster.start, name)

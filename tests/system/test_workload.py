@@ -1,4 +1,6 @@
-"""The recorders of the fault runs write down what a lone reader polls, and the checkers judge it."""
+"""The recorders of the fault runs write down what a lone reader polls, and the checkers judge
+it.
+"""
 
 from __future__ import annotations
 

@@ -1,7 +1,9 @@
-"""Load for fault tests: producers and consumers on the real client, which record everything in a history (tests/history).
+"""Load for fault tests: producers and consumers on the real client, which record everything in a
+history (tests/history).
 
-Values are unique integers; a message's body is its value. Producers send batches one after another; consumers pull and acknowledge. The
-error of a send decides its line: not stored is `fail`, unknown is `info`, never the other way round.
+Values are unique integers; a message's body is its value. Producers send batches one after another;
+consumers pull and acknowledge. The error of a send decides its line: not stored is `fail`, unknown
+is `info`, never the other way round.
 """
 
 from __future__ import annotations
@@ -27,8 +29,9 @@ ALONE = "alone"
 
 
 class Workload:
-    """Producers and consumers of one subject, until `stop`. A group `alone` has one consumer, whose polls must never go back or leave
-    messages out; what several consumers of a group get says nothing about that.
+    """Producers and consumers of one subject, until `stop`. A group `alone` has one consumer, whose
+    polls must never go back or leave messages out; what several consumers of a group get says
+    nothing about that.
     """
 
     def __init__(
@@ -83,7 +86,7 @@ class Workload:
         """Write a fault into the history."""
         self.recorder.record(Note(process="nemesis", type="info", f="fault", text=text))
 
-    # --- producing -----------------------------------------------------------------------------------------------------
+    # --- producing --------------------------------------------------------------------------------
 
     async def _produce(self, name: str, client: qmq.Client) -> None:
         async with client.producer(self.subject, delivery_timeout_s=60.0) as producer:
@@ -110,7 +113,7 @@ class Workload:
         self.ok_ns.append(time.monotonic_ns())
         self._acked_values.update(values)
 
-    # --- consuming -----------------------------------------------------------------------------------------------------
+    # --- consuming --------------------------------------------------------------------------------
 
     async def _consume(self, name: str, group: str, client: qmq.Client) -> None:
         async with client.consumer(
@@ -165,7 +168,7 @@ class Workload:
         for each in invoked:
             self.recorder.record(each.ended(kind))
 
-    # --- the end -------------------------------------------------------------------------------------------------------
+    # --- the end ----------------------------------------------------------------------------------
 
     async def wait_for_acks(self, count: int, *, within_s: float = 30.0) -> None:
         """Wait for this many more acknowledged messages."""

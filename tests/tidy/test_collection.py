@@ -1,4 +1,6 @@
-"""Every process collects the same tests: xdist's workers stop the run where one has a test that another one has not."""
+"""Every process collects the same tests: xdist's workers stop the run where one has a test that
+another one has not.
+"""
 
 from __future__ import annotations
 

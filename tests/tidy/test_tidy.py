@@ -93,7 +93,9 @@ def is_private(node: ast.AST) -> bool:
 
 
 def test_tests_touch_no_private_attribute() -> None:
-    """A test says a promise through what anybody may ask, or through its effect. So a helper of tests names in public what they use."""
+    """A test says a promise through what anybody may ask, or through its effect. So a helper of
+    tests names in public what they use.
+    """
     paths = [
         path
         for path in SOURCES
@@ -176,7 +178,9 @@ EXAMPLE_FILES = {"test_it.py", "manage.py"}
 
 
 def test_files_that_docstrings_and_pages_name_exist() -> None:
-    """Names, and paths where one is given. The changelog and the decisions are left out, because they describe the past."""
+    """Names, and paths where one is given. The changelog and the decisions are left out, because
+    they describe the past.
+    """
     files = [name(path) for path in tracked()]
     known = {
         ending
@@ -212,7 +216,9 @@ def test_files_that_docstrings_and_pages_name_exist() -> None:
 
 DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
 SHARED_NAMES = {"Command", "Migration", "QmqBroker"}
-"""What Django looks for by this name, and the name that both Taskiq and FastStream expect of a broker."""
+"""What Django looks for by this name, and the name that both Taskiq and FastStream expect of a
+broker.
+"""
 
 
 def test_no_two_classes_share_a_name() -> None:
@@ -244,7 +250,9 @@ def imports_of(found_in: Iterable[ast.AST], known: Container[str]) -> set[str]:
 
 
 def circles_in(graph: dict[str, set[str]]) -> dict[str, list[str]]:
-    """The modules that are in a circle or import one, and what of that they import. Imports of a module by itself are none."""
+    """The modules that are in a circle or import one, and what of that they import. Imports of a
+    module by itself are none.
+    """
     left = {name: imported - {name} for name, imported in graph.items()}
     while leaves := [name for name, imported in left.items() if not imported & left.keys()]:
         for name in leaves:
@@ -276,8 +284,8 @@ def packages_above(module: str) -> set[str]:
 
 
 def test_each_module_can_be_the_first_one_imported() -> None:
-    """An import of `a.b` runs the package `a`, too. If `a` then imports the importing module, that module is incomplete. Modules of `a`
-    itself never do that: `a` runs before them.
+    """An import of `a.b` runs the package `a`, too. If `a` then imports the importing module, that
+    module is incomplete. Modules of `a` itself never do that: `a` runs before them.
     """
     paths = {module_of(path): path for path in CODE}
     graph: dict[str, set[str]] = {}
@@ -313,8 +321,8 @@ TURNS = (
     r"an? [\w'-]+ of (its|their) ow" + "n(?! \\w)",
 )
 PRIVATE_WORDS = re.compile(rf"\b({'|'.join((*WORDS, *TURNS))})\b")
-"""Words that a reader has to translate (docs/STYLE.md): again, the same way, in progress, continues, accepts, no longer counts; for any,
-the one that, repeated, its own.
+"""Words that a reader has to translate (docs/STYLE.md): again, the same way, in progress,
+continues, accepts, no longer counts; for any, the one that, repeated, its own.
 """
 
 
@@ -356,7 +364,9 @@ REPLAYED = re.compile(r"qmq/log/|qmq/delay/schedule|replication/qmq_replication/
 
 
 def test_no_assert_guards_what_every_replica_replays() -> None:
-    """An assert would end all replicas at the same entry, and none of them under `-O`: see qmq.errors."""
+    """An assert would end all replicas at the same entry, and none of them under `-O`: see
+    qmq.errors.
+    """
     replayed = [path for path in CODE if REPLAYED.match(name(path))]
     found = [
         f"{name(path)}:{node.lineno}"

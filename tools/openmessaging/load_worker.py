@@ -1,4 +1,6 @@
-"""One worker of the OpenMessaging Benchmark: producers and consumers of QMQ's own client, as its coordinator orders."""
+"""One worker of the OpenMessaging Benchmark: producers and consumers of QMQ's own client, as its
+coordinator orders.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +32,9 @@ PAUSE_S: Final = 0.001
 
 @dataclass(frozen=True, slots=True)
 class DriverConfig:
-    """The driver's file, as the coordinator sends it. Settings of other names are for other workers."""
+    """The driver's file, as the coordinator sends it. Settings of other names are for other
+    workers.
+    """
 
     server: str = "127.0.0.1:20880"
     topicNamePrefix: str = "omb"  # noqa: N815 - the benchmark's name
@@ -50,7 +54,9 @@ class DriverConfig:
 
 
 class LoadWorker:
-    """Runs the coordinator's calls, one at a time. `stop_all` ends the load and forgets everything."""
+    """Runs the coordinator's calls, one at a time. `stop_all` ends the load and forgets
+    everything.
+    """
 
     def __init__(self) -> None:
         self.stats = WorkerStats()
@@ -73,7 +79,9 @@ class LoadWorker:
         self._running.set()
 
     async def create_topics(self, topics: int, partitions: int) -> list[str]:
-        """Create subjects with new names. Only ordered ones have partitions: others are consumed from one backlog."""
+        """Create subjects with new names. Only ordered ones have partitions: others are consumed
+        from one backlog.
+        """
         config, mq = self._connected()
         names = [
             f"{config.topicNamePrefix}-{token_urlsafe(5)}-{number:04d}" for number in range(topics)
@@ -121,8 +129,8 @@ class LoadWorker:
     async def start_load(self, payloads: Sequence[bytes], rate: float, key_kind: str) -> None:
         """Send from now on, at `rate` messages a second over all producers.
 
-        A worker without producers sends nothing: the coordinator starts the load at all workers, also when a topic has fewer producers.
-        Raises ValueError.
+        A worker without producers sends nothing: the coordinator starts the load at all workers,
+        also when a topic has fewer producers. Raises ValueError.
         """
         if not payloads:
             raise ValueError("a load needs payloads")

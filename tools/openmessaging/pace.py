@@ -12,7 +12,9 @@ KEYS: Final = 10_000
 
 
 class Pace:
-    """Messages at an even rate. A message that could not be sent in time is sent late; none is left out."""
+    """Messages at an even rate. A message that could not be sent in time is sent late; none is left
+    out.
+    """
 
     def __init__(self, rate: float, now_ns: int) -> None:
         """`rate`: messages a second, at least one."""
@@ -21,7 +23,9 @@ class Pace:
         self._count = 0
 
     def due(self, now_ns: int, most: int) -> list[int]:
-        """The intended times of the next messages that are to be sent by now, at most `most`, in nanoseconds."""
+        """The intended times of the next messages that are to be sent by now, at most `most`, in
+        nanoseconds.
+        """
         ready = int((now_ns - self._begun_ns) / self._step_ns) + 1
         numbers = range(self._count, max(self._count, min(ready, self._count + most)))
         self._count = numbers.stop
@@ -29,7 +33,9 @@ class Pace:
 
 
 def keys_of(kind: str, source: random.Random) -> Iterator[str | None]:
-    """Keys for ever: none, ten thousand in turn, or ten thousand at random. Raises ValueError for another kind."""
+    """Keys for ever: none, ten thousand in turn, or ten thousand at random. Raises ValueError for
+    another kind.
+    """
     known = [f"key-{number:05d}" for number in range(KEYS)]
     if kind == "NO_KEY":
         return itertools.repeat(None)

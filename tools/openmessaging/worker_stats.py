@@ -1,4 +1,6 @@
-"""Counters of a worker of the OpenMessaging Benchmark, for the time between two requests of the coordinator and in total."""
+"""Counters of a worker of the OpenMessaging Benchmark, for the time between two requests of the
+coordinator and in total.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,9 @@ RANGES_US: Final = {
     "publishDelayLatency": PUBLISH_US_MAX,
     "endToEndLatency": END_TO_END_US_MAX,
 }
-"""Ranges and precision of the histograms, as the benchmark's own workers have them: the coordinator adds histograms."""
+"""Ranges and precision of the histograms, as the benchmark's own workers have them: the coordinator
+adds histograms.
+"""
 
 Counts = dict[str, Counter[int]]
 
@@ -32,7 +36,9 @@ class Latencies:
         self._new[name].update(latencies_us)
 
     def period(self) -> dict[str, str]:
-        """Each histogram in HdrHistogram's compressed V2 encoding as base64, which Jackson reads as bytes. The next one starts at zero."""
+        """Each histogram in HdrHistogram's compressed V2 encoding as base64, which Jackson reads as
+        bytes. The next one starts at zero.
+        """
         self._spread()
         found, self._period = self._period, _none()
         return _histograms(found)
@@ -68,11 +74,15 @@ def encoded(latencies_us: Counter[int], highest_us: int) -> str:
 
 
 Sent = tuple[int, int, int]
-"""A message: its size, when it was to be sent, and when it was given to the client, in nanoseconds."""
+"""A message: its size, when it was to be sent, and when it was given to the client, in
+nanoseconds.
+"""
 
 
 class WorkerStats:
-    """Counters and latencies of the messages of one worker. The names are those of the benchmark's JSON."""
+    """Counters and latencies of the messages of one worker. The names are those of the benchmark's
+    JSON.
+    """
 
     def __init__(self) -> None:
         self.reset()
@@ -108,7 +118,9 @@ class WorkerStats:
         self._total["messageSendErrors"] += messages
 
     def received(self, size: int, latency_ms: int) -> None:
-        """A message came `latency_ms` after it was given to the producer. The benchmark's workers leave out zero, and so does this one."""
+        """A message came `latency_ms` after it was given to the producer. The benchmark's workers
+        leave out zero, and so does this one.
+        """
         self._add("messagesReceived", 1, "bytesReceived", size)
         if latency_ms > 0:
             self._latencies.add("endToEndLatency", (latency_ms * 1_000,))

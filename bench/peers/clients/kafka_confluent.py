@@ -1,4 +1,6 @@
-"""Kafka by confluent-kafka (librdkafka): acks=all, idempotent, delivery callbacks; `consume(n)`, with automatic commits."""
+"""Kafka by confluent-kafka (librdkafka): acks=all, idempotent, delivery callbacks; `consume(n)`,
+with automatic commits.
+"""
 
 from __future__ import annotations
 
@@ -63,7 +65,9 @@ class Client:
         assert producer.flush(120) == 0
 
     async def awaited(self, run: Run) -> None:
-        """librdkafka has no tasks: so many messages are always in flight, each answered by a callback, without lingering."""
+        """librdkafka has no tasks: so many messages are always in flight, each answered by a
+        callback, without lingering.
+        """
         producer, free = self._at_once, threading.Semaphore(run.phase.tasks)
 
         def answered(failure: Any, _: Any) -> None:

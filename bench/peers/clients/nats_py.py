@@ -1,4 +1,6 @@
-"""NATS JetStream by nats-py: `publish_async` with 4,000 pending; a callback that acknowledges each message, or `fetch`."""
+"""NATS JetStream by nats-py: `publish_async` with 4,000 pending; a callback that acknowledges each
+message, or `fetch`.
+"""
 
 from __future__ import annotations
 

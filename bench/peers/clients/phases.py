@@ -1,12 +1,15 @@
-"""A client process of the comparison: `phases.py LIBRARY ADDRESS SETTINGS` does the phases that it is told on standard input.
+"""A client process of the comparison: `phases.py LIBRARY ADDRESS SETTINGS` does the phases that it
+is told on standard input.
 
-One line of JSON for each phase: the fields of `Phase`. The client connects, answers {"ready": ...}, begins at the line "begin", and
-answers {"done": ...} with its messages, seconds and CPU time. A phase that consumes answers each line "seen" with the number of messages
-so far and each line "counts" with their numbers, and ends at the line "stop"; its seconds end with the last number that changed. Clients
-in other languages (java, go) speak the same.
+One line of JSON for each phase: the fields of `Phase`. The client connects, answers {"ready": ...},
+begins at the line "begin", and answers {"done": ...} with its messages, seconds and CPU time. A
+phase that consumes answers each line "seen" with the number of messages so far and each line
+"counts" with their numbers, and ends at the line "stop"; its seconds end with the last number that
+changed. Clients in other languages (java, go) speak the same.
 
-Every body begins with its number in the ring of `RING` bodies, 8 bytes, and a time, 8 bytes. `counts` says how often each number was
-acknowledged or has arrived: the program that compares adds them up.
+Every body begins with its number in the ring of `RING` bodies, 8 bytes, and a time, 8 bytes.
+`counts` says how often each number was acknowledged or has arrived: the program that compares adds
+them up.
 """
 
 from __future__ import annotations
@@ -34,7 +37,9 @@ KEYS: Final = [b"key-%04d" % number for number in range(RING)]
 
 @dataclass(frozen=True, slots=True)
 class Phase:
-    """What to do. `work` names a method of the library's client. `seconds`: how long to send; `messages`: how many, if not 0."""
+    """What to do. `work` names a method of the library's client. `seconds`: how long to send;
+    `messages`: how many, if not 0.
+    """
 
     work: str
     topic: str
@@ -65,13 +70,17 @@ class Run:
             number.to_bytes(8) + bytes(8) + os.urandom(phase.size - HEAD) for number in range(RING)
         ]
         self.counts: Counter[bytes] = Counter()
-        """By the first 8 bytes of a body. A consumer counts here what arrives; each thread in `another` one."""
+        """By the first 8 bytes of a body. A consumer counts here what arrives; each thread in
+        `another` one.
+        """
         self._all = [self.counts]
         self._lock = threading.Lock()
         self.sent = 0
         self.latencies_ns: list[int] = []
         self.is_over = False
-        """True when a consumer shall stop; a library that waits without end is cancelled instead."""
+        """True when a consumer shall stop; a library that waits without end is cancelled
+        instead.
+        """
         self.stop: Callable[[], None] = lambda: None
         self._begin_s = self._end_s = self._cpu_s = 0.0
 
@@ -91,7 +100,9 @@ class Run:
         return time.monotonic() - self._begin_s < self.phase.seconds
 
     def lap(self) -> list[bytes]:
-        """The next bodies of the ring: all, or `LAP_LARGE` long ones, so that the time is looked at often enough."""
+        """The next bodies of the ring: all, or `LAP_LARGE` long ones, so that the time is looked at
+        often enough.
+        """
         if self.phase.size <= LARGE:
             self.sent += RING
             return self.bodies

@@ -1,4 +1,6 @@
-"""RabbitMQ by aio-pika: a quorum queue, publisher confirms with 1,000 in flight; a callback with prefetch 1,000 that acknowledges each."""
+"""RabbitMQ by aio-pika: a quorum queue, publisher confirms with 1,000 in flight; a callback with
+prefetch 1,000 that acknowledges each.
+"""
 
 from __future__ import annotations
 

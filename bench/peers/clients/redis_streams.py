@@ -1,4 +1,6 @@
-"""Redis Streams by redis-py with hiredis: pipelines of 1,000 XADD; XREADGROUP of 1,000, and one XACK for them."""
+"""Redis Streams by redis-py with hiredis: pipelines of 1,000 XADD; XREADGROUP of 1,000, and one
+XACK for them.
+"""
 
 from __future__ import annotations
 

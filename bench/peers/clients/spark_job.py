@@ -1,12 +1,15 @@
-"""Spark's process of the comparison: `spark_job.py JARS` does what it is told on standard input, a line of JSON for each command.
+"""Spark's process of the comparison: `spark_job.py JARS` does what it is told on standard input, a
+line of JSON for each command.
 
-`JARS` is the class path of Spark's Kafka source, or "". All rows share one session, so that its JVM is warm. A *way* names format, options,
-schema and columns of a read or write (`Way` in spark_rows.py). Commands, and their answers:
+`JARS` is the class path of Spark's Kafka source, or "". All rows share one session, so that its JVM
+is warm. A *way* names format, options, schema and columns of a read or write (`Way` in
+spark_rows.py). Commands, and their answers:
 
 * {"make": COUNT, "size": BYTES}: keep that many rows in memory. {"done": [COUNT, SUM]}
-* {"read": WAY, "seconds": S, "at_least": TIMES}, and the same with "write": all rows, again until the time is over, and so often. {"done":
-  [TIMES, SECONDS]}
-* {"count": WAY}: how many rows are stored, and the sum of a hash of each key with its body. {"done": [COUNT, SUM]}
+* {"read": WAY, "seconds": S, "at_least": TIMES}, and the same with "write": all rows, again until
+  the time is over, and so often. {"done": [TIMES, SECONDS]}
+* {"count": WAY}: how many rows are stored, and the sum of a hash of each key with its body.
+  {"done": [COUNT, SUM]}
 
 A command that fails answers {"failed": REASON}.
 """

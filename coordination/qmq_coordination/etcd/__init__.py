@@ -9,6 +9,7 @@
     store      EtcdStore, and etcd's own users, by certificate
     process    finds and runs an etcd, for development and tests
 
-Why not a published client: the package `etcd3` 0.12.0 cannot be imported next to protobuf 4 or later, and none of its relatives continues a
-watch over a killed or stopped node without losing events or hanging. This client works with etcd 3.4 and later.
+Why not a published client: the package `etcd3` 0.12.0 cannot be imported next to protobuf 4 or
+later, and none of its relatives continues a watch over a killed or stopped node without losing
+events or hanging. This client works with etcd 3.4 and later.
 """

@@ -1,21 +1,30 @@
 """Calls over all endpoints: what a failed call proves, which calls are repeated, and for how long.
 
-    reads     (get, list, keep-alive, status, and grant, whose number is chosen here) are repeated until the total deadline
-    changes   are repeated only while it is certain that nothing was done; otherwise they raise CoordinationUnknown
-              immediately: the caller reads the outcome back (qmq_coordination.coordination_store)
+    reads     (get, list, keep-alive, status, and grant, whose number is chosen here) are repeated
+              until the total deadline
+    changes   are repeated only while it is certain that nothing was done; otherwise they raise
+              CoordinationUnknown immediately: the caller reads the outcome back
+              (qmq_coordination.coordination_store)
 
-Each attempt uses the current endpoint, and leaves it after a failure. Between attempts there is a growing random pause, so that the clients
-of a dead member do not reach the next one at the same time.
+Each attempt uses the current endpoint, and leaves it after a failure. Between attempts there is a
+growing random pause, so that the clients of a dead member do not reach the next one at the same
+time.
 
-A change whose answer is lost may have been made, so the only question is: is it *certain* that the server did nothing? The rules, each from
-reading etcd 3.4/3.5 (server/etcdserver, api/v3/rpctypes) or gRPC's core:
+A change whose answer is lost may have been made, so the only question is: is it *certain* that the
+server did nothing? The rules, each from reading etcd 3.4/3.5 (server/etcdserver, api/v3/rpctypes)
+or gRPC's core:
 
-    REFUSED     etcd decided against the request: bad argument, compacted, lease not found, permission denied, no space. Final.
-    OLD_TOKEN   etcd checks the token before it proposes anything: nothing was done. Authenticate and try again.
-    NOT_DONE    "no leader" comes from the interceptor in front of the handler (we send `hasleader`), "too many requests" from the check in
-                front of the proposal; "failed to connect" and "DNS resolution failed" mean that there was no connection to send on.
-    UNKNOWN     all else. Above all "request timed out", "leader changed" and "server stopped": they look like refusals, but the proposal
-                is under way and may still be committed. A broken connection and a passed deadline prove nothing either.
+    REFUSED     etcd decided against the request: bad argument, compacted, lease not found,
+                permission denied, no space. Final.
+    OLD_TOKEN   etcd checks the token before it proposes anything: nothing was done. Authenticate
+                and try again.
+    NOT_DONE    "no leader" comes from the interceptor in front of the handler (we send
+                `hasleader`), "too many requests" from the check in front of the proposal; "failed
+                to connect" and "DNS resolution failed" mean that there was no connection to send
+                on.
+    UNKNOWN     all else. Above all "request timed out", "leader changed" and "server stopped": they
+                look like refusals, but the proposal is under way and may still be committed. A
+                broken connection and a passed deadline prove nothing either.
 """
 
 from __future__ import annotations
@@ -98,8 +107,8 @@ _REFUSING: Final = frozenset(
     }
 )
 _SERVER_TOO_LARGE: Final = "grpc: received message larger than max"
-"""Texts of etcd's gRPC layer for a call that the handler did not see. The client's own texts begin with "CLIENT: ", are about an answer,
-and prove nothing.
+"""Texts of etcd's gRPC layer for a call that the handler did not see. The client's own texts begin
+with "CLIENT: ", are about an answer, and prove nothing.
 """
 
 
@@ -126,8 +135,8 @@ _OUT_OF_TIME: Final = re.compile("has expired|not yet valid")
 _ITS_DOUBT: Final = re.compile(
     r"ALERT_(?:BAD_CERTIFICATE|UNKNOWN_CA|UNSUPPORTED_CERTIFICATE|CERTIFICATE_[A-Z]+)"
 )
-"""The TLS alerts of a member that does not accept our certificate. The kind of alert says little: Go sends BAD_CERTIFICATE for a missing
-one.
+"""The TLS alerts of a member that does not accept our certificate. The kind of alert says little:
+Go sends BAD_CERTIFICATE for a missing one.
 """
 
 
@@ -139,11 +148,14 @@ def unanswered(
     shows_certificate: bool,
     strangers: Sequence[str] = (),
 ) -> CoordinationUnavailable:
-    """The error of a call that no member answered. `tried` is the failure of each attempt, `asked` are the members' addresses, `strangers`
-    the answers of those that belong to another cluster.
+    """The error of a call that no member answered. `tried` is the failure of each attempt, `asked`
+    are the members' addresses, `strangers` the answers of those that belong to another cluster.
     """
     if strangers:
-        hint = "correct etcd's addresses (--etcd, DNS); if etcd was restored from a snapshot, restart this process"
+        hint = (
+            "correct etcd's addresses (--etcd, DNS); if etcd was restored from a snapshot, "
+            "restart this process"
+        )
         return WrongCoordinationStore(
             f"{'; '.join(strangers)}: {hint}. Asked: {asked}. Last: {tried[-1]}"
         )
@@ -154,17 +166,32 @@ def unanswered(
     text = f"no etcd member answered within {within_s:g} s. Asked: {asked}. Last: {last}"
     ours = _OUR_DOUBT.search(last)
     if ours is not None and ours[2]:
-        hint = "etcd's certificate is not for the address that is asked: name a host that is in it (--etcd), or put the address into it"
+        hint = (
+            "etcd's certificate is not for the address that is asked: name a host that is in it "
+            "(--etcd), or put the address into it"
+        )
     elif ours is not None and _OUT_OF_TIME.search(last) is not None:
-        hint = f"etcd's certificate is not valid now ({ours[1]}): replace it, or correct this machine's clock"
+        hint = (
+            f"etcd's certificate is not valid now ({ours[1]}): replace it, or correct this "
+            "machine's clock"
+        )
     elif ours is not None:
-        hint = f"etcd's certificate is not trusted ({ours[1] or 'no reason is given'}): --etcd-ca (QMQ_ETCD_CA) must name its CA"
+        hint = (
+            f"etcd's certificate is not trusted ({ours[1] or 'no reason is given'}): --etcd-ca "
+            "(QMQ_ETCD_CA) must name its CA"
+        )
     elif _ITS_DOUBT.search(last) is None:
         return CoordinationUnavailable(text)
     elif shows_certificate:
-        hint = "etcd refuses our certificate: --etcd-cert (QMQ_ETCD_CERT) must be signed by a CA that etcd trusts, and be valid now"
+        hint = (
+            "etcd refuses our certificate: --etcd-cert (QMQ_ETCD_CERT) must be signed by a CA "
+            "that etcd trusts, and be valid now"
+        )
     else:
-        hint = "etcd wants a client certificate, and there is none: set --etcd-cert and --etcd-key (QMQ_ETCD_CERT, QMQ_ETCD_KEY)"
+        hint = (
+            "etcd wants a client certificate, and there is none: set --etcd-cert and --etcd-key "
+            "(QMQ_ETCD_CERT, QMQ_ETCD_KEY)"
+        )
     return CoordinationTlsFailed(f"{hint}. {text}")
 
 
@@ -186,7 +213,8 @@ def refusal(details: str) -> CoordinationError:
         )
     if "permission denied" in details:
         return CoordinationError(
-            f"etcd denies the user this ({details}): grant its role access to the keys under the namespace"
+            f"etcd denies the user this ({details}): grant its role access to the keys under "
+            "the namespace"
         )
     return CoordinationError(f"etcd refused: {details}")
 
@@ -194,9 +222,13 @@ def refusal(details: str) -> CoordinationError:
 Send = Callable[[EtcdConnection, float, Metadata], Awaitable[Response]]
 
 CALL_S: Final = 1.0
-"""Deadline of one attempt: a stopped member never answers, and etcd normally answers within milliseconds."""
+"""Deadline of one attempt: a stopped member never answers, and etcd normally answers within
+milliseconds.
+"""
 TOTAL_S: Final = 5.0
-"""Time after which a read is given up: two elections at etcd's default of 1 s, and their repetitions after split votes."""
+"""Time after which a read is given up: two elections at etcd's default of 1 s, and their
+repetitions after split votes.
+"""
 _ATTEMPT_S_MIN: Final = 0.05
 
 
@@ -213,14 +245,18 @@ class EtcdCalls:
         self._total_s = total_s
 
     async def read(self, method: Method[Request, Response], request: Request) -> Response:
-        """Make a call that changes nothing. Raises CoordinationUnavailable, or the error with which etcd refuses."""
+        """Make a call that changes nothing. Raises CoordinationUnavailable, or the error with which
+        etcd refuses.
+        """
         return await self._repeat(
             lambda at, timeout_s, metadata: at.unary(method, request, timeout_s, metadata),
             is_change=False,
         )
 
     async def change(self, method: Method[Request, Response], request: Request) -> Response:
-        """Make a call that changes something. Raises CoordinationUnknown, CoordinationUnavailable, or the error with which etcd refuses."""
+        """Make a call that changes something. Raises CoordinationUnknown, CoordinationUnavailable,
+        or the error with which etcd refuses.
+        """
         try:
             return await self._repeat(
                 lambda at, timeout_s, metadata: at.unary(method, request, timeout_s, metadata),
@@ -233,7 +269,9 @@ class EtcdCalls:
     async def read_at(
         self, endpoint: EtcdEndpoint, method: Method[Request, Response], request: Request
     ) -> Response:
-        """As `read`, by one attempt at this endpoint. Raises TryAgain instead of CoordinationUnavailable."""
+        """As `read`, by one attempt at this endpoint. Raises TryAgain instead of
+        CoordinationUnavailable.
+        """
         until = asyncio.get_running_loop().time() + self._call_s
         return await self._attempt(
             lambda at, timeout_s, metadata: at.unary(method, request, timeout_s, metadata),
@@ -243,7 +281,9 @@ class EtcdCalls:
         )
 
     async def exchange(self, method: Method[Request, Response], request: Request) -> Response:
-        """One message in each direction over a stream, treated as a read: keep-alives have no other form."""
+        """One message in each direction over a stream, treated as a read: keep-alives have no other
+        form.
+        """
 
         async def send(at: EtcdConnection, timeout_s: float, metadata: Metadata) -> Response:
             call = at.stream(method, metadata, requests=iter([request]), timeout_s=timeout_s)
@@ -316,7 +356,8 @@ class EtcdCalls:
         except NotReady as failure:
             raise (CoordinationUnknown if is_sent else TryAgain)(str(failure)) from None
         except (asyncio.CancelledError, grpc.aio.UsageError) as cause:
-            # Closing a channel cancels its calls, and gRPC then cancels the callers as if *they* had been cancelled.
+            # Closing a channel cancels its calls, and gRPC then cancels the callers as if *they*
+            # had been cancelled.
             if not self._channels.closed.is_set() or is_cancelling():
                 raise
             kind = (
@@ -341,7 +382,9 @@ def judge(
     *,
     is_change: bool,
 ) -> Exception:
-    """The error to raise after a failed call. Leaves the endpoint, or drops the token, that caused the failure."""
+    """The error to raise after a failed call. Leaves the endpoint, or drops the token, that caused
+    the failure.
+    """
     details = failure.details() or ""
     found = verdict(failure.code(), details)
     text = f"{connection.endpoint.address}: {failure.code().name} {details}"

@@ -1,26 +1,32 @@
-"""Connections to etcd's members: one gRPC channel per endpoint, the choice of the endpoint, the metadata of every call, and etcd's RPCs by
-path: the server sees only the path, so this client needs no generated stubs, which could collide with another library's.
+"""Connections to etcd's members: one gRPC channel per endpoint, the choice of the endpoint, the
+metadata of every call, and etcd's RPCs by path: the server sees only the path, so this client needs
+no generated stubs, which could collide with another library's.
 
-* Calls are made only over a channel that *is* connected. gRPC would queue it on a channel that is still connecting, and after the deadline
-  it would be unknown whether it was sent; a member that is stopped (SIGSTOP) accepts connections in its kernel and never completes one.
-* `hasleader: true` goes with every call: a member cut off from its leader refuses, or ends a watch, instead of serving nothing.
-* One channel per endpoint, with separate connections, so that under TLS each is checked against its own name and one dead member
-  does not slow the others down.
-* gRPC must not repeat any request (retries off, no service config from DNS), and must not go through a web proxy.
-* Liveness is not left to HTTP/2 pings: etcd answers pings faster than every 5 s with GOAWAY (`--grpc-keepalive-min-time`). Calls have
-  deadlines, and watches ask for progress (see watch).
-* Certificates are read again when their files change, as those of all other connections are. Calls and watches that are under way stay on
-  the connection that they have; the next call opens one with the new certificates.
-* A user's token is requested at first use and again when etcd says it is invalid (simple tokens end after 5 minutes of disuse, with a
-  restart of etcd, and with any change of the users).
+* Calls are made only over a channel that *is* connected. gRPC would queue it on a channel that is
+  still connecting, and after the deadline it would be unknown whether it was sent; a member that is
+  stopped (SIGSTOP) accepts connections in its kernel and never completes one.
+* `hasleader: true` goes with every call: a member cut off from its leader refuses, or ends a watch,
+  instead of serving nothing.
+* One channel per endpoint, with separate connections, so that under TLS each is checked against its
+  own name and one dead member does not slow the others down.
+* gRPC must not repeat any request (retries off, no service config from DNS), and must not go
+  through a web proxy.
+* Liveness is not left to HTTP/2 pings: etcd answers pings faster than every 5 s with GOAWAY
+  (`--grpc-keepalive-min-time`). Calls have deadlines, and watches ask for progress (see watch).
+* Certificates are read again when their files change, as those of all other connections are. Calls
+  and watches that are under way stay on the connection that they have; the next call opens one with
+  the new certificates.
+* A user's token is requested at first use and again when etcd says it is invalid (simple tokens end
+  after 5 minutes of disuse, with a restart of etcd, and with any change of the users).
 
 Addresses of endpoints:
 
     "etcd-0:2379", "http://127.0.0.1:2379"     plain text
     "https://etcd-0:2379"                      TLS
 
-All calls use the current endpoint. When calls fail there, the next endpoint becomes current. Each failed call names its endpoint, and only
-the current one can be left: several calls that fail together therefore switch the endpoint once.
+All calls use the current endpoint. When calls fail there, the next endpoint becomes current. Each
+failed call names its endpoint, and only the current one can be left: several calls that fail
+together therefore switch the endpoint once.
 """
 
 from __future__ import annotations
@@ -44,8 +50,8 @@ from qmq.text import PORT_MAX, whole_number
 
 @dataclass(frozen=True, slots=True)
 class EtcdTls:
-    """Paths of PEM files. `ca` None trusts the system's roots; `cert` and `key` are the client's own. Raises InvalidArgument if one of them
-    is missing.
+    """Paths of PEM files. `ca` None trusts the system's roots; `cert` and `key` are the client's
+    own. Raises InvalidArgument if one of them is missing.
     """
 
     ca: Path | None = None
@@ -70,7 +76,9 @@ class EtcdEndpoint:
 
 
 def parse_endpoint(text: str, *, has_tls_files: bool) -> EtcdEndpoint:
-    """Parse an endpoint. It uses TLS if it says https, or if it has no scheme and TLS files are given. Raises InvalidArgument."""
+    """Parse an endpoint. It uses TLS if it says https, or if it has no scheme and TLS files are
+    given. Raises InvalidArgument.
+    """
     scheme, separator, rest = text.strip().rpartition("://")
     host, _, port = rest.rstrip("/").rpartition(":")
     if (
@@ -83,7 +91,8 @@ def parse_endpoint(text: str, *, has_tls_files: bool) -> EtcdEndpoint:
         )
     if scheme == "http" and has_tls_files:
         raise InvalidArgument(
-            f"etcd endpoint {text!r} is plain text, but certificates are given: write https:// or leave them out"
+            f"etcd endpoint {text!r} is plain text, but certificates are given: write "
+            "https:// or leave them out"
         )
     return EtcdEndpoint(f"{host}:{port}", scheme == "https" or has_tls_files)
 
@@ -186,14 +195,18 @@ _CONNECT_POLL_S: Final = 0.003
 
 
 class NotReady(Exception):
-    """There is no connection to the endpoint, or it leads to another etcd cluster, so nothing was sent. The text says why."""
+    """There is no connection to the endpoint, or it leads to another etcd cluster, so nothing was
+    sent. The text says why.
+    """
 
 
 class EtcdConnection:
     """The channel to one endpoint."""
 
     def __init__(self, endpoint: EtcdEndpoint, credentials: Credentials | None) -> None:
-        """The channel connects at its first use. Without `credentials` the system's roots are trusted."""
+        """The channel connects at its first use. Without `credentials` the system's roots are
+        trusted.
+        """
         self.endpoint = endpoint
         self.users = 0
         """The number of calls and watches that use it."""
@@ -227,11 +240,14 @@ class EtcdConnection:
                 raise NotReady(await self._why())
             if loop.time() >= until:
                 raise NotReady(f"{self.endpoint.address} did not complete the connection")
-            # Polling, because waiting for a change of the state cannot be cancelled (grpc issue 3064).
+            # Polling, because waiting for a change of the state cannot be cancelled (grpc issue
+            # 3064).
             await asyncio.sleep(_CONNECT_POLL_S)
 
     async def _why(self) -> str:
-        """The reason for the failure. gRPC tells it only to a call, and a call fails immediately in this state."""
+        """The reason for the failure. gRPC tells it only to a call, and a call fails immediately in
+        this state.
+        """
         try:
             await self.unary(STATUS, pb.StatusRequest(), 0.1, ())
         except grpc.aio.AioRpcError as failure:
@@ -264,7 +280,9 @@ class EtcdConnection:
         requests: Iterator[Request] | None = None,
         timeout_s: float | None = None,
     ) -> grpc.aio.StreamStreamCall[Request, Response]:
-        """A bidirectional stream; with `requests` only these are sent. Without a deadline the caller checks that the stream is alive."""
+        """A bidirectional stream; with `requests` only these are sent. Without a deadline the
+        caller checks that the stream is alive.
+        """
         callable_: grpc.aio.StreamStreamMultiCallable[Request, Response] = (
             self._channel.stream_stream(
                 method.path,
@@ -311,8 +329,8 @@ class Channels:
         self.closed = asyncio.Event()
 
     async def take(self, timeout_s: float, endpoint: EtcdEndpoint | None = None) -> EtcdConnection:
-        """The connection to the current endpoint, or to this one, ready; `give_back` it. An endpoint that cannot be reached is left. Raises
-        NotReady; CoordinationError if closed.
+        """The connection to the current endpoint, or to this one, ready; `give_back` it. An
+        endpoint that cannot be reached is left. Raises NotReady; CoordinationError if closed.
         """
         if self.closed.is_set():
             raise CoordinationError("the coordination store is closed")
@@ -353,7 +371,9 @@ class Channels:
     async def verify(
         self, connection: EtcdConnection, metadata: Metadata, timeout_s: float
     ) -> None:
-        """Check that a new connection leads to the same etcd cluster as all others. Raises NotReady, grpc.aio.AioRpcError."""
+        """Check that a new connection leads to the same etcd cluster as all others. Raises
+        NotReady, grpc.aio.AioRpcError.
+        """
         if not connection.is_known:
             self.check(
                 connection,
@@ -361,7 +381,9 @@ class Channels:
             )
 
     def check(self, connection: EtcdConnection, answer: pb.ResponseHeader) -> None:
-        """Check that an answer is one of this etcd cluster: gRPC may connect again between `verify` and the call. Raises NotReady."""
+        """Check that an answer is one of this etcd cluster: gRPC may connect again between `verify`
+        and the call. Raises NotReady.
+        """
         endpoint, found = connection.endpoint, answer.cluster_id
         self._cluster = self._cluster or found
         if found == self._cluster:
@@ -369,10 +391,16 @@ class Channels:
             self.strangers.pop(endpoint, None)
             return
         connection.is_known = False
-        text = f"{endpoint.address} belongs to the etcd cluster {found:x}, and this process uses {self._cluster:x}"
+        text = (
+            f"{endpoint.address} belongs to the etcd cluster {found:x}, and this process uses "
+            f"{self._cluster:x}"
+        )
         if endpoint not in self.strangers:
             log.critical(
-                "%s: this process does not use it. Correct the address, or restart the process if etcd was restored",
+                (
+                    "%s: this process does not use it. Correct the address, or restart the "
+                    "process if etcd was restored"
+                ),
                 text,
             )
         self.strangers[endpoint] = text
@@ -380,7 +408,9 @@ class Channels:
         raise NotReady(text)
 
     async def metadata(self, connection: EtcdConnection, timeout_s: float) -> Metadata:
-        """The metadata of a call; requests a token if there is a user and none yet. Raises grpc.aio.AioRpcError."""
+        """The metadata of a call; requests a token if there is a user and none yet. Raises
+        grpc.aio.AioRpcError.
+        """
         if self.user is None:
             return _HAS_LEADER
         async with self._authenticating:

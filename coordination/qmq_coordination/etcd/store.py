@@ -1,15 +1,19 @@
 """EtcdStore: the coordination store on an etcd cluster.
 
-The semantics are those of `coordination_store`, which are etcd's. This client adds exact errors. A read answers, or raises
-CoordinationUnavailable. A change is made once, or is certainly not made, or raises CoordinationUnknown (see etcd_calls, failures).
+The semantics are those of `coordination_store`, which are etcd's. This client adds exact errors. A
+read answers, or raises CoordinationUnavailable. A change is made once, or is certainly not made, or
+raises CoordinationUnknown (see etcd_calls, failures).
 
-If a member of etcd crashes: calls go to the next one, watches resume there from their last event (watch). If this process crashes: its
-leases end. If no member can be reached: calls raise CoordinationUnavailable after the total deadline, watches wait.
+If a member of etcd crashes: calls go to the next one, watches resume there from their last event
+(watch). If this process crashes: its leases end. If no member can be reached: calls raise
+CoordinationUnavailable after the total deadline, watches wait.
 
-`protect` makes etcd's own users: a client's certificate decides which keys the client may read and write. etcd runs with
---client-cert-auth, and uses the common name of a client's certificate as the name of its user. So users have no passwords here: `root` may
-do everything, one user may read and write the keys under a prefix, and no other user may do anything. The members present certificates to
-each other, too; their user exists for their health checks, which etcd would otherwise log as errors.
+`protect` makes etcd's own users: a client's certificate decides which keys the client may read and
+write. etcd runs with --client-cert-auth, and uses the common name of a client's certificate as the
+name of its user. So users have no passwords here: `root` may do everything, one user may read and
+write the keys under a prefix, and no other user may do anything. The members present certificates
+to each other, too; their user exists for their health checks, which etcd would otherwise log as
+errors.
 
 Each step may be repeated, so an interrupted run is repeated from its beginning.
 """
@@ -78,7 +82,9 @@ ROOT: Final = "root"
 
 
 async def protect(calls: EtcdCalls, user: str, member: str, key: bytes, range_end: bytes) -> None:
-    """Create the users and the role, and turn on access control. Raises CoordinationError, CoordinationUnavailable."""
+    """Create the users and the role, and turn on access control. Raises CoordinationError,
+    CoordinationUnavailable.
+    """
     for name in (ROOT, user, member):
         with suppress(UserOrRoleExists):
             await calls.read(
@@ -112,8 +118,8 @@ class EtcdStatus:
 
 @dataclass(frozen=True, slots=True)
 class EtcdMember:
-    """What the member at an address answered. `failure` is the reason why it cannot be used; empty if it can. `version` is empty if the
-    member does not tell this user.
+    """What the member at an address answered. `failure` is the reason why it cannot be used; empty
+    if it can. `version` is empty if the member does not tell this user.
     """
 
     address: str
@@ -122,8 +128,9 @@ class EtcdMember:
 
 
 class EtcdStore:
-    """A CoordinationStore on etcd 3.4 or later. It belongs to one event loop; calls may run at the same time. `namespace` is a prefix of
-    every key. `call_s` is the deadline of one attempt, `total_s` of a call with all its attempts.
+    """A CoordinationStore on etcd 3.4 or later. It belongs to one event loop; calls may run at the
+    same time. `namespace` is a prefix of every key. `call_s` is the deadline of one attempt,
+    `total_s` of a call with all its attempts.
     """
 
     def __init__(
@@ -138,7 +145,9 @@ class EtcdStore:
         total_s: float = TOTAL_S,
         monotonic_s: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Does no I/O. `monotonic_s` is the clock for checking whether the files of `tls` changed. Raises InvalidArgument."""
+        """Does no I/O. `monotonic_s` is the clock for checking whether the files of `tls` changed.
+        Raises InvalidArgument.
+        """
         tls = tls or EtcdTls()
         has_tls_files = tls.ca is not None
         rotation = Rotation(
@@ -196,13 +205,16 @@ class EtcdStore:
         return TxnResult(done.succeeded, Revision(done.header.revision), results)
 
     async def compact(self, revision: int) -> None:
-        """See CoordinationStore. Compacts the history of the whole etcd, not only of the namespace. Raises CoordinationUnknown."""
+        """See CoordinationStore. Compacts the history of the whole etcd, not only of the namespace.
+        Raises CoordinationUnknown.
+        """
         await self._calls.change(COMPACT, pb.CompactionRequest(revision=revision))
 
     async def grant(self, ttl_s: float) -> LeaseId:
-        """See CoordinationStore. Seconds are rounded up to whole ones; etcd may grant more (at least 1.5 election timeouts). The lease's
-        number is chosen here, from 2**63, so that a repeated request finds its own lease. The lease's time began with the first request:
-        count the time from before the call.
+        """See CoordinationStore. Seconds are rounded up to whole ones; etcd may grant more (at
+        least 1.5 election timeouts). The lease's number is chosen here, from 2**63, so that a
+        repeated request finds its own lease. The lease's time began with the first request: count
+        the time from before the call.
         """
         lease = LeaseId(secrets.randbelow(_LEASES) + 1)
         try:
@@ -214,7 +226,9 @@ class EtcdStore:
         return lease
 
     async def keep_alive(self, lease: LeaseId) -> float:
-        """See CoordinationStore. The time begins when etcd receives the request: count it from before the call."""
+        """See CoordinationStore. The time begins when etcd receives the request: count it from
+        before the call.
+        """
         answer = await self._calls.exchange(LEASE_KEEP_ALIVE, pb.LeaseKeepAliveRequest(id=lease))
         if answer.ttl_s <= 0:
             raise LeaseNotFound(f"lease {lease} has ended")
@@ -225,7 +239,9 @@ class EtcdStore:
         await self._calls.change(LEASE_REVOKE, pb.LeaseRevokeRequest(id=lease))
 
     def watch(self, prefix: str, start_revision: int) -> AsyncIterator[WatchedChanges]:
-        """See CoordinationStore. Continues after any outage until the store is closed. Raises Compacted, CoordinationError."""
+        """See CoordinationStore. Continues after any outage until the store is closed. Raises
+        Compacted, CoordinationError.
+        """
         return Watcher(
             self._channels, self._converter, self._call_s, prefix, start_revision
         ).changes()
@@ -243,7 +259,9 @@ class EtcdStore:
         )
 
     async def members(self) -> tuple[EtcdMember, ...]:
-        """What the member at each endpoint answers, within the deadline of one attempt. All are asked at the same time."""
+        """What the member at each endpoint answers, within the deadline of one attempt. All are
+        asked at the same time.
+        """
         return tuple(
             await asyncio.gather(
                 *[self._member(each) for each in self._channels.rotation.endpoints]
@@ -267,7 +285,9 @@ class EtcdStore:
             return EtcdMember(endpoint.address)
 
     async def protect(self, user: str, member: str, prefix: str) -> None:
-        """Turn on etcd's access control for users that certificates name (`protect`). Afterwards only `root` may do this."""
+        """Turn on etcd's access control for users that certificates name (`protect`). Afterwards
+        only `root` may do this.
+        """
         await protect(self._calls, user, member, *self._converter.span(prefix, is_prefix=True))
 
     async def close(self) -> None:

@@ -1,6 +1,7 @@
-"""Converts values to etcd's messages and back. Pure. Keys are text here and bytes in etcd. A namespace is put before every key that goes
-out and taken off every key that comes in, so that several clusters can share one etcd. UTF-8 keeps the order of code points, so both sides
-agree on the order of keys and on prefixes.
+"""Converts values to etcd's messages and back. Pure. Keys are text here and bytes in etcd. A
+namespace is put before every key that goes out and taken off every key that comes in, so that
+several clusters can share one etcd. UTF-8 keeps the order of code points, so both sides agree on
+the order of keys and on prefixes.
 """
 
 from __future__ import annotations
@@ -28,7 +29,9 @@ _RESULTS: Final = {
     ">": pb.Compare.GREATER,
 }
 _NO_END: Final = b"\0"
-"""As the end of a range: after the last key. As the begin of a range: the first key (etcd has no empty key)."""
+"""As the end of a range: after the last key. As the begin of a range: the first key (etcd has no
+empty key).
+"""
 
 
 def range_end(prefix: bytes) -> bytes:

@@ -1,15 +1,20 @@
-"""A watch that survives the failure of its endpoint. It gives every event from a revision on, once, in order, by whole revisions.
+"""A watch that survives the failure of its endpoint. It gives every event from a revision on, once,
+in order, by whole revisions.
 
-    open -> created -> events ... silence 2 s -> ask for progress -> silence 1 s -> leave the endpoint -> open from the last event + 1
+    open -> created -> events ... silence 2 s -> ask for progress -> silence 1 s -> leave the
+    endpoint -> open from the last event + 1
 
-* The watch resumes from the last event's mod_revision + 1, never from a header's revision: etcd sends a backlog in batches of 1000
-  revisions, and each batch has the *store's* revision in its header (measured: resuming from there loses the rest).
-* etcd fills a batch with whole revisions (server/mvcc/watcher_group.go, eventBatch.add). With `fragment`, which keeps messages below the
-  request limit, it may then cut the answer anywhere. The events of the last revision are therefore held back until the last fragment came.
-* A stopped member sends nothing and closes nothing. The answer to a progress request counts as a sign of life only: its revision was wrong
-  before etcd 3.4.25 and 3.5.8 (etcd #15220).
-* The watch continues through any outage, until the store is closed. It ends with an error only if it cannot continue: Compacted, or a
-  refusal. A watch of keys that seldom change resumes from their last event, however old, and may find it compacted: list, then watch again.
+* The watch resumes from the last event's mod_revision + 1, never from a header's revision: etcd
+  sends a backlog in batches of 1000 revisions, and each batch has the *store's* revision in its
+  header (measured: resuming from there loses the rest).
+* etcd fills a batch with whole revisions (server/mvcc/watcher_group.go, eventBatch.add). With
+  `fragment`, which keeps messages below the request limit, it may then cut the answer anywhere. The
+  events of the last revision are therefore held back until the last fragment came.
+* A stopped member sends nothing and closes nothing. The answer to a progress request counts as a
+  sign of life only: its revision was wrong before etcd 3.4.25 and 3.5.8 (etcd #15220).
+* The watch continues through any outage, until the store is closed. It ends with an error only if
+  it cannot continue: Compacted, or a refusal. A watch of keys that seldom change resumes from their
+  last event, however old, and may find it compacted: list, then watch again.
 """
 
 from __future__ import annotations
@@ -38,14 +43,18 @@ _DENIED: Final = "permission denied"
 
 
 class WholeRevisions:
-    """Groups events into whole revisions. Pure. `next_revision` is where to resume: after the last revision that was returned."""
+    """Groups events into whole revisions. Pure. `next_revision` is where to resume: after the last
+    revision that was returned.
+    """
 
     def __init__(self, start_revision: int) -> None:
         self.next_revision = start_revision
         self._held: list[WatchEvent] = []
 
     def feed(self, events: Sequence[WatchEvent], *, has_more: bool) -> list[WatchedChanges]:
-        """The revisions that are complete now. With `has_more` a fragment follows, which may continue the last revision."""
+        """The revisions that are complete now. With `has_more` a fragment follows, which may
+        continue the last revision.
+        """
         grouped: dict[int, list[WatchEvent]] = {}
         for event in (*self._held, *events):
             if event.mod_revision >= self.next_revision:
@@ -63,7 +72,9 @@ class WholeRevisions:
 
 
 class _Stream:
-    """One stream to one member. A read under way is kept over several waits, because cancelling it would cancel the stream (grpc.aio)."""
+    """One stream to one member. A read under way is kept over several waits, because cancelling it
+    would cancel the stream (grpc.aio).
+    """
 
     def __init__(
         self, connection: EtcdConnection, metadata: Metadata, closed: asyncio.Task[bool]
@@ -85,7 +96,9 @@ class _Stream:
             raise TryAgain(f"{self.connection.endpoint.address} accepts no request") from None
 
     async def next(self) -> pb.WatchResponse | None:
-        """The next message; None when the store is closed. Raises TryAgain, grpc.aio.AioRpcError."""
+        """The next message; None when the store is closed. Raises TryAgain,
+        grpc.aio.AioRpcError.
+        """
         if self._reading is None:
             self._reading = asyncio.create_task(self._read())
             self._reading.add_done_callback(lambda task: task.cancelled() or task.exception())
@@ -226,7 +239,8 @@ class Watcher:
             return
         if answer.compact_revision:
             raise Compacted(
-                f"revision {self._revisions.next_revision} is compacted away; the oldest is {answer.compact_revision}: "
+                f"revision {self._revisions.next_revision} is compacted away; the oldest is "
+                f"{answer.compact_revision}: "
                 "list again and continue from there"
             )
         if _DENIED in answer.cancel_reason:

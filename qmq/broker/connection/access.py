@@ -1,4 +1,5 @@
-"""What a connection may do, by its principal's rights, and how much, by quotas and the broker's memory.
+"""What a connection may do, by its principal's rights, and how much, by quotas and the broker's
+memory.
 
 The permission that each frame requires:
 
@@ -10,10 +11,11 @@ The permission that each frame requires:
     PULL, SETTLE, BEGUN, HEARTBEAT, DETACH, LANE_PULL, LANE_SETTLE     none: they belong to an attached session
     REPLICA_HELLO, REPLICA                        to be a replica (`accepts_replica`)
 
-Decisions are cached until the rules change. A connection whose sessions are no longer allowed then ends with the reason; the client gets
-the same error when it attaches again.
+Decisions are cached until the rules change. A connection whose sessions are no longer allowed then
+ends with the reason; the client gets the same error when it attaches again.
 
-When the broker does not read from a connection, the client's bytes wait at the client (`ConnectionFlow`):
+When the broker does not read from a connection, the client's bytes wait at the client
+(`ConnectionFlow`):
 
     reading stops while                                                          until
     too many bytes of this connection's PRODUCE are unanswered                   half of them are answered
@@ -22,12 +24,14 @@ When the broker does not read from a connection, the client's bytes wait at the 
     the principal is over a rate of its quota (`Throttle`)                       the pause has ended
     the client does not read its answers                                         it reads
 
-*Quotas* are in the coordination store (`qmq/security/quotas.py`). A principal without a quota costs one dict lookup for each frame.
+*Quotas* are in the coordination store (`qmq/security/quotas.py`). A principal without a quota costs
+one dict lookup for each frame.
 
-*Rounds.* Everything that arrives in one round is written together, and all answers wait for that write. Ten producers of 1 MiB batches
-bring 10 MiB a round; on a disk that takes 100 MB/s a heartbeat then waits for 100 ms. So a round takes about `ROUND_BYTES_MAX`: a
-connection that exceeds it is not read from until its turn comes again, in the order in which connections exceeded it. Frames of at most
-`SMALL_BYTES` never wait.
+*Rounds.* Everything that arrives in one round is written together, and all answers wait for that
+write. Ten producers of 1 MiB batches bring 10 MiB a round; on a disk that takes 100 MB/s a
+heartbeat then waits for 100 ms. So a round takes about `ROUND_BYTES_MAX`: a connection that exceeds
+it is not read from until its turn comes again, in the order in which connections exceeded it.
+Frames of at most `SMALL_BYTES` never wait.
 """
 
 from __future__ import annotations
@@ -90,7 +94,9 @@ class ConnectionAccess:
         self._subjects: set[bytes] = set()
         self._version = -1
         self._is_open = False
-        """Whether every subject is allowed, because access is not checked under the rules of `_version`."""
+        """Whether every subject is allowed, because access is not checked under the rules of
+        `_version`.
+        """
         self._consumes: set[tuple[str, str]] = set()
 
     def greet(self, transport: asyncio.BaseTransport | None, token: str = "") -> None:
@@ -105,11 +111,14 @@ class ConnectionAccess:
         self.caller = self._access.identify(self._names if peer else None, token, address, uid)
 
     def renew(self, token: str) -> None:
-        """Take a newer token, which must be the same principal's. Raises NotAuthenticated, AccessDenied."""
+        """Take a newer token, which must be the same principal's. Raises NotAuthenticated,
+        AccessDenied.
+        """
         self.caller = self._access.renew(self.caller._replace(request=str(self.request_id)), token)
 
     def accepts_replica(self) -> None:
-        """Raises AccessDenied unless the peer may act as a replica: with TLS it needs a server's certificate.
+        """Raises AccessDenied unless the peer may act as a replica: with TLS it needs a server's
+        certificate.
 
         The group's secret proves that it belongs to the group (ADR 0017), with TLS and without.
         """
@@ -117,7 +126,9 @@ class ConnectionAccess:
             self._access.require_replica(self.caller._replace(request=str(self.request_id)))
 
     def may_be_replica(self, replica: str) -> bool:
-        """Whether the peer's certificate is for the replica of this name, in every mode of the rules. Always true without TLS."""
+        """Whether the peer's certificate is for the replica of this name, in every mode of the
+        rules. Always true without TLS.
+        """
         return not self._is_encrypted or self._names.names_server(replica)
 
     def refused(self, action: str, on: str, failure: QmqError) -> None:
@@ -126,10 +137,12 @@ class ConnectionAccess:
             self.caller._replace(request=str(self.request_id)), action, on, failure.message
         )
 
-    # --- what it may do ------------------------------------------------------------------------------------------------
+    # --- what it may do ---------------------------------------------------------------------------
 
     def is_open(self) -> bool:
-        """Whether every subject and producer is allowed, because access is not checked. Called for each PRODUCE."""
+        """Whether every subject and producer is allowed, because access is not checked. Called for
+        each PRODUCE.
+        """
         version = self._access.version
         if self._version != version or len(self._subjects) > SUBJECTS_MAX:
             self._subjects.clear()
@@ -137,7 +150,9 @@ class ConnectionAccess:
         return self._is_open
 
     def require_produce(self, subject: bytes) -> None:
-        """Called for each batch unless `is_open`: at most one lookup in a set. Raises AccessDenied, NotAuthenticated."""
+        """Called for each batch unless `is_open`: at most one lookup in a set. Raises AccessDenied,
+        NotAuthenticated.
+        """
         if subject not in self._subjects:
             self._require(
                 "PRODUCE", on_subject(Operation.PRODUCE, subject.decode("utf-8", "replace"))
@@ -145,7 +160,9 @@ class ConnectionAccess:
             self._subjects.add(subject)
 
     def require_producers(self, batches: list[Intake]) -> None:
-        """Check, for each PRODUCE while rules are enforced, that the producer id is not another principal's. Raises AccessDenied."""
+        """Check, for each PRODUCE while rules are enforced, that the producer id is not another
+        principal's. Raises AccessDenied.
+        """
         principal = self.caller.principal
         if principal.is_server:
             return
@@ -172,7 +189,9 @@ class ConnectionAccess:
             self._access.require(self.caller._replace(request=str(self.request_id)), action, *needs)
 
     def look_again(self) -> None:
-        """The rules changed, or time has passed. Raises AccessDenied, NotAuthenticated: then the connection must end."""
+        """The rules changed, or time has passed. Raises AccessDenied, NotAuthenticated: then the
+        connection must end.
+        """
         self._subjects.clear()
         self._is_open = not self._access.is_on
         if self._is_open:
@@ -192,7 +211,9 @@ def _consuming(subject: str, group: str) -> tuple[Need, Need]:
 
 
 PAUSE_S_MAX: Final = 5.0
-"""The longest single pause: a heartbeat must pass in time, and an operator may have raised the quota."""
+"""The longest single pause: a heartbeat must pass in time, and an operator may have raised the
+quota.
+"""
 ROUND_BYTES_MAX: Final = 4 * limits.MIB
 """Few enough bytes for a slow disk to write in 40 ms, and enough for an efficient write."""
 SMALL_BYTES: Final = 64 * limits.KIB
@@ -202,7 +223,9 @@ GroupsOf = Callable[[Collection[str]], set[tuple[str, str]]]
 
 
 class ConnectionFlow:
-    """The flow control of one connection. `access` knows its principal. Without `budget` and `throttle` only unanswered bytes count."""
+    """The flow control of one connection. `access` knows its principal. Without `budget` and
+    `throttle` only unanswered bytes count.
+    """
 
     __slots__ = (
         "_access",
@@ -240,7 +263,7 @@ class ConnectionFlow:
         self._is_over_quota = False
         self._throttled: asyncio.TimerHandle | None = None
 
-    # --- what comes and goes -------------------------------------------------------------------------------------------
+    # --- what comes and goes ----------------------------------------------------------------------
 
     def admit(self) -> None:
         """Handle the client's HELLO. Raises Overloaded."""
@@ -300,7 +323,7 @@ class ConnectionFlow:
             self._counted.clear()
             self._throttle.ended(self._access.caller.principal)
 
-    # --- reading -------------------------------------------------------------------------------------------------------
+    # --- reading ----------------------------------------------------------------------------------
 
     def wait_for_turn(self) -> None:
         self._is_waiting_for_turn = True
@@ -360,7 +383,9 @@ class Throttle:
 
     @property
     def held_connections(self) -> int:
-        """Connections that are not read from because their principals have too many bytes in flight."""
+        """Connections that are not read from because their principals have too many bytes in
+        flight.
+        """
         return sum(map(len, self._held.values()))
 
     @property
@@ -369,11 +394,14 @@ class Throttle:
         return self._access.has_quotas
 
     def admit(self, principal: Principal) -> None:
-        """Count a connection of this principal at its HELLO. Raises Overloaded; the connection then does not count."""
+        """Count a connection of this principal at its HELLO. Raises Overloaded; the connection then
+        does not count.
+        """
         quota = self._access.quota(principal)
         if quota is not None and 0 < quota.connections <= self.connections[principal]:
             raise Overloaded(
-                f"{principal} has {quota.connections} connections here, the limit of its quota {quota.id!r}"
+                f"{principal} has {quota.connections} connections here, the limit of its "
+                f"quota {quota.id!r}"
             )
         self.connections[principal] += 1
 
@@ -404,13 +432,16 @@ class Throttle:
             )
         if created is not None and 0 < by_creator <= len(known):
             raise QuotaExceeded(
-                f"the subjects that {created.principal} created have {len(known)} groups, the limit of its quota {created.quota.id!r}"
+                f"the subjects that {created.principal} created have {len(known)} groups, "
+                f"the limit of its quota {created.quota.id!r}"
             )
 
-    # --- bytes in flight -----------------------------------------------------------------------------------------------
+    # --- bytes in flight --------------------------------------------------------------------------
 
     def took(self, principal: Principal, size: int, reader: ConnectionFlow) -> bool:
-        """Count an unanswered batch. Returns whether its connection must stop reading until others are answered."""
+        """Count an unanswered batch. Returns whether its connection must stop reading until others
+        are answered.
+        """
         self._inflight[principal] += size
         quota = self._access.quota(principal)
         if quota is None or not 0 < quota.inflight_bytes < self._inflight[principal]:
@@ -430,7 +461,7 @@ class Throttle:
             for reader in self._held.pop(principal):
                 reader.read_on()
 
-    # --- rates ---------------------------------------------------------------------------------------------------------
+    # --- rates ------------------------------------------------------------------------------------
 
     def produced(self, principal: Principal, batches: Sequence[Intake]) -> float:
         """Count a PRODUCE. Returns for how many seconds its connection must not be read from."""
@@ -464,7 +495,9 @@ class Throttle:
         return max(by_bytes, self._take(who, "messages in", quota.produce_messages_per_s, messages))
 
     def fetched(self, principal: Principal, subject: str, messages: int, size: int) -> float:
-        """Count messages that were sent to a consumer. Returns for how many seconds its connection must not be read from."""
+        """Count messages that were sent to a consumer. Returns for how many seconds its connection
+        must not be read from.
+        """
         by_principal = self._given(principal, self._access.quota(principal), size, messages)
         return self._pause(
             max(
@@ -494,8 +527,9 @@ class Throttle:
 
 
 class RoundBudget:
-    """Shares each round among the connections. `call_soon` calls in the next round of the event loop. `turns` counts the broker's turns:
-    what came before the last one is written, and no longer counted. So a small batch needs no call in the next round.
+    """Shares each round among the connections. `call_soon` calls in the next round of the event
+    loop. `turns` counts the broker's turns: what came before the last one is written, and no longer
+    counted. So a small batch needs no call in the next round.
     """
 
     def __init__(

@@ -1,8 +1,10 @@
-"""The broker's data port: accepts connections; each one reads frames and writes answers. Thin: the broker decides.
+"""The broker's data port: accepts connections; each one reads frames and writes answers. Thin: the
+broker decides.
 
-`StallWatch` finds connections without progress: the peer has begun a frame and sends nothing more, or does not read its answers. It counts
-checks, not milliseconds: after a minute in which this process was suspended, all connections seem to have done nothing, but at the next
-check their bytes are there. A single byte is progress, so that slow uploads continue.
+`StallWatch` finds connections without progress: the peer has begun a frame and sends nothing more,
+or does not read its answers. It counts checks, not milliseconds: after a minute in which this
+process was suspended, all connections seem to have done nothing, but at the next check their bytes
+are there. A single byte is progress, so that slow uploads continue.
 """
 
 from __future__ import annotations
@@ -65,7 +67,9 @@ class StallWatch:
         self._unsent_looks = self._unread_looks = 0
 
     def look(self, found: FrameStream) -> Ending | None:
-        """Whether the connection must end now. While the broker does not read from the peer, the peer's silence does not count."""
+        """Whether the connection must end now. While the broker does not read from the peer, the
+        peer's silence does not count.
+        """
         may_send = found.reader.awaits_rest and found.is_reading
         has_unread = found.unsent_bytes > 0
         self._unsent_looks = (
@@ -88,7 +92,9 @@ ANSWERS_BYTES_MAX: Final = 2 * limits.PULL_BYTES_MAX
 """Bytes of answers to one connection in one turn, after which it gets no more messages."""
 
 REPLICA_BUFFER_BYTES: Final = 4 * limits.MIB
-"""A master's frames are as large as its writes: receiving them into one reused buffer saves an allocation for each."""
+"""A master's frames are as large as its writes: receiving them into one reused buffer saves an
+allocation for each.
+"""
 
 FETCHES_MAX: Final = 4
 """FETCHes of one connection that may wait until the client has read earlier answers."""
@@ -117,8 +123,8 @@ class SharedByConnections:
 class DataConnection(Flushable):
     """Serves one connection. Before its HELLO only a small frame is accepted.
 
-    The answer to a SETTLE without a deadline is not urgent: it is sent with the next answer, or with the next tick. That saves a write for
-    every single message.
+    The answer to a SETTLE without a deadline is not urgent: it is sent with the next answer, or
+    with the next tick. That saves a write for every single message.
     """
 
     def __init__(
@@ -181,11 +187,13 @@ class DataConnection(Flushable):
         if self._strangers is not None:
             self._strangers.left(self)
 
-    # --- the broker's side ---------------------------------------------------------------------------------------------
+    # --- the broker's side ------------------------------------------------------------------------
 
     @property
     def is_writable(self) -> bool:
-        """False while the client does not read its answers or has enough of them in flight, and after it has disconnected."""
+        """False while the client does not read its answers or has enough of them in flight, and
+        after it has disconnected.
+        """
         return self.stream.is_writable and self._outbox_bytes < ANSWERS_BYTES_MAX
 
     @property
@@ -212,7 +220,9 @@ class DataConnection(Flushable):
             self._flow.fetched(subject, messages, size)
 
     def flush(self) -> None:
-        """Write the answers at the end of the turn. A client that does not read its answers is not read from."""
+        """Write the answers at the end of the turn. A client that does not read its answers is not
+        read from.
+        """
         was_full = self._outbox_bytes >= ANSWERS_BYTES_MAX
         self._outbox_bytes = 0
         self.stream.flush()
@@ -224,7 +234,7 @@ class DataConnection(Flushable):
         if self._fetches:
             self._serve_fetches()
 
-    # --- frames --------------------------------------------------------------------------------------------------------
+    # --- frames -----------------------------------------------------------------------------------
 
     def _on_frames(self, received: list[Frame]) -> None:
         turns = self._broker.turns
@@ -314,7 +324,7 @@ class DataConnection(Flushable):
         )
         self.send(frames.frame(FrameKind.WELCOME, each.request_id, welcome.pack()))
 
-    # --- a replica at the other end ------------------------------------------------------------------------------------
+    # --- a replica at the other end ---------------------------------------------------------------
 
     def _prove_peer(self, peer: ReplicaPeer, each: Frame) -> None:
         try:
@@ -340,7 +350,7 @@ class DataConnection(Flushable):
     def close_peer(self) -> None:
         self.stream.close()
 
-    # --- requests ------------------------------------------------------------------------------------------------------
+    # --- requests ---------------------------------------------------------------------------------
 
     def _produce(self, each: Frame) -> None:
         broker, size = self._broker, HEADER_BYTES + len(each.payload)
@@ -501,7 +511,7 @@ class DataConnection(Flushable):
             self.stream.put(frames.frame(FrameKind.ERROR, 0, wire.pack_error(failure)))
             self.stream.close()
 
-    # --- the connection's end ------------------------------------------------------------------------------------------
+    # --- the connection's end ---------------------------------------------------------------------
 
     def _violated(self, violation: ProtocolViolation) -> None:
         log.info("connection closed: %s", violation)
@@ -531,13 +541,16 @@ class DataConnection(Flushable):
         elif ending is Ending.CLOSE:
             self._violated(
                 ProtocolViolation(
-                    "the rest of a frame did not arrive in time: send the frame again on a new connection"
+                    "the rest of a frame did not arrive in time: send the frame again on a "
+                    "new connection"
                 )
             )
             self.stream.close()
 
     def end_for_memory(self) -> None:
-        """Too much memory is in incomplete frames, and this connection's frame has been without progress for longest."""
+        """Too much memory is in incomplete frames, and this connection's frame has been without
+        progress for longest.
+        """
         failure = Overloaded(
             "the broker has too many incomplete frames: send this one again on a new connection"
         )
@@ -560,7 +573,9 @@ _ACTING: Final = frozenset(
         FrameKind.LANE_SETTLE,
     }
 )
-"""Requests that add actions. Heartbeats add none, and those of DETACH are bounded by the sessions."""
+"""Requests that add actions. Heartbeats add none, and those of DETACH are bounded by the
+sessions.
+"""
 HANDLERS: Final[dict[int, Callable[[DataConnection, Frame], None]]] = {
     FrameKind.PRODUCE: DataConnection._produce,
     FrameKind.PRODUCE_FAST: DataConnection._produce,
@@ -585,7 +600,9 @@ CLOSE_S: Final = 2.0
 ACCESS_LOOK_S: Final = 1.0
 """The interval of checks that depend on the clock: expired tokens, and rules that are too old."""
 STRANGERS_SHARE: Final = 4
-"""One of so many places is for connections that have not said HELLO: the address with most of them loses its oldest."""
+"""One of so many places is for connections that have not said HELLO: the address with most of them
+loses its oldest.
+"""
 STRANGERS_MIN: Final = 16
 
 
@@ -631,7 +648,9 @@ class DataServer:
         self._forget_access: Callable[[], object] = lambda: None
 
     async def start(self, host: str, port: int) -> None:
-        """Listen; port 0 takes a free port (`self.port`). Raises OSError if the port is taken, InvalidArgument."""
+        """Listen; port 0 takes a free port (`self.port`). Raises OSError if the port is taken,
+        InvalidArgument.
+        """
         self._listener = await self._network.listen(host, port, self._accept, self._refused)
         self.port = self._listener.port
         self._forget_access = self._broker.access.on_change(self._look_at_access)
@@ -646,7 +665,8 @@ class DataServer:
         if len(self.open_connections) >= self._connections_max:
             connection.refuse(
                 Overloaded(
-                    f"the broker has {len(self.open_connections)} connections, the limit: close some, or raise its limit of open files"
+                    f"the broker has {len(self.open_connections)} connections, the limit: "
+                    "close some, or raise its limit of open files"
                 )
             )
         if self._is_stopping:
@@ -656,7 +676,9 @@ class DataServer:
         return connection.stream
 
     def _refused(self, address: str, why: str) -> None:
-        """TLS refused a peer. Strangers can repeat this at will, so equal refusals are only counted."""
+        """TLS refused a peer. Strangers can repeat this at will, so equal refusals are only
+        counted.
+        """
         self._broker.access.refused(Caller(address=address), "TLS handshake", why)
 
     def _limit_handshakes(self) -> None:
@@ -740,8 +762,8 @@ class DataServer:
         return sum([each.unanswered_bytes for each in self.open_connections])
 
     async def stop(self) -> None:
-        """Accept no more connections, and close the open ones after their answers; those that do not read them are
-        cut off after `CLOSE_S`.
+        """Accept no more connections, and close the open ones after their answers; those that do
+        not read them are cut off after `CLOSE_S`.
         """
         self._is_stopping = True
         if self._listener is not None:

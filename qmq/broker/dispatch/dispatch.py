@@ -1,7 +1,9 @@
-"""Serves consumers of unordered subjects: they attach, pull, settle and leave; groups are woken when they have messages.
+"""Serves consumers of unordered subjects: they attach, pull, settle and leave; groups are woken
+when they have messages.
 
-Only committed messages are delivered. A delivery is sent immediately, before its PULL is committed: if the process dies, or the mastership
-is lost before that, the messages are handed out again, and late verdicts on the first delivery are stale.
+Only committed messages are delivered. A delivery is sent immediately, before its PULL is committed:
+if the process dies, or the mastership is lost before that, the messages are handed out again, and
+late verdicts on the first delivery are stale.
 """
 
 from __future__ import annotations
@@ -87,7 +89,9 @@ class Served(Enum):
 
 
 class Dispatch:
-    """Serves consumers while the broker serves. Created again each time the broker begins to serve."""
+    """Serves consumers while the broker serves. Created again each time the broker begins to
+    serve.
+    """
 
     def __init__(self, broker: ServingBroker) -> None:
         self._store = broker.store
@@ -116,7 +120,7 @@ class Dispatch:
                 self.dead_letters.found(state)
                 self._leases.at(state, 0)
 
-    # --- consuming -----------------------------------------------------------------------------------------------------
+    # --- consuming --------------------------------------------------------------------------------
 
     def attach(self, peer: Peer, request: wire.Attach) -> wire.Attached:
         """Attach a consumer to its group. Raises UnknownSubject, InvalidName, InvalidArgument."""
@@ -185,18 +189,22 @@ class Dispatch:
         return failures_in(self._store, state.queue, state.reader)
 
     def pull(self, peer: Peer, request_id: int, request: wire.Pull, deadline_ms: int) -> None:
-        """Answer a PULL now, or when there are messages; waiting needs no turn. Raises UnknownConsumer, MessagesExpired, LogDamaged."""
+        """Answer a PULL now, or when there are messages; waiting needs no turn. Raises
+        UnknownConsumer, MessagesExpired, LogDamaged.
+        """
         session = self._session(request.session, peer)
         if not 0 < request.messages_max <= limits.PULL_MESSAGES_MAX:
             raise InvalidArgument(
-                f"messages_max of a pull is 1 to {limits.PULL_MESSAGES_MAX}, not {request.messages_max}"
+                f"messages_max of a pull is 1 to {limits.PULL_MESSAGES_MAX}, not "
+                f"{request.messages_max}"
             )
         if (
             sum([each.session is session for each in session.group.waiters])
             >= limits.SESSION_PULLS_MAX
         ):
             raise Overloaded(
-                f"{limits.SESSION_PULLS_MAX} pulls of this session are already waiting: wait for their answers"
+                f"{limits.SESSION_PULLS_MAX} pulls of this session are already waiting: wait "
+                "for their answers"
             )
         wait_ms = min(request.wait_ms, limits.WAIT_MS_MAX, deadline_ms or limits.WAIT_MS_MAX)
         until = self._clock.monotonic_ms() + wait_ms
@@ -227,7 +235,8 @@ class Dispatch:
     def wake(self, state: QueueGroup) -> None:
         """The group may have messages: serve its waiting pulls, the longest waiting first.
 
-        A consumer that is paused, or must acknowledge or read its answers first, keeps its place, and does not keep others waiting.
+        A consumer that is paused, or must acknowledge or read its answers first, keeps its place,
+        and does not keep others waiting.
         """
         if self._broker.is_paused:
             return
@@ -256,7 +265,9 @@ class Dispatch:
         state.waiters.extendleft(reversed(blocked))
 
     def _read_again(self, state: QueueGroup, failure: QmqError | None) -> None:
-        """The data that the group's pulls wait for has arrived, or the object store cannot provide it."""
+        """The data that the group's pulls wait for has arrived, or the object store cannot provide
+        it.
+        """
         if failure is None:
             self.wake(state)
             return
@@ -265,7 +276,9 @@ class Dispatch:
             self._broker.answer_error(waiter.session.peer, waiter.request_id, failure)
 
     def _serve(self, waiter: Waiter) -> Served:
-        """Hand out messages to one waiting pull. Raises UnknownConsumer, MessagesExpired, LogDamaged, ColdRead."""
+        """Hand out messages to one waiting pull. Raises UnknownConsumer, MessagesExpired,
+        LogDamaged, ColdRead.
+        """
         session = waiter.session
         state = session.group
         share, queue = state.share, state.queue
@@ -347,7 +360,9 @@ class Dispatch:
     def settle(
         self, peer: Peer, request_id: int, number: int, settlements: list[wire.Settlement]
     ) -> None:
-        """Record a consumer's verdicts; the answer is sent when they are as safe as a message. Raises UnknownConsumer."""
+        """Record a consumer's verdicts; the answer is sent when they are as safe as a message.
+        Raises UnknownConsumer.
+        """
         session = self._session(number, peer)
         state = session.group
         holder = state.share.holders.get(session.consumer)
@@ -356,14 +371,16 @@ class Dispatch:
         for first, last, verdict, *_ in settlements:
             if first < 0 or last < first:
                 raise InvalidArgument(
-                    "a settlement's first pull sequence must not be above its last, and neither may be negative"
+                    "a settlement's first pull sequence must not be above its last, and "
+                    "neither may be negative"
                 )
             asked += last - first + 1
             has_later = has_later or last >= handed_out
             has_failed = has_failed or verdict in _FAILED
         if has_later:
             raise InvalidArgument(
-                f"pull sequences before {handed_out} were handed out, but the settlement names later ones"
+                f"pull sequences before {handed_out} were handed out, but the settlement "
+                "names later ones"
             )
         if has_failed:
             can_die = not is_dead_letters(state.queue.id.subject)
@@ -406,7 +423,9 @@ class Dispatch:
         return done.settled
 
     def _put_back(self, state: QueueGroup, consumer: str, cause: Cause) -> None:
-        """Requeue, or let die, the messages of a lost consumer. Raises ColdRead, and then nothing was changed."""
+        """Requeue, or let die, the messages of a lost consumer. Raises ColdRead, and then nothing
+        was changed.
+        """
         holder = state.share.holders.get(consumer)
         begun = state.begun.get(consumer, Begun())
         if holder is not None and holder.held:
@@ -433,8 +452,9 @@ class Dispatch:
     def detach(self, peer: Peer, number: int, received: int) -> None:
         """The consumer leaves for good: its messages go to the others. Raises UnknownConsumer.
 
-        Messages behind `received` go back without counting an attempt. Such a delivery exists when a pull waited while the consumer
-        released its unseen messages: the broker handed them out again before it read the DETACH.
+        Messages behind `received` go back without counting an attempt. Such a delivery exists when
+        a pull waited while the consumer released its unseen messages: the broker handed them out
+        again before it read the DETACH.
         """
         session = self._session(number, peer)
         self.groups.detach(session)
@@ -478,10 +498,12 @@ class Dispatch:
         self.wake(state)
         self._broker.schedule()
 
-    # --- time ----------------------------------------------------------------------------------------------------------
+    # --- time -------------------------------------------------------------------------------------
 
     def tick(self) -> None:
-        """Answer pulls that waited long enough; put back the messages of consumers whose lease has ended."""
+        """Answer pulls that waited long enough; put back the messages of consumers whose lease has
+        ended.
+        """
         now_ms = self._clock.monotonic_ms()
         self.dead_letters.work()
         for state in self._late_pulls.due(now_ms):
@@ -523,7 +545,10 @@ class Dispatch:
             self._leases.at(state, state.idle_since_ms + self._config.broadcast_idle_ms)
         else:
             log.info(
-                "consumer %s of a broadcast group has not read %s for too long: its progress is deleted",
+                (
+                    "consumer %s of a broadcast group has not read %s for too long: its progress "
+                    "is deleted"
+                ),
                 state.name,
                 state.queue.id,
             )
@@ -535,7 +560,9 @@ class Dispatch:
         self.groups.drop(state)
 
     def drop_queue(self, queue: Queue, failure: QmqError) -> None:
-        """The queue's subject was deleted, and no group has a share of it: its consumers get the error."""
+        """The queue's subject was deleted, and no group has a share of it: its consumers get the
+        error.
+        """
         for state in list(self.groups.of_queue(queue)):
             self._end(state, failure)
             self.to_wake.pop(id(state), None)
@@ -595,12 +622,14 @@ def _check_attach(request: wire.Attach) -> None:
     check_name("consumer", request.consumer)
     if BROADCAST in request.group and not request.group.endswith(BROADCAST + request.consumer):
         raise InvalidArgument(
-            f"{request.group!r} belongs to another consumer of the broadcast group, not to {request.consumer!r}"
+            f"{request.group!r} belongs to another consumer of the broadcast group, not to "
+            f"{request.consumer!r}"
         )
     check_name("incarnation", request.incarnation)
     if request.start not in ("earliest", "latest", wire.RESUME):
         raise InvalidArgument(
-            f"start is 'earliest', 'latest' or '{wire.RESUME}', not {request.start[: limits.ERROR_VALUE_CHARS_MAX]!r}"
+            f"start is 'earliest', 'latest' or '{wire.RESUME}', not "
+            f"{request.start[: limits.ERROR_VALUE_CHARS_MAX]!r}"
         )
     if not LEASE_MS_MIN <= request.lease_ms <= LEASE_MS_MAX:
         raise InvalidArgument(

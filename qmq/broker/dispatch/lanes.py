@@ -1,20 +1,28 @@
-"""Serves consumers of ordered subjects: they attach to lanes, pull and settle. The counterpart of `dispatch`.
+"""Serves consumers of ordered subjects: they attach to lanes, pull and settle. The counterpart of
+`dispatch`.
 
 Rules:
-* One consumer at a time reads a range: attaching is refused while another live one holds any of it (LaneHeld), and while the group has not
-  finished what comes before (LaneNotOpen). The answer leaves when the grant is committed, so that a new master knows of it.
-* Every pull and verdict carries the grant's token. A consumer that lost the lane gets LaneLost, over any connection.
-* A pull names its start. The broker does not remember what it handed out: unsettled messages are read again.
-* A group that has parked too much of a partition gets no more of its messages, until keys are replayed or dropped. Nothing is lost, and the
-  order stays; messages that its consumers have are settled as before.
-* The lease counts from the last heartbeat, by a monotonic clock, and starts over when the broker begins to serve.
+* One consumer at a time reads a range: attaching is refused while another live one holds any of it
+  (LaneHeld), and while the group has not finished what comes before (LaneNotOpen). The answer
+  leaves when the grant is committed, so that a new master knows of it.
+* Every pull and verdict carries the grant's token. A consumer that lost the lane gets LaneLost,
+  over any connection.
+* A pull names its start. The broker does not remember what it handed out: unsettled messages are
+  read again.
+* A group that has parked too much of a partition gets no more of its messages, until keys are
+  replayed or dropped. Nothing is lost, and the order stays; messages that its consumers have are
+  settled as before.
+* The lease counts from the last heartbeat, by a monotonic clock, and starts over when the broker
+  begins to serve.
 
-`LanePuller` decides what a lane gets next: the messages of its logical partitions that are not done. A lane that covers its whole partition
-needs only the index for batches of which nothing is done: it gets them whole. For any other lane or batch the columns of logical partitions
-are read as vectors, and the lane gets its own runs. Whole batches are sent in any case, because their checksum is the producer's; ranges
-say which messages are meant. A pull therefore ends between two batches, so that no batch is sent twice: it gets a last batch entirely if
-there is room for more than half of its messages, and otherwise ends before it. It cuts only a first batch that is at least twice as long as
-the pull.
+`LanePuller` decides what a lane gets next: the messages of its logical partitions that are not
+done. A lane that covers its whole partition needs only the index for batches of which nothing is
+done: it gets them whole. For any other lane or batch the columns of logical partitions are read as
+vectors, and the lane gets its own runs. Whole batches are sent in any case, because their checksum
+is the producer's; ranges say which messages are meant. A pull therefore ends between two batches,
+so that no batch is sent twice: it gets a last batch entirely if there is room for more than half of
+its messages, and otherwise ends before it. It cuts only a first batch that is at least twice as
+long as the pull.
 """
 
 from __future__ import annotations
@@ -72,12 +80,16 @@ from qmq.wire.frame import FrameKind
 from qmq.wire.frame_payloads import LaneVerdict
 
 _READ_BYTES_MAX: Final = 8 * MIB
-"""Bytes that one pull may read to find few messages; then others get a turn, and the next pull continues there."""
+"""Bytes that one pull may read to find few messages; then others get a turn, and the next pull
+continues there.
+"""
 
 
 @dataclass(slots=True)
 class LaneRange:
-    """The result of a pull: everything of the lane before `next_sequence`. If `is_end`, nothing will follow."""
+    """The result of a pull: everything of the lane before `next_sequence`. If `is_end`, nothing
+    will follow.
+    """
 
     next_sequence: int
     is_end: bool = False
@@ -103,8 +115,10 @@ class LaneResultReader:
             if queue.sealed is not None and queue.start_sequence >= queue.sealed.sequence:
                 return LaneRange(queue.sealed.sequence + 1, is_end=True)
             raise MessagesExpired(
-                f"messages {sequence} to {queue.start_sequence - 1} of {queue.id} were deleted by retention before this group "
-                "consumed them; to continue with the oldest remaining message: qmq group reset --to earliest"
+                f"messages {sequence} to {queue.start_sequence - 1} of {queue.id} were "
+                "deleted by retention before this group "
+                "consumed them; to continue with the oldest remaining message: qmq group "
+                "reset --to earliest"
             )
         read = 0
         for entry in self._index.entries(sequence):
@@ -124,13 +138,16 @@ class LaneResultReader:
             except LogDamaged:
                 if not found.delivery.messages:
                     raise
-                break  # what comes before the damage is delivered first; the next pull gets the error
+                # what comes before the damage is delivered first; the next pull gets the error
+                break
             if found.next_sequence < entry.next_sequence:
                 break
         return found
 
     def _is_all(self, entry: IndexEntry, sequence: int) -> bool:
-        """Whether all messages of a batch from a sequence on belong to the lane and are not done."""
+        """Whether all messages of a batch from a sequence on belong to the lane and are not
+        done.
+        """
         if not self._is_whole or self._share.failures:
             return False
         first = max(sequence, entry.base_sequence)
@@ -166,7 +183,8 @@ class LaneResultReader:
             lps = logical_partitions(region, Layout.walk(region, header), header.count)
         except UNREADABLE as cause:
             raise LogDamaged(
-                f"cannot decide which keys messages {entry.base_sequence} to {entry.next_sequence - 1} of {self._queue.id} "
+                f"cannot decide which keys messages {entry.base_sequence} to "
+                f"{entry.next_sequence - 1} of {self._queue.id} "
                 f"belong to ({cause}); "
                 f"to continue after them: qmq group reset --to {entry.next_sequence}"
             ) from cause
@@ -185,7 +203,9 @@ class LaneResultReader:
     def _by_attempt(
         self, begin: int, end: int, failed: list[int]
     ) -> Iterator[tuple[int, int, int]]:
-        """A run, cut so that each message that failed before is separate. `failed` are ascending."""
+        """A run, cut so that each message that failed before is separate. `failed` are
+        ascending.
+        """
         failures = self._share.failures
         mine = failed[bisect_left(failed, begin) : bisect_left(failed, end)]
         marks = sorted({begin, end, *[mark for at in mine for mark in (at, at + 1)]})
@@ -194,8 +214,9 @@ class LaneResultReader:
 
 
 def _part(count: int, messages: int, messages_max: int) -> int:
-    """How many of a batch's `count` messages a pull gets that has `messages` and asked for `messages_max`: all, or none. A batch that is at
-    least twice as long as the pull is cut, if it is the first.
+    """How many of a batch's `count` messages a pull gets that has `messages` and asked for
+    `messages_max`: all, or none. A batch that is at least twice as long as the pull is cut, if it
+    is the first.
     """
     room = messages_max - messages
     if count < 2 * room:
@@ -215,7 +236,9 @@ def _runs(sequences: npt.NDArray[np.int64]) -> list[tuple[int, int]]:
 log = logging.getLogger("qmq.broker")
 
 FIRST_SESSION: Final = 1 << 31
-"""Session numbers of lanes begin here, so that HEARTBEAT and DETACH can tell the kinds of session apart."""
+"""Session numbers of lanes begin here, so that HEARTBEAT and DETACH can tell the kinds of session
+apart.
+"""
 _REPLAY: Final = "replay or skip keys (`qmq dlq list`)"
 IDLE_MS: Final = 1_000
 """A lane without new messages gets an answer at least so often, so that its progress keeps up."""
@@ -277,7 +300,7 @@ class Lanes:
         self._seen_ms: dict[tuple[int, str, int], int] = {}
         """The last heartbeat of each grant (monotonic), by queue, group and token."""
 
-    # --- attaching -----------------------------------------------------------------------------------------------------
+    # --- attaching --------------------------------------------------------------------------------
 
     def attach(self, peer: Peer, request_id: int, request: wire.LaneAttach) -> None:
         """Grant a lane to a consumer; answered when the grant is committed.
@@ -287,7 +310,8 @@ class Lanes:
         lps = _check_attach(request)
         if len(self._by_peer.get(peer, ())) >= limits.CONNECTION_SESSIONS_MAX:
             raise Overloaded(
-                f"this connection reads {limits.CONNECTION_SESSIONS_MAX} lanes, the limit: use several clients"
+                f"this connection reads {limits.CONNECTION_SESSIONS_MAX} lanes, the limit: "
+                "use several clients"
             )
         queue, whole = self._find(request, lps)
         share = self.share(queue, request.group, whole)
@@ -295,12 +319,14 @@ class Lanes:
         if others:
             names = ", ".join(sorted({each.consumer for each in others}))
             raise LaneHeld(
-                f"{names} of group {request.group!r} still holds part of {lps} of {queue.id}: try again soon"
+                f"{names} of group {request.group!r} still holds part of {lps} of "
+                f"{queue.id}: try again soon"
             )
         parked = [key.hex() for key in share.parked_in(lps)]
         if sum(map(len, parked)) > limits.ANSWER_BYTES_MAX - limits.MIB:
             raise Overloaded(
-                f"group {request.group!r} has parked too many keys of {queue.id} for one answer: {_REPLAY}"
+                f"group {request.group!r} has parked too many keys of {queue.id} for one "
+                f"answer: {_REPLAY}"
             )
         kept = next(
             (each for each in mine if each.token == request.token and each.lps == lps), None
@@ -336,7 +362,8 @@ class Lanes:
             request.subject, request.group, request.partition, lps, request.version
         ):
             raise LaneNotOpen(
-                f"{lps} of partition {request.partition} of {request.subject!r} is not open for group {request.group!r} "
+                f"{lps} of partition {request.partition} of {request.subject!r} is not open "
+                f"for group {request.group!r} "
                 f"in version {request.version}, as far as {self._config.name} knows"
             )
         try:
@@ -353,7 +380,8 @@ class Lanes:
             start = queue.start_sequence
             if start:
                 log.warning(
-                    "group %s begins on %s at %d: the earlier messages were deleted, by retention, a purge or with an earlier subject of "
+                    "group %s begins on %s at %d: the earlier messages were deleted, by "
+                    "retention, a purge or with an earlier subject of "
                     "this name",
                     group,
                     queue.id,
@@ -432,16 +460,17 @@ class Lanes:
             self._by_peer.pop(session.peer, None)
         self.by_queue.get(id(session.queue), {}).pop(session.number, None)
 
-    # --- pulling -------------------------------------------------------------------------------------------------------
+    # --- pulling ----------------------------------------------------------------------------------
 
     def pull(self, peer: Peer, request_id: int, request: wire.LanePull, deadline_ms: int) -> None:
-        """Answer a LANE_PULL now, or when there is something; waiting needs no turn. Raises LaneLost, UnknownConsumer, InvalidArgument,
-        MessagesExpired.
+        """Answer a LANE_PULL now, or when there is something; waiting needs no turn. Raises
+        LaneLost, UnknownConsumer, InvalidArgument, MessagesExpired.
         """
         session, _ = self._held(request.session, request.token, peer)
         if not 0 < request.messages_max <= limits.PULL_MESSAGES_MAX or request.sequence < 0:
             raise InvalidArgument(
-                f"a pull is for 1 to {limits.PULL_MESSAGES_MAX} messages from a sequence on, not {request}"
+                f"a pull is for 1 to {limits.PULL_MESSAGES_MAX} messages from a sequence on, "
+                f"not {request}"
             )
         if session.waiting is not None:
             raise InvalidArgument(f"a pull of lane session {session.number} is under way already")
@@ -460,7 +489,9 @@ class Lanes:
             self._answer_empty(session)
 
     def _wake(self, session: LaneSession) -> None:
-        """Serve a waiting pull if there are messages, the consumer is not paused, and its client reads its answers."""
+        """Serve a waiting pull if there are messages, the consumer is not paused, and its client
+        reads its answers.
+        """
         waiting, peer = session.waiting, session.peer
         if waiting is None or self._broker.is_paused or not peer.is_writable:
             return
@@ -504,7 +535,9 @@ class Lanes:
         self._broker.schedule()
 
     def _read_again(self, session: LaneSession, failure: QmqError | None) -> None:
-        """The data that the session's pull waits for has arrived, or the object store cannot provide it."""
+        """The data that the session's pull waits for has arrived, or the object store cannot
+        provide it.
+        """
         if failure is None:
             self._wake(session)
         elif session.waiting is not None:
@@ -520,7 +553,7 @@ class Lanes:
             )
             session.peer.send(frames.frame(FrameKind.LANE_MESSAGES, waiting.request_id, head))
 
-    # --- settling ------------------------------------------------------------------------------------------------------
+    # --- settling ---------------------------------------------------------------------------------
 
     def settle(
         self,
@@ -532,13 +565,15 @@ class Lanes:
     ) -> None:
         """Record verdicts; the answer is sent when they are committed.
 
-        Raises LaneLost, UnknownConsumer, InvalidArgument, LogDamaged, ColdRead; then nothing was recorded.
+        Raises LaneLost, UnknownConsumer, InvalidArgument, LogDamaged, ColdRead; then nothing was
+        recorded.
         """
         session, holder = self._held(number, token, peer)
         queue = session.queue
         if any(not 0 <= each.first <= each.last < queue.visible_sequence for each in settlements):
             raise InvalidArgument(
-                f"a settlement must name sequences 0 to {queue.visible_sequence - 1} of {queue.id}, first to last"
+                f"a settlement must name sequences 0 to {queue.visible_sequence - 1} of "
+                f"{queue.id}, first to last"
             )
         names = (queue.id.subject, queue.id.partition, session.group, holder.consumer, token)
         share = queue.lanes[session.group]
@@ -573,7 +608,9 @@ class Lanes:
         self._broker.schedule()
 
     def _keys_at(self, queue: Queue, sequences: Iterable[int]) -> dict[int, tuple[int, bytes]]:
-        """(logical partition, key) of each message. Each batch is read once. Raises InvalidArgument, LogDamaged."""
+        """(logical partition, key) of each message. Each batch is read once. Raises
+        InvalidArgument, LogDamaged.
+        """
         found: dict[int, tuple[int, bytes]] = {}
         begin = end = 0
         keys: Sequence[bytes] = ()
@@ -597,7 +634,7 @@ class Lanes:
             found[sequence] = lps[sequence - begin], keys[sequence - begin]
         return found
 
-    # --- staying, leaving ----------------------------------------------------------------------------------------------
+    # --- staying, leaving -------------------------------------------------------------------------
 
     def heartbeat(self, peer: Peer, number: int) -> None:
         """Renew the lease. Raises LaneLost, UnknownConsumer."""
@@ -641,7 +678,9 @@ class Lanes:
         return session
 
     def _held(self, number: int, token: int, peer: Peer) -> tuple[LaneSession, LaneHolder]:
-        """The session and its grant, if the token is still valid; renews the lease. Raises LaneLost, UnknownConsumer."""
+        """The session and its grant, if the token is still valid; renews the lease. Raises
+        LaneLost, UnknownConsumer.
+        """
         session = self._session(number, peer)
         holder = session.queue.lanes[session.group].holder(token)
         if holder is None or token != session.token:
@@ -650,7 +689,7 @@ class Lanes:
         self._seen_ms[id(session.queue), session.group, token] = self._clock.monotonic_ms()
         return session, holder
 
-    # --- time ----------------------------------------------------------------------------------------------------------
+    # --- time -------------------------------------------------------------------------------------
 
     def tick(self) -> None:
         """Answer pulls that waited long enough; take lanes from consumers whose lease has ended."""
@@ -748,7 +787,8 @@ class Lanes:
 
 def _lost(queue: Queue, group: str) -> LaneLost:
     return LaneLost(
-        f"the lane of group {group!r} on {queue.id} no longer belongs to this consumer: its lease ended, it was assigned to another, "
+        f"the lane of group {group!r} on {queue.id} no longer belongs to this consumer: its "
+        "lease ended, it was assigned to another, "
         "or an operator moved or deleted the group"
     )
 
@@ -756,7 +796,9 @@ def _lost(queue: Queue, group: str) -> LaneLost:
 def _divide(
     holders: list[LaneHolder], request: wire.LaneAttach
 ) -> tuple[list[LaneHolder], list[LaneHolder]]:
-    """(holders of the asking consumer, of this or an earlier incarnation, which has ended; other holders)."""
+    """(holders of the asking consumer, of this or an earlier incarnation, which has ended; other
+    holders).
+    """
     mine = [each for each in holders if each.consumer == request.consumer]
     return mine, [each for each in holders if each.consumer != request.consumer]
 
@@ -772,6 +814,7 @@ def _check_attach(request: wire.LaneAttach) -> LpRange:
         )
     if not 0 <= request.first < request.end <= limits.LOGICAL_PARTITIONS_MAX:
         raise InvalidArgument(
-            f"a lane is logical partitions first to end - 1, not {request.first} to {request.end} - 1"
+            f"a lane is logical partitions first to end - 1, not {request.first} to "
+            f"{request.end} - 1"
         )
     return LpRange(request.first, request.end)

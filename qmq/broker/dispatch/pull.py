@@ -1,12 +1,14 @@
-"""Decides what a consumer gets next and what it gets again, and how many bytes it may hold, and builds the answer. Pure, except for reading
-batches and the index.
+"""Decides what a consumer gets next and what it gets again, and how many bytes it may hold, and
+builds the answer. Pure, except for reading batches and the index.
 
-Requeued messages go first (the longest due first), then the group's next new messages. Whole batches are sent, because their checksum is
-the producer's; a range says which messages of a batch are meant. Batches that cannot match the consumer's tags are skipped by their index
-entry and their column of hashes, without decoding a message. Batches that are directed to another group (`qmq/rpc/channel.py`) are
-skipped as well; until then they count as waiting messages of this group.
+Requeued messages go first (the longest due first), then the group's next new messages. Whole
+batches are sent, because their checksum is the producer's; a range says which messages of a batch
+are meant. Batches that cannot match the consumer's tags are skipped by their index entry and their
+column of hashes, without decoding a message. Batches that are directed to another group
+(`qmq/rpc/channel.py`) are skipped as well; until then they count as waiting messages of this group.
 
-The master decides about failed messages, and about messages of lost consumers, by the group's settings (`decide`):
+The master decides about failed messages, and about messages of lost consumers, by the group's
+settings (`decide`):
 
     NACK, attempt < attempts_max       requeued after its own delay, or the group's for this attempt
     NACK, attempt = attempts_max       dead
@@ -14,14 +16,16 @@ The master decides about failed messages, and about messages of lost consumers, 
     lost, later, begun                 as NACK, with the group's delay
     lost, later, never begun           released: the attempt stays the same
 
-The attempt of a directed message includes earlier failures: copies of long retries carry their number (`failures_in`). All other verdicts
-pass unchanged, even on messages that the consumer does not hold: the share ignores those.
+The attempt of a directed message includes earlier failures: copies of long retries carry their
+number (`failures_in`). All other verdicts pass unchanged, even on messages that the consumer does
+not hold: the share ignores those.
 
-A consumer's unacknowledged bytes, as stored in the log, are limited besides its messages (`UnackedBytes`). A message counts for its part of
-its batch. Counting goes over all ranges that the consumer holds, so it is not done for every pull: the last count plus everything handed
-out since is an upper bound. Only when the bound reaches the limit is there another count; if that finds the consumer at its limit, the next
-one waits until a part is settled. So a consumer far from the limit costs one addition for each pull, and one at its limit a count for every
-64th part that it settles.
+A consumer's unacknowledged bytes, as stored in the log, are limited besides its messages
+(`UnackedBytes`). A message counts for its part of its batch. Counting goes over all ranges that the
+consumer holds, so it is not done for every pull: the last count plus everything handed out since is
+an upper bound. Only when the bound reaches the limit is there another count; if that finds the
+consumer at its limit, the next one waits until a part is settled. So a consumer far from the limit
+costs one addition for each pull, and one at its limit a count for every 64th part that it settles.
 """
 
 from __future__ import annotations
@@ -62,7 +66,9 @@ _ENTRIES_MAX: Final = 2_000
 
 @dataclass(frozen=True, slots=True)
 class TagFilter:
-    """Selects messages that have any of some tags and all of others. By hash in the broker, by string in the client."""
+    """Selects messages that have any of some tags and all of others. By hash in the broker, by
+    string in the client.
+    """
 
     any_of: tuple[int, ...] = ()
     all_of: tuple[int, ...] = ()
@@ -92,7 +98,8 @@ def check_tags(tags: list[str]) -> None:
         0 < len(tag) <= limits.TAG_BYTES_MAX for tag in tags
     ):
         raise InvalidArgument(
-            f"a filter has up to {limits.TAGS_MAX} tags of 1 to {limits.TAG_BYTES_MAX} bytes each way"
+            f"a filter has up to {limits.TAGS_MAX} tags of 1 to {limits.TAG_BYTES_MAX} bytes "
+            "each way"
         )
 
 
@@ -107,7 +114,9 @@ class PulledRange(NamedTuple):
 
 @dataclass(slots=True)
 class PullResult:
-    """The messages to hand out: `pulled` for the action log, `pieces` for the answer; both have the same messages in the same order."""
+    """The messages to hand out: `pulled` for the action log, `pieces` for the answer; both have the
+    same messages in the same order.
+    """
 
     pulled: list[Pulled] = field(default_factory=list)
     pieces: list[PulledRange] = field(default_factory=list)
@@ -116,8 +125,8 @@ class PullResult:
     retried: int = 0
     """Messages that were handed out and worked on before."""
     filtered: int = 0
-    """New messages that the tag filter leaves out: those of skipped batches, and those that are handed out with their batch, because the
-    client acknowledges them at once.
+    """New messages that the tag filter leaves out: those of skipped batches, and those that are
+    handed out with their batch, because the client acknowledges them at once.
     """
 
     def add(self, piece: PulledRange) -> None:
@@ -140,7 +149,9 @@ class BatchReader:
         self._number = -1
 
     def number_of(self, sequence: int) -> int:
-        """The number of the entry that holds `sequence`, or of the next one; the number of entries if there is none."""
+        """The number of the entry that holds `sequence`, or of the next one; the number of entries
+        if there is none.
+        """
         place = self._number
         for number in (
             place,
@@ -188,8 +199,9 @@ class BatchReader:
         return found
 
     def entries(self, sequence: int) -> Iterator[IndexEntry]:
-        """The entries of committed batches, from the one that holds `sequence` on. The place is remembered, because the next pull begins
-        where this one ends, and a search reads the index's files.
+        """The entries of committed batches, from the one that holds `sequence` on. The place is
+        remembered, because the next pull begins where this one ends, and a search reads the index's
+        files.
         """
         number, index = self.number_of(sequence), self.queue.index
         while number < index.count:
@@ -217,8 +229,8 @@ def collect(
     bytes_max: int,
     now_ms: int,
 ) -> PullResult:
-    """What the next pull of the group gets; `reader` and `share` are the group's. `pulled` is empty if no message is available. Raises
-    MessagesExpired, LogDamaged.
+    """What the next pull of the group gets; `reader` and `share` are the group's. `pulled` is empty
+    if no message is available. Raises MessagesExpired, LogDamaged.
     """
     delivery = PullResult()
     for item in share.due(now_ms, messages_max):
@@ -264,8 +276,10 @@ def _collect_new(
     begin = sequence = share.next_sequence
     if sequence < queue.start_sequence:
         raise MessagesExpired(
-            f"messages {sequence} to {queue.start_sequence - 1} of {queue.id} were deleted by retention before this group "
-            "consumed them; to continue with the oldest remaining message: qmq group reset --to earliest"
+            f"messages {sequence} to {queue.start_sequence - 1} of {queue.id} were deleted "
+            "by retention before this group "
+            "consumed them; to continue with the oldest remaining message: qmq group reset "
+            "--to earliest"
         )
     if sequence >= queue.visible_sequence:
         return
@@ -333,7 +347,9 @@ def _pass_over(queue: Queue, entry: IndexEntry, cause: Exception) -> None:
 
 
 def _extend(pulled: list[Pulled], first: int, count: int, begin: int) -> None:
-    """Add a range of new messages; it is joined to the previous one if that is new too and adjacent."""
+    """Add a range of new messages; it is joined to the previous one if that is new too and
+    adjacent.
+    """
     if pulled and first > begin:
         last = pulled[-1]
         if last.first_sequence >= begin and last.first_sequence + last.count == first:
@@ -345,8 +361,8 @@ def _extend(pulled: list[Pulled], first: int, count: int, begin: int) -> None:
 def lay_out(
     store: Store, queue: Queue, delivery: PullResult, kept: int = -1
 ) -> tuple[list[Range], list[bytes], int]:
-    """(ranges, buffers of the batches, number of batches) of the answer, without the batch that begins at sequence `kept`. Raises
-    LogDamaged.
+    """(ranges, buffers of the batches, number of batches) of the answer, without the batch that
+    begins at sequence `kept`. Raises LogDamaged.
     """
     entries = {
         piece.entry.position: piece.entry
@@ -376,7 +392,9 @@ def readable_messages(store: Store, queue: Queue, delivery: PullResult) -> int:
 
 
 Failures = Callable[[int, int], Sequence[tuple[int, int]]]
-"""(first sequence, count) -> [(count, failures before they were sent again)]: together all of them, in order."""
+"""(first sequence, count) -> [(count, failures before they were sent again)]: together all of them,
+in order.
+"""
 
 RANGES_MIN: Final = 64
 _pull_of: Final = attrgetter("pull")
@@ -399,7 +417,9 @@ def decide(
     *,
     can_die: bool = True,
 ) -> Decided:
-    """The decisions for a consumer's verdicts. Where messages cannot die, a rejection counts as one more failure."""
+    """The decisions for a consumer's verdicts. Where messages cannot die, a rejection counts as one
+    more failure.
+    """
     found: list[Settlement] = []
     for given in asked:
         each = (
@@ -492,7 +512,9 @@ def _joined(found: Iterable[Settlement]) -> Decided:
 
 
 class Begun:
-    """The pull sequences that one consumer has begun to work on, among those that failed before. In the master's memory only."""
+    """The pull sequences that one consumer has begun to work on, among those that failed before. In
+    the master's memory only.
+    """
 
     __slots__ = ("_look_at", "_ranges")
 
@@ -523,8 +545,8 @@ def _touches(held: Sequence[HeldMessages], first: int, last: int) -> bool:
 
 
 def failures_in(store: Store, queue: Queue, reader: BatchReader) -> Failures:
-    """Returns a function that returns the failures for a range of the queue. Unreadable messages count as never failed: a damaged copy must
-    not stop the caller.
+    """Returns a function that returns the failures for a range of the queue. Unreadable messages
+    count as never failed: a damaged copy must not stop the caller.
     """
 
     def failures_of(sequence: int, count: int) -> list[tuple[int, int]]:
@@ -601,7 +623,9 @@ class UnackedBytes:
 
 
 def bytes_of(index: ConsumeLog, held: Sequence[HeldMessages]) -> int:
-    """The bytes of the messages in these ranges, each its part of its batch. Deleted messages count as 0. Raises LogDamaged."""
+    """The bytes of the messages in these ranges, each its part of its batch. Deleted messages count
+    as 0. Raises LogDamaged.
+    """
     marks = np.array([[each.first, each.first + each.count] for each in held], np.int64).reshape(
         -1, 2
     )
@@ -617,8 +641,8 @@ def bytes_of(index: ConsumeLog, held: Sequence[HeldMessages]) -> int:
 def _count_before(
     index: ConsumeLog, order: npt.NDArray[np.int64], before: npt.NDArray[np.float64], at: int
 ) -> int:
-    """Fill in, from `at` on, how many bytes of the queue lie before each sequence, as far as one read of the index reaches. Returns the
-    number of filled places.
+    """Fill in, from `at` on, how many bytes of the queue lie before each sequence, as far as one
+    read of the index reaches. Returns the number of filled places.
     """
     if index.count <= index.first:
         return len(order) - at

@@ -1,11 +1,12 @@
 """Groups on their queues, consumers that are attached over a connection, and waiting pulls. No I/O.
 
 Rules:
-* A *session* is a consumer on one connection. The consumer may come back with another session, under the same incarnation, and keeps its
-  messages.
-* Its *lease* counts from the last heartbeat, by a monotonic clock, and starts over when the broker starts. When the lease ends, the
-  consumer's messages go to the others.
-* Waiting pulls are served in the order in which they came, so that equally fast consumers get equally many messages.
+* A *session* is a consumer on one connection. The consumer may come back with another session,
+  under the same incarnation, and keeps its messages.
+* Its *lease* counts from the last heartbeat, by a monotonic clock, and starts over when the broker
+  starts. When the lease ends, the consumer's messages go to the others.
+* Waiting pulls are served in the order in which they came, so that equally fast consumers get
+  equally many messages.
 """
 
 from __future__ import annotations
@@ -31,12 +32,14 @@ T = TypeVar("T")
 
 
 class CheckTimes(Generic[T]):
-    """When items are to be checked next, so that the cost of a tick depends on the due items only. Items are distinguished by identity;
-    times are milliseconds of a monotonic clock.
+    """When items are to be checked next, so that the cost of a tick depends on the due items only.
+    Items are distinguished by identity; times are milliseconds of a monotonic clock.
 
-    Each item has at most one time, the earliest that was requested. A due item is forgotten: the caller that checks it sets the next time.
-    An item whose own deadline moved (a lease was renewed, a pull was answered) does not change its time here: the check comes too early,
-    and sets a later time. Renewing therefore costs nothing, and an item is checked about once for each lease or wait that it begins.
+    Each item has at most one time, the earliest that was requested. A due item is forgotten: the
+    caller that checks it sets the next time. An item whose own deadline moved (a lease was renewed,
+    a pull was answered) does not change its time here: the check comes too early, and sets a later
+    time. Renewing therefore costs nothing, and an item is checked about once for each lease or wait
+    that it begins.
     """
 
     def __init__(self) -> None:
@@ -56,7 +59,9 @@ class CheckTimes(Generic[T]):
             heappush(self._heap, (time_ms, next(self._numbers), item))
 
     def due(self, now_ms: int) -> Iterator[T]:
-        """The due items, the earliest first. An item that is added meanwhile comes with the next call, even if it is due."""
+        """The due items, the earliest first. An item that is added meanwhile comes with the next
+        call, even if it is due.
+        """
         found: list[T] = []
         while self._heap and self._heap[0][0] <= now_ms:
             time_ms, _, item = heappop(self._heap)
@@ -142,7 +147,9 @@ class Session:
 
 @dataclass(slots=True)
 class CacheWindow:
-    """The part of the queue, in its own bytes, that may be read without waiting for the disk (qmq/broker/reading/cold_reads.py)."""
+    """The part of the queue, in its own bytes, that may be read without waiting for the disk
+    (qmq/broker/reading/cold_reads.py).
+    """
 
     first: int = 0
     end: int = 0
@@ -152,8 +159,9 @@ class CacheWindow:
 
 
 class Wanted(NamedTuple):
-    """The tags that a consumer asks for, and the condition by which it selects messages itself. All consumers of a group have the same,
-    because what a filter leaves out counts as done for the whole group.
+    """The tags that a consumer asks for, and the condition by which it selects messages itself. All
+    consumers of a group have the same, because what a filter leaves out counts as done for the
+    whole group.
     """
 
     any_of: tuple[str, ...]
@@ -169,7 +177,9 @@ class Wanted(NamedTuple):
         )
 
     def joined(self, other: Wanted) -> Wanted | None:
-        """What both ask for; None if they differ. A consumer of a release without conditions may have any."""
+        """What both ask for; None if they differ. A consumer of a release without conditions may
+        have any.
+        """
         if self[:2] != other[:2] or (
             self.condition != other.condition and UNSAID not in (self.condition, other.condition)
         ):
@@ -216,7 +226,9 @@ class QueueGroup:
     wakes_ms: int = -1
 
     def asked_for(self, wanted: Wanted, consumer: str) -> None:
-        """A consumer attaches. Raises InvalidArgument if another consumer of the group has another filter."""
+        """A consumer attaches. Raises InvalidArgument if another consumer of the group has another
+        filter.
+        """
         joined = None if self.wanted is None else self.wanted.joined(wanted)
         if joined is not None:
             wanted = joined
@@ -231,8 +243,10 @@ class QueueGroup:
             )
             if other is not None:
                 raise InvalidArgument(
-                    f"group {self.name!r} reads {self.wanted} of {self.queue.id.subject!r} (consumer {other!r}), and {consumer!r} asks for "
-                    f"{wanted}: all consumers of a group need the same filter. Use another group, or stop the other consumers first; a "
+                    f"group {self.name!r} reads {self.wanted} of {self.queue.id.subject!r} "
+                    f"(consumer {other!r}), and {consumer!r} asks for "
+                    f"{wanted}: all consumers of a group need the same filter. Use another "
+                    "group, or stop the other consumers first; a "
                     "lost one counts until its lease ends"
                 )
             self.wanted_by.clear()
@@ -249,8 +263,8 @@ class QueueGroup:
         ]
 
     def next_look_ms(self) -> int:
-        """The time at which the next lease ends if no consumer sends anything until then. There must be at least one consumer, and each
-        must have sent something.
+        """The time at which the next lease ends if no consumer sends anything until then. There
+        must be at least one consumer, and each must have sent something.
         """
         return 1 + min(
             [
@@ -328,15 +342,19 @@ class QueueGroups:
         return iter(list(self._states.values()))
 
     def require_room(self, peer: Peer, share: GroupState | None, consumer: str) -> None:
-        """Raises Overloaded if the group has too many consumers on the queue, or the connection too many sessions."""
+        """Raises Overloaded if the group has too many consumers on the queue, or the connection too
+        many sessions.
+        """
         holders = share.holders if share is not None else {}
         if consumer not in holders and len(holders) >= limits.GROUP_CONSUMERS_MAX:
             raise Overloaded(
-                f"the group has {len(holders)} consumers, the limit: a lost consumer counts until its lease ends"
+                f"the group has {len(holders)} consumers, the limit: a lost consumer counts "
+                "until its lease ends"
             )
         if len(self._by_peer.get(peer, ())) >= limits.CONNECTION_SESSIONS_MAX:
             raise Overloaded(
-                f"this connection reads {limits.CONNECTION_SESSIONS_MAX} queues, the limit: use several clients"
+                f"this connection reads {limits.CONNECTION_SESSIONS_MAX} queues, the limit: "
+                "use several clients"
             )
 
     def attach(
@@ -368,7 +386,9 @@ class QueueGroups:
         session.group.drop_waiters(session)
 
     def clients(self) -> dict[tuple[int, str], str]:
-        """The clients' names of all attached consumers, by `id` of the group's state and consumer."""
+        """The clients' names of all attached consumers, by `id` of the group's state and
+        consumer.
+        """
         return {
             (id(each.group), each.consumer): each.peer.client for each in self._sessions.values()
         }

@@ -1,16 +1,21 @@
-"""Reads what is not in memory without holding up the event loop: a thread brings batches into the page cache (`ColdReads`), and a coroutine
-waits for bytes that are only in the object store (`through_cold_reads`, qmq/log/reading.py).
+"""Reads what is not in memory without holding up the event loop: a thread brings batches into the
+page cache (`ColdReads`), and a coroutine waits for bytes that are only in the object store
+(`through_cold_reads`, qmq/log/reading.py).
 
-The loop reads batches itself when it answers a pull. Near the end of the log they are in memory; far behind they may be on the disk only,
-and a read there would delay producers and all other consumers. Rules, for a group that is more than `recent_bytes` behind:
+The loop reads batches itself when it answers a pull. Near the end of the log they are in memory;
+far behind they may be on the disk only, and a read there would delay producers and all other
+consumers. Rules, for a group that is more than `recent_bytes` behind:
 
-* It is served only from its *window*: batches that a thread has read, or found in the page cache. A pull that finds the window used up
-  waits until the next one is read.
-* The next window is read while the second half of this one is served, so a consumer that keeps pace does not wait.
-* `LOADS_MAX` windows are read at one time, in the order of need: more threads would make the disk seek, and flushes share the threads.
+* It is served only from its *window*: batches that a thread has read, or found in the page cache. A
+  pull that finds the window used up waits until the next one is read.
+* The next window is read while the second half of this one is served, so a consumer that keeps pace
+  does not wait.
+* `LOADS_MAX` windows are read at one time, in the order of need: more threads would make the disk
+  seek, and flushes share the threads.
 * A window counts the queue's own bytes, so other queues' batches between its batches are not read.
 
-Only speed depends on this: if the kernel drops the pages again, or the thread fails, the loop reads the batches itself.
+Only speed depends on this: if the kernel drops the pages again, or the thread fails, the loop reads
+the batches itself.
 """
 
 from __future__ import annotations
@@ -68,7 +73,9 @@ class ColdReads:
         self._loads = 0
 
     def allowance(self, state: QueueGroup) -> int:
-        """How many bytes of the group's new messages the event loop may read now; 0 means wait until the group is woken."""
+        """How many bytes of the group's new messages the event loop may read now; 0 means wait
+        until the group is woken.
+        """
         queue, share = state.queue, state.share
         number = state.reader.number_of(share.next_sequence)
         if share.requeued or number >= queue.index.count:
@@ -119,7 +126,8 @@ class ColdReads:
             path = self._store.messages.folder / segment_name(each.base)
             try:
                 self._store.disk.read_ahead(path, each.end - each.begin, each.begin - each.base)
-            except OSError as failure:  # deleted by retention, or unreadable: the loop's own read says so to the consumer
+            except OSError as failure:
+                # deleted by retention, or unreadable: the loop's own read says so to the consumer
                 log.debug("reading ahead in %s failed: %s", path, failure)
 
     def _loaded(self, done: asyncio.Future[None], state: QueueGroup, end: int, number: int) -> None:
@@ -157,7 +165,9 @@ _R = TypeVar("_R")
 
 
 async def through_cold_reads(read: Callable[_P, _R], *args: _P.args, **options: _P.kwargs) -> _R:
-    """The result of a repeatable read. Waits while the read needs bytes that must be fetched. Raises Overloaded if a fetch fails."""
+    """The result of a repeatable read. Waits while the read needs bytes that must be fetched.
+    Raises Overloaded if a fetch fails.
+    """
     while True:
         try:
             return read(*args, **options)

@@ -1,16 +1,20 @@
-"""Serves FETCH (committed batches of a queue, for readers that keep their own position) and FIND (which batches of a producer are stored).
+"""Serves FETCH (committed batches of a queue, for readers that keep their own position) and FIND
+(which batches of a producer are stored).
 
 Rules:
-* Only committed batches are returned; never a command message, and directed batches only if they are asked for.
-* Whole batches are sent, since their checksum is the producer's. A batch is skipped by its entry in the consume log if that shows that
-  nothing in it is wanted, otherwise by its columns of hashes and of logical partitions. A returned batch may contain messages that are not
-  wanted.
-* A request is limited in entries, batches and bytes, so that it does not block the event loop for long. The answer says how far it looked.
-* FIND considers everything that was appended when it arrived, and answers when that is committed. So it finds no batch that a new master
-  could take back, and misses none that will stay.
+* Only committed batches are returned; never a command message, and directed batches only if they
+  are asked for.
+* Whole batches are sent, since their checksum is the producer's. A batch is skipped by its entry in
+  the consume log if that shows that nothing in it is wanted, otherwise by its columns of hashes and
+  of logical partitions. A returned batch may contain messages that are not wanted.
+* A request is limited in entries, batches and bytes, so that it does not block the event loop for
+  long. The answer says how far it looked.
+* FIND considers everything that was appended when it arrived, and answers when that is committed.
+  So it finds no batch that a new master could take back, and misses none that will stay.
 
-`IndexMemory` says whether the consume logs have too many entries in memory. Adding up goes over all queues, idle ones too, so it is done
-only when the sum may have reached the limit: since the last time, at most one entry was added for each entry of the logs.
+`IndexMemory` says whether the consume logs have too many entries in memory. Adding up goes over all
+queues, idle ones too, so it is done only when the sum may have reached the limit: since the last
+time, at most one entry was added for each entry of the logs.
 """
 
 from __future__ import annotations
@@ -69,13 +73,15 @@ class Selection(NamedTuple):
         """Raises InvalidArgument."""
         if len(request.lps) > limits.FETCH_RANGES_MAX:
             raise InvalidArgument(
-                f"a fetch names at most {limits.FETCH_RANGES_MAX} ranges, not {len(request.lps)}: join adjacent ranges"
+                f"a fetch names at most {limits.FETCH_RANGES_MAX} ranges, not "
+                f"{len(request.lps)}: join adjacent ranges"
             )
         check_tags([*request.tags_any, *request.tags_all])
         found = [_RANGE.fullmatch(each) for each in request.lps]
         if None in found:
             raise InvalidArgument(
-                f"logical partitions are ranges such as 0-512, not {str(request.lps)[: limits.ERROR_VALUE_CHARS_MAX]}"
+                "logical partitions are ranges such as 0-512, not "
+                f"{str(request.lps)[: limits.ERROR_VALUE_CHARS_MAX]}"
             )
         lps = tuple([(int(each[1]), int(each[2])) for each in found if each is not None])
         return cls(
@@ -87,11 +93,15 @@ class Selection(NamedTuple):
 
     @property
     def entries_max(self) -> int:
-        """Entries that one request examines: more if the entries alone show whether a batch is wanted."""
+        """Entries that one request examines: more if the entries alone show whether a batch is
+        wanted.
+        """
         return ENTRIES_MAX if self.tags is not None or self.only_directed else BATCHES_MAX
 
     def candidates(self, blooms: npt.NDArray[np.uint64]) -> list[int]:
-        """Indexes of the batches that may be wanted, by their bloom filters: a vectorised `TagFilter.may_match`."""
+        """Indexes of the batches that may be wanted, by their bloom filters: a vectorised
+        `TagFilter.may_match`.
+        """
         if self.only_directed:
             return np.flatnonzero(blooms == np.uint64(LOOK_INSIDE)).tolist()
         if self.tags is None:
@@ -118,7 +128,9 @@ class Selection(NamedTuple):
 
 
 class Fetching:
-    """Answers FETCH and FIND while the broker serves. It is created again each time the broker begins to serve."""
+    """Answers FETCH and FIND while the broker serves. It is created again each time the broker
+    begins to serve.
+    """
 
     def __init__(self, broker: ServingBroker) -> None:
         self._store = broker.store
@@ -128,16 +140,20 @@ class Fetching:
         self._subjects = broker.subjects
         self._tasks: set[asyncio.Task[None]] = set()
         self._places: dict[tuple[QueueId, int], int] = {}
-        """Where an answer ended: the entry number to begin with when that sequence is asked for next. A hint, which is checked."""
+        """Where an answer ended: the entry number to begin with when that sequence is asked for
+        next. A hint, which is checked.
+        """
         self._absent: dict[tuple[QueueId, int], int] = {}
-        """For producers that were not found: up to which entry. So a producer that asks before each batch does not cause a search of the
-        whole queue each time.
+        """For producers that were not found: up to which entry. So a producer that asks before each
+        batch does not cause a search of the whole queue each time.
         """
 
-    # --- FETCH ---------------------------------------------------------------------------------------------------------
+    # --- FETCH ------------------------------------------------------------------------------------
 
     def fetch(self, request: wire.Fetch) -> tuple[wire.Fetched, list[bytes]]:
-        """(the header before the batches, the buffers of the batches). Raises ColdRead if not even the first batch is here."""
+        """(the header before the batches, the buffers of the batches). Raises ColdRead if not even
+        the first batch is here.
+        """
         self._broker.require_serving()
         selection = Selection.of(request)
         queue = self._store.queue(request.subject, request.partition)
@@ -206,7 +222,9 @@ class Fetching:
             return False
 
     def _number_of(self, queue: Queue, sequence: int) -> int:
-        """The number of the entry that holds a sequence. A reader that continues is found by its sequence."""
+        """The number of the entry that holds a sequence. A reader that continues is found by its
+        sequence.
+        """
         index, number = queue.index, self._places.pop((queue.id, sequence), -1)
         if index.first <= number < index.count:
             entry = index.entry(number)
@@ -225,10 +243,12 @@ class Fetching:
             ) from damage
         raise damage
 
-    # --- FIND ----------------------------------------------------------------------------------------------------------
+    # --- FIND -------------------------------------------------------------------------------------
 
     def find(self, peer: Peer, request_id: int, request: wire.Find) -> None:
-        """Answer when everything appended until now is committed. Raises UnknownSubject, InvalidArgument, NotMaster."""
+        """Answer when everything appended until now is committed. Raises UnknownSubject,
+        InvalidArgument, NotMaster.
+        """
         self._broker.require_serving()
         if not _PRODUCER.fullmatch(request.producer_id) or not 0 < request.most <= FOUND_MAX:
             raise InvalidArgument(
@@ -263,9 +283,10 @@ class Fetching:
     async def _find(
         self, store: Store, queue: Queue, request: wire.Find, count: int
     ) -> list[list[int]]:
-        """The producer's window has the newest numbers, and the consume log the number of messages of each. For older numbers the whole
-        consume log is searched, because a number may be stored after higher ones: when a batch was refused and sent again after others.
-        `count` is the number of committed entries.
+        """The producer's window has the newest numbers, and the consume log the number of messages
+        of each. For older numbers the whole consume log is searched, because a number may be stored
+        after higher ones: when a batch was refused and sent again after others. `count` is the
+        number of committed entries.
         """
         producer_id = int(request.producer_id, 16)
         found, down_to = _of_window(queue, producer_id, request)
@@ -312,7 +333,9 @@ def _remember(known: dict[_K, int], key: _K, number: int) -> None:
 def _of_window(
     queue: Queue, producer_id: int, request: wire.Find
 ) -> tuple[dict[int, list[int]], int]:
-    """The numbers in the producer's window, without counts; and the sequence down to which the consume log must be searched as well."""
+    """The numbers in the producer's window, without counts; and the sequence down to which the
+    consume log must be searched as well.
+    """
     window = queue.producers.window(producer_id)
     if window is None:
         return {}, 0
@@ -338,8 +361,9 @@ def bounds(queue: Queue) -> tuple[int, int, bool]:
 
 
 def _before_mark(queue: Queue, start: int) -> int:
-    """The oldest sequence from which on no message is missing. The mark of a purge has the sequence before the oldest kept message, and a
-    reader that has read everything before the purge continues there.
+    """The oldest sequence from which on no message is missing. The mark of a purge has the sequence
+    before the oldest kept message, and a reader that has read everything before the purge continues
+    there.
     """
     index = queue.index
     if index.first < index.count:
@@ -383,7 +407,9 @@ class IndexMemory:
         self._bytes = self._index = 0
 
     def exceeds(self, store: Store, bytes_max: int) -> bool:
-        """Whether the consume logs of the store have more than `bytes_max` bytes of entries in memory."""
+        """Whether the consume logs of the store have more than `bytes_max` bytes of entries in
+        memory.
+        """
         if store is self._store:
             added = store.applied_index - self._index
             if self._bytes + added * ENTRY_BYTES <= bytes_max:

@@ -1,21 +1,27 @@
-"""Finds a message by its id (`MessageSearch`), and reads its trail: what groups did with it, from the action log, and where it is now, from
-its share or its lanes.
+"""Finds a message by its id (`MessageSearch`), and reads its trail: what groups did with it, from
+the action log, and where it is now, from its share or its lanes.
 
-    message ▶ its index ▶ the last segment of the action log that was begun before ▶ its snapshot ▶ every later action of the queue ▶ now
+    message ▶ its index ▶ the last segment of the action log that was begun before ▶ its snapshot ▶
+    every later action of the queue ▶ now
 
 Rules:
-* One call reads at most `SCAN_BYTES_MAX` of the log, and yields to the event loop after each `TURN_BYTES`. The state is in the cursor, so
-  another master may answer the next call: replicas have the same bytes at the same positions.
-* Only committed actions are reported. When the end of the log is reached, the shares say where the message is now.
-* If retention deleted the part of the action log in which the trail begins, the answer says since when it is known.
+* One call reads at most `SCAN_BYTES_MAX` of the log, and yields to the event loop after each
+  `TURN_BYTES`. The state is in the cursor, so another master may answer the next call: replicas
+  have the same bytes at the same positions.
+* Only committed actions are reported. When the end of the log is reached, the shares say where the
+  message is now.
+* If retention deleted the part of the action log in which the trail begins, the answer says since
+  when it is known.
 
-A search may be in all queues, without reading all of them. A message id is its producer's id, the number of a batch and a place in it
-(docs/FORMAT.md), and the consume logs know batches by the first two. So the queues that had the producer lately are searched first; in
-each, the entries since the producer's creation are compared, a file at a time.
+A search may be in all queues, without reading all of them. A message id is its producer's id, the
+number of a batch and a place in it (docs/FORMAT.md), and the consume logs know batches by the first
+two. So the queues that had the producer lately are searched first; in each, the entries since the
+producer's creation are compared, a file at a time.
 
-Some batches have messages with their own ids under another producer's number: deliveries of delay groups, dead letters, and resends after a
-fence. Their headers must be read, for the time in question, at most `HEADS_MAX` in a call. If the message was not found and there are more
-such batches, the answer says so.
+Some batches have messages with their own ids under another producer's number: deliveries of delay
+groups, dead letters, and resends after a fence. Their headers must be read, for the time in
+question, at most `HEADS_MAX` in a call. If the message was not found and there are more such
+batches, the answer says so.
 """
 
 from __future__ import annotations
@@ -130,7 +136,8 @@ class MessageSearch:
     async def find(
         self, subject: str, message_id: MessageId, since_ms: int = 0
     ) -> tuple[list[FoundMessage], bool]:
-        """(every place where the message is stored, at most 32; whether it may be in batches that were not read).
+        """(every place where the message is stored, at most 32; whether it may be in batches that
+        were not read).
 
         Raises UnknownSubject, MessageNotFound, NotMaster, LogDamaged.
         """
@@ -154,14 +161,17 @@ class MessageSearch:
         ]
         if not found and not is_incomplete:
             raise MessageNotFound(
-                f"no kept message of {subject or 'any subject'} has the id {message_id}: it was never stored, or retention deleted it"
+                f"no kept message of {subject or 'any subject'} has the id {message_id}: it "
+                "was never stored, or retention deleted it"
             )
         return found[:PLACES_MAX], is_incomplete and not found
 
     async def of_producer(
         self, store: Store, queue: Queue, message_id: MessageId
     ) -> AsyncGenerator[FoundMessage]:
-        """Where a queue has the message, by its producer's batch, a file at a time. Raises NotMaster, LogDamaged."""
+        """Where a queue has the message, by its producer's batch, a file at a time. Raises
+        NotMaster, LogDamaged.
+        """
         index = queue.index
         first = max(index.find_time(birth_ms(message_id.producer_id)), index.first)
         before = index.count
@@ -231,7 +241,9 @@ def _has_own_ids(store: Store, entry: IndexEntry) -> bool:
 def _look_into(
     store: Store, queue: Queue, entry: IndexEntry, message_id: MessageId
 ) -> FoundMessage | None:
-    """The message, if it is in this batch and committed. A batch that cannot be read holds no message that could be found."""
+    """The message, if it is in this batch and committed. A batch that cannot be read holds no
+    message that could be found.
+    """
     if not queue.start_sequence <= entry.base_sequence < queue.visible_sequence:
         return None
     buffers = store.read(queue, entry)
@@ -430,7 +442,9 @@ class _Scan:
                 )
 
     def read(self, entry: Entry) -> list[TrailEvent]:
-        """Apply the log's next entry. An entry that does not contain the subject's name is not about the message."""
+        """Apply the log's next entry. An entry that does not contain the subject's name is not
+        about the message.
+        """
         events: list[TrailEvent] = []
         if entry.envelope.kind == Kind.ACTIONS and self.queue.id.subject.encode() in entry.region:
             for action in decode_actions(unwrap(entry.region)):
@@ -510,7 +524,8 @@ class MessageHistory:
     ) -> pb.TraceMessageResponse:
         """The next page of a message's trail; the last one if its `cursor` is empty.
 
-        Raises UnknownSubject, MessageNotFound, InvalidArgument (also if retention was faster than the cursor), NotMaster, LogDamaged.
+        Raises UnknownSubject, MessageNotFound, InvalidArgument (also if retention was faster than
+        the cursor), NotMaster, LogDamaged.
         """
         self._broker.require_serving()
         queue = self._broker.store.queue(subject, partition)
@@ -537,7 +552,8 @@ class MessageHistory:
         store, queue = self._broker.store, scan.queue
         if not queue.start_sequence <= scan.sequence < queue.visible_sequence:
             raise MessageNotFound(
-                f"{queue.id} holds {queue.start_sequence} to {queue.visible_sequence - 1}, not {scan.sequence}"
+                f"{queue.id} holds {queue.start_sequence} to {queue.visible_sequence - 1}, "
+                f"not {scan.sequence}"
             )
         entry = queue.index.entry(queue.index.find_sequence(scan.sequence))
         buffers = store.read(queue, entry)
@@ -620,7 +636,9 @@ def _require_kept(scan: _Scan, actions: Segments) -> None:
 
 
 def segment_before(segments: Segments, index: int) -> tuple[int, int]:
-    """(base of the last segment that begins before that index, its first index); the oldest segment if all begin later."""
+    """(base of the last segment that begins before that index, its first index); the oldest segment
+    if all begin later.
+    """
 
     def first_index(base: int) -> int:
         head = head_at(segments, base)

@@ -1,19 +1,24 @@
 """Mirrors the subjects of one cluster in another, with the progress of groups (docs/BACKUP.md).
 
-A pass: list the source's subjects, create the missing ones in the target, and for each subject with new messages copy one round, then move
-its groups. A subject that fails is retried in the next pass and does not delay the others.
+A pass: list the source's subjects, create the missing ones in the target, and for each subject with
+new messages copy one round, then move its groups. A subject that fails is retried in the next pass
+and does not delay the others.
 
-*A subject* is copied round after round. A round is a load (qmq/cli/transfer/loading.py): it continues where the last note says, and stores
-no message twice over any number of attempts. Each copy names the clusters that the message came through, in the header `qmq-path`; a
-message that came through the target is not copied there again, so mirrors may run both ways, and in rings.
+*A subject* is copied round after round. A round is a load (qmq/cli/transfer/loading.py): it
+continues where the last note says, and stores no message twice over any number of attempts. Each
+copy names the clusters that the message came through, in the header `qmq-path`; a message that came
+through the target is not copied there again, so mirrors may run both ways, and in rings.
 
-*Groups.* Their progress is translated from the source to the target (mirror_notes.py). A group of the target is moved forward only, and
-only while it has no consumer there: after a fail-over its own progress counts. A group that the target does not know is created there.
+*Groups.* Their progress is translated from the source to the target (mirror_notes.py). A group of
+the target is moved forward only, and only while it has no consumer there: after a fail-over its own
+progress counts. A group that the target does not know is created there.
 
-A place in an ordered subject of the target is a time, since routes differ: the time at which the target's brokers stored the first message
-behind the note's ends, so that no message behind the ends was stored earlier. The mirror's own clock plays no part. `CLOCKS_MS` is
-subtracted for messages that arrive while the group is moved: the clocks of the target's brokers may differ by so much. What came within
-that time is delivered again. A time moves a group on all partitions, so the group is moved only if it goes back on none.
+A place in an ordered subject of the target is a time, since routes differ: the time at which the
+target's brokers stored the first message behind the note's ends, so that no message behind the ends
+was stored earlier. The mirror's own clock plays no part. `CLOCKS_MS` is subtracted for messages
+that arrive while the group is moved: the clocks of the target's brokers may differ by so much. What
+came within that time is delivered again. A time moves a group on all partitions, so the group is
+moved only if it goes back on none.
 """
 
 from __future__ import annotations
@@ -64,7 +69,9 @@ if TYPE_CHECKING:
     from qmq.proto.v1 import meta_pb2 as pb
 
 PATH: Final = "qmq-path"
-"""The header with the names of the clusters that a message came through, comma-separated, the first one first."""
+"""The header with the names of the clusters that a message came through, comma-separated, the first
+one first.
+"""
 JOURNAL_BYTES_MAX: Final = MIB
 JOURNAL: Final = ".journal"
 RECORD: Final = ".record"
@@ -101,7 +108,9 @@ class MirrorSource:
 
 
 class MirrorSubject:
-    """One subject. `folder` has the state files of the mirror; one process uses them at a time. Raises InvalidArgument."""
+    """One subject. `folder` has the state files of the mirror; one process uses them at a time.
+    Raises InvalidArgument.
+    """
 
     def __init__(
         self,
@@ -133,8 +142,8 @@ class MirrorSubject:
         return self._left_out + (self._running[1].left_out if self._running else 0)
 
     async def round(self, ends: Places) -> None:
-        """Copy the present messages. `ends` are the source's ends, read before this call. Raises what `RecordLoader.load` raises; another
-        round then continues.
+        """Copy the present messages. `ends` are the source's ends, read before this call. Raises
+        what `RecordLoader.load` raises; another round then continues.
         """
         self._shorten()
         state = self._journal.state
@@ -198,8 +207,8 @@ Done = dict[tuple[str, int], float]
 
 CLOCKS_MS: Final = 60_000
 VERSIONS_MS: Final = 10_000
-"""A reset to a time may begin earlier by so much: it reads partitions that came with a later version from their beginning, and older
-metaservers choose the version by their own clocks.
+"""A reset to a time may begin earlier by so much: it reads partitions that came with a later
+version from their beginning, and older metaservers choose the version by their own clocks.
 """
 JOIN_S: Final = 30.0
 LEASE_MS: Final = 10_000
@@ -211,7 +220,9 @@ _T = TypeVar("_T")
 
 
 async def plain_progress(source: qmq.Client, subject: str) -> dict[str, Done]:
-    """The progress of each group of an unordered subject. Raises NotConnected if a broker group does not answer."""
+    """The progress of each group of an unordered subject. Raises NotConnected if a broker group
+    does not answer.
+    """
     found: dict[str, Done] = defaultdict(dict)
     for each in _require_complete(await source.metadata.describe_groups(subject)):
         found[each.group][each.broker_group, each.partition] = each.settled_before
@@ -221,8 +232,8 @@ async def plain_progress(source: qmq.Client, subject: str) -> dict[str, Done]:
 def ordered_progress(
     described: pb.DescribeRouteResponse, mark_queues: list[tuple[str, int]]
 ) -> dict[str, Done]:
-    """The progress of each group of an ordered subject, on the queues of the mirror's mark. A partition of an older route version that the
-    group has left is done. Pure.
+    """The progress of each group of an ordered subject, on the queues of the mirror's mark. A
+    partition of an older route version that the group has left is done. Pure.
     """
     found: dict[str, Done] = {}
     for group in described.groups:
@@ -243,8 +254,9 @@ def _done_on(status: control.PartitionStatus) -> float:
 
 
 def hold_at_parked(done: Done, group: pb.OrderedGroup, keys: Iterable[control.ParkedKey]) -> None:
-    """Parked messages count as done, and the target does not know that they are parked: the group stays before the first of them. The list
-    of keys has the first ones, partition by partition: where messages are parked of which it has none, the group stays at the beginning.
+    """Parked messages count as done, and the target does not know that they are parked: the group
+    stays before the first of them. The list of keys has the first ones, partition by partition:
+    where messages are parked of which it has none, the group stays at the beginning.
     """
     first = {
         each.partition: each.start_sequence for each in group.partitions if each.parked_messages
@@ -256,8 +268,9 @@ def hold_at_parked(done: Done, group: pb.OrderedGroup, keys: Iterable[control.Pa
 
 
 def goes_back(group: pb.OrderedGroup, places: Done, ends: Done) -> bool:
-    """Whether a move to `places` would deliver something again that an ordered group has done. `ends` are the partitions' ends. A partition
-    that the group does not list is one of an older version, and done. Pure.
+    """Whether a move to `places` would deliver something again that an ordered group has done.
+    `ends` are the partitions' ends. A partition that the group does not list is one of an older
+    version, and done. Pure.
     """
     listed = {(each.broker_group, each.partition): each for each in group.partitions}
     done = {
@@ -300,8 +313,8 @@ class MirroredGroups:
         self.moves = 0
 
     async def move(self, record: MirrorRecord) -> MirrorRecord:
-        """Move the groups that are further in the source than in the target. Call it between two rounds. Returns the record with the
-        moves. Raises QmqError.
+        """Move the groups that are further in the source than in the target. Call it between two
+        rounds. Returns the record with the moves. Raises QmqError.
         """
         if not record.notes:
             return record
@@ -336,7 +349,7 @@ class MirroredGroups:
                 hold_at_parked(found[group.group], group, keys)
         return found
 
-    # --- unordered -----------------------------------------------------------------------------------------------------
+    # --- unordered --------------------------------------------------------------------------------
 
     async def _move_plain(self, group: str, note: MirrorNote) -> bool:
         """False: it has consumers."""
@@ -373,7 +386,7 @@ class MirroredGroups:
         finally:
             await consumer.close()
 
-    # --- ordered -------------------------------------------------------------------------------------------------------
+    # --- ordered ----------------------------------------------------------------------------------
 
     async def _move_ordered(self, group: str, note: MirrorNote) -> bool:
         """False: it has consumers, or is further on some partition."""
@@ -393,7 +406,9 @@ class MirroredGroups:
         return True
 
     async def _stored_ms(self, note: MirrorNote) -> int:
-        """When the target stored its first message behind the note's ends; if it has none there, its last message."""
+        """When the target stored its first message behind the note's ends; if it has none there,
+        its last message.
+        """
         behind = await anext(self._target.browse(self._subject, positions=note.ends), None)
         if behind is not None:
             return behind.append_time_ms
@@ -429,7 +444,9 @@ class _Mirrored:
 
 
 class ClusterMirror:
-    """`here` and `there` are the names of source and target: the same in every mirror between clusters. `folder` keeps its state."""
+    """`here` and `there` are the names of source and target: the same in every mirror between
+    clusters. `folder` keeps its state.
+    """
 
     def __init__(
         self,
@@ -466,7 +483,9 @@ class ClusterMirror:
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
 
     async def pass_once(self) -> int:
-        """One pass. Returns the messages that are left. Raises NotConnected or AccessDenied if the source cannot be listed."""
+        """One pass. Returns the messages that are left. Raises NotConnected or AccessDenied if the
+        source cannot be listed.
+        """
         listed = await self._source.metadata.list_subjects()
         if listed.silent:
             raise NotConnected(f"{', '.join(sorted(listed.silent))} of the source did not answer")
@@ -521,7 +540,9 @@ class ClusterMirror:
         )
 
     async def _make(self, settings: pb.SubjectSettings) -> None:
-        """Create the subject in the target, if it does not exist. Raises InvalidArgument if the target has it as another kind."""
+        """Create the subject in the target, if it does not exist. Raises InvalidArgument if the
+        target has it as another kind.
+        """
         found = await self._target.metadata.find_subject(settings.name)
         if found is None:
             try:
@@ -530,9 +551,13 @@ class ClusterMirror:
             except SubjectExists:
                 return await self._make(settings)
         elif found.settings.order != settings.order:
-            kinds = f"{settings.order or 'unordered'} in {self._here} and {found.settings.order or 'unordered'} in {self._there}"
+            kinds = (
+                f"{settings.order or 'unordered'} in {self._here} and "
+                f"{found.settings.order or 'unordered'} in {self._there}"
+            )
             raise InvalidArgument(
-                f"subject {settings.name!r} is {kinds}: delete it in the target, or leave it out by --subject"
+                f"subject {settings.name!r} is {kinds}: delete it in the target, or leave it "
+                "out by --subject"
             )
         return None
 

@@ -1,10 +1,14 @@
-"""How far a mirror is with one subject: notes that pair places in the source with places in the target. Pure.
+"""How far a mirror is with one subject: notes that pair places in the source with places in the
+target. Pure.
 
-    note      every message of the source before `mark` that is to be copied is in the target, before `ends`
-    thinned   all recent notes are kept, and older ones at growing distances: a group that is far behind gets an older place
+    note      every message of the source before `mark` that is to be copied is in the target,
+              before `ends`
+    thinned   all recent notes are kept, and older ones at growing distances: a group that is far
+              behind gets an older place
 
-A group's progress is translated by the newest note whose messages it has all done (as Kafka's MirrorMaker 2 does by its offset syncs): what
-lies before the note's ends is done, so the group may begin there. What it has done behind them is delivered again.
+A group's progress is translated by the newest note whose messages it has all done (as Kafka's
+MirrorMaker 2 does by its offset syncs): what lies before the note's ends is done, so the group may
+begin there. What it has done behind them is delivered again.
 """
 
 from __future__ import annotations
@@ -27,7 +31,9 @@ RECENT_NOTES: Final = 16
 
 @dataclass(frozen=True, slots=True)
 class MirrorNote:
-    """`time_ms`: the mirror's clock when the note was made, which may be wrong: it names the note, and no place is found by it."""
+    """`time_ms`: the mirror's clock when the note was made, which may be wrong: it names the note,
+    and no place is found by it.
+    """
 
     mark: Places
     ends: Places
@@ -89,13 +95,15 @@ def newest_done(
 
 @dataclass(frozen=True, slots=True)
 class MirrorRecord:
-    """A mirror's record of a subject, besides the load's journal. Losing it loses no message: groups wait for new notes, and the lag is
-    counted from the last message that was copied.
+    """A mirror's record of a subject, besides the load's journal. Losing it loses no message:
+    groups wait for new notes, and the lag is counted from the last message that was copied.
     """
 
     notes: tuple[MirrorNote, ...] = ()
     read_to: Places = field(default_factory=dict)
-    """The position up to which the source was read. Earlier messages are copied, or are not to be copied."""
+    """The position up to which the source was read. Earlier messages are copied, or are not to be
+    copied.
+    """
     moved: Mapping[str, int] = field(default_factory=dict)
     """The time of the note to which each group was moved last."""
 
@@ -115,7 +123,9 @@ class MirrorRecord:
         )
 
     def lag(self, ends: Places, starts: Places) -> int:
-        """The number of messages of the source that were not read yet. Deleted messages do not count."""
+        """The number of messages of the source that were not read yet. Deleted messages do not
+        count.
+        """
         return sum(
             max(0, end - max(self.read_to.get(queue, 0), starts.get(queue, 0)))
             for queue, end in ends.items()

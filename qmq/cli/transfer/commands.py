@@ -1,5 +1,6 @@
-"""`qmq export` writes stored messages to a file; `qmq import` sends the records of a file to a subject (docs/TRANSFER.md). `qmq copy`
-copies messages to another subject of the same cluster or of another one (docs/TRANSFER.md).
+"""`qmq export` writes stored messages to a file; `qmq import` sends the records of a file to a
+subject (docs/TRANSFER.md). `qmq copy` copies messages to another subject of the same cluster or of
+another one (docs/TRANSFER.md).
 """
 
 from __future__ import annotations
@@ -123,9 +124,11 @@ class ExportOptions(RangeFlags):
 
 @taking(ExportOptions)
 def export(_: typer.Context, options: ExportOptions) -> None:
-    """Write stored messages as JSON lines or Parquet, with ids, keys, tags, headers and times. No consumer group is involved.
+    """Write stored messages as JSON lines or Parquet, with ids, keys, tags, headers and times. No
+    consumer group is involved.
 
-    Standard output gets JSON lines and no other text. With --file, --json prints the summary as JSON.
+    Standard output gets JSON lines and no other text. With --file, --json prints the summary as
+    JSON.
     """
     try:
         if options.body not in ("auto", "base64"):
@@ -180,7 +183,10 @@ def load(
         Path | None,
         typer.Option(
             "--state",
-            help=f"File that records the progress; default: FILE.SUBJECT{STATE_SUFFIX}, or none for standard input.",
+            help=(
+                f"File that records the progress; default: FILE.SUBJECT{STATE_SUFFIX}, or none "
+                "for standard input."
+            ),
         ),
     ] = None,
     rate: Rate = 0.0,
@@ -188,10 +194,12 @@ def load(
     as_json: Json = False,
     server: Server = SERVER,
 ) -> None:
-    """Send the records of a file, in the format of `qmq export`, to an existing subject. The order of each key is kept.
+    """Send the records of a file, in the format of `qmq export`, to an existing subject. The order
+    of each key is kept.
 
-    After a crash, run the command again: it continues where it stopped and stores no record twice. A JSON line needs only a "body"; ids,
-    keys, tags, headers and create times are kept if they are given.
+    After a crash, run the command again: it continues where it stopped and stores no record twice.
+    A JSON line needs only a "body"; ids, keys, tags, headers and create times are kept if they are
+    given.
     """
     try:
         chosen = RecordForm.of(form, file)
@@ -247,7 +255,10 @@ async def keep_saying(work: Any, journal: LoadJournal) -> None:
         if journal.path is None:
             raise
         records = journal.state.records if journal.state is not None else 0
-        said = f"{failure.message}; {records:,} records are stored: run the command again to continue ({journal.path})"
+        said = (
+            f"{failure.message}; {records:,} records are stored: run the command again to "
+            f"continue ({journal.path})"
+        )
         raise type(failure)(said, outcome=failure.outcome) from failure
 
 
@@ -272,7 +283,9 @@ class CopyOptions(RangeFlags):
         Path | None,
         typer.Option(
             "--state",
-            help="File that records the progress; default: a file of this copy in the state folder.",
+            help=(
+                "File that records the progress; default: a file of this copy in the state folder."
+            ),
         ),
     ] = None
     rate: Rate = 0.0
@@ -283,17 +296,19 @@ class CopyOptions(RangeFlags):
 
 @taking(CopyOptions)
 def copy(_: typer.Context, options: CopyOptions) -> None:
-    """Copy stored messages, with ids, keys, tags, headers and create times; the order of each key is kept. No consumer group is involved.
+    """Copy stored messages, with ids, keys, tags, headers and create times; the order of each key
+    is kept. No consumer group is involved.
 
-    After a crash, run the command again: it continues where it stopped and stores no message twice. When the copy is complete, running it
-    again copies the messages stored since.
+    After a crash, run the command again: it continues where it stopped and stores no message twice.
+    When the copy is complete, running it again copies the messages stored since.
     """
     try:
         chosen = options.chosen()
         there = target_of(options.server, options.to_context, options.to_server)
         if options.source == options.target and there.server == options.server:
             raise InvalidArgument(
-                f"{options.source!r} would be copied into itself: give another subject or another cluster"
+                f"{options.source!r} would be copied into itself: give another subject or "
+                "another cluster"
             )
         words = {
             name: text
@@ -335,8 +350,9 @@ def target_of(server: str, context: str, to_server: str) -> ClusterContext:
 
 
 def connected(there: ClusterContext) -> Client:
-    """A client of the target cluster. A context supplies every setting: certificates and tokens from the environment belong to the source
-    and are never sent to another cluster. Raises InvalidArgument."""
+    """A client of the target cluster. A context supplies every setting: certificates and tokens
+    from the environment belong to the source and are never sent to another cluster. Raises
+    InvalidArgument."""
     if not there.name:
         return qmq.connect(there.server, create_subjects=False)
     return Client(

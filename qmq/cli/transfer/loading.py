@@ -4,14 +4,16 @@
 
 Rules:
 * Every message is stored under its record's id, and another attempt uses the same id.
-* Another attempt starts at the last note. It reads the target from the noted ends on, and skips records whose ids it finds there.
-* Before it reads, every broker group confirms that all batches sent to it are decided (`Client.queue_ends`), so a batch of the dead process
-  is stored before the read, or never.
+* Another attempt starts at the last note. It reads the target from the noted ends on, and skips
+  records whose ids it finds there.
+* Before it reads, every broker group confirms that all batches sent to it are decided
+  (`Client.queue_ends`), so a batch of the dead process is stored before the read, or never.
 
-A note is a line of JSON in the load's state file: what has been stored. The last whole line counts, and each is flushed to disk before the
-load continues.
+A note is a line of JSON in the load's state file: what has been stored. The last whole line counts,
+and each is flushed to disk before the load continues.
 
-    {"version": 1, "load": {"subject": "orders", ...}, "base": "0123...", "mark": ..., "ends": [["g1", 0, 17]], "records": 4000,
+    {"version": 1, "load": {"subject": "orders", ...}, "base": "0123...", "mark": ..., "ends":
+    [["g1", 0, 17]], "records": 4000,
      "is_done": false}
 
     load       source and target; the file is refused for another load
@@ -91,7 +93,9 @@ class LoadState:
 
 
 class LoadJournal:
-    """The state file of one load; with None as its path, no state is kept. Locked by one process until `close`. Raises InvalidArgument."""
+    """The state file of one load; with None as its path, no state is kept. Locked by one process
+    until `close`. Raises InvalidArgument.
+    """
 
     def __init__(self, path: Path | None, load: Mapping[str, Any]) -> None:
         self.path, self._load, self._fd = path, dict(load), -1
@@ -108,7 +112,8 @@ class LoadJournal:
         except OSError:
             self.close()
             raise InvalidArgument(
-                f"{path} is in use by another process: wait for it, or give another file with --state"
+                f"{path} is in use by another process: wait for it, or give another file "
+                "with --state"
             ) from None
         except InvalidArgument:
             self.close()
@@ -129,16 +134,20 @@ class LoadJournal:
             load, state = found["load"], LoadState.of_json(found)
         except (ValueError, KeyError, TypeError) as cause:
             raise InvalidArgument(
-                f"{path} is not a state file ({cause}): remove it to start over, or give another file with --state"
+                f"{path} is not a state file ({cause}): remove it to start over, or give "
+                "another file with --state"
             ) from None
         if load != self._load:
             raise InvalidArgument(
-                f"{path} is the state file of another load ({json.dumps(load)}): remove it, or give another file with --state"
+                f"{path} is the state file of another load ({json.dumps(load)}): remove it, "
+                "or give another file with --state"
             )
         return state
 
     def save(self, state: LoadState) -> None:
-        """Record the progress. It is on disk when this returns. Raises DiskFull, and the file is as it was then."""
+        """Record the progress. It is on disk when this returns. Raises DiskFull, and the file is as
+        it was then.
+        """
         if self._fd >= 0:
             line = (
                 json.dumps({"version": VERSION, "load": self._load, **state.to_json()}) + "\n"
@@ -153,7 +162,8 @@ class LoadJournal:
                 os.lseek(self._fd, end, os.SEEK_SET)
                 if cause.errno in NO_SPACE:
                     raise DiskFull(
-                        f"no space left for the state file {self.path}: free some space, then run the command again"
+                        f"no space left for the state file {self.path}: free some space, "
+                        "then run the command again"
                     ) from None
                 raise
         self.state = state
@@ -185,7 +195,9 @@ class RecordSource(Protocol):
 
 
 class RecordLoader:
-    """Loads records. `rate`: records per second, 0 for no limit. `progress` is called with the number of finished records."""
+    """Loads records. `rate`: records per second, 0 for no limit. `progress` is called with the
+    number of finished records.
+    """
 
     def __init__(
         self,
@@ -214,7 +226,9 @@ class RecordLoader:
         """Records that an earlier attempt stored after its last note."""
 
     async def load(self, source: RecordSource) -> None:
-        """Store all records of the source. Raises what `Client.send` and the source raise; another attempt then continues."""
+        """Store all records of the source. Raises what `Client.send` and the source raise; another
+        attempt then continues.
+        """
         producer = await self._producer()
         try:
             stored = await self._stored_already()
@@ -228,13 +242,16 @@ class RecordLoader:
         found = await self._mq.metadata.find_subject(self._subject)
         if found is None:
             raise UnknownSubject(
-                f"there is no subject {self._subject!r}: create it with `qmq subject create {self._subject}`"
+                f"there is no subject {self._subject!r}: create it with `qmq subject create "
+                f"{self._subject}`"
             )
         make = self._mq.ordered_producer if found.settings.order else self._mq.producer
         return make(self._subject, compression=self._compression)
 
     async def _stored_already(self) -> Counter[bytes]:
-        """The ids that an earlier attempt stored after its last note. A new load first writes a note."""
+        """The ids that an earlier attempt stored after its last note. A new load first writes a
+        note.
+        """
         ends = await self._mq.queue_ends(self._subject)
         if self._journal.state is None:
             self._state = LoadState(new_producer_id(), None, ends, 0)

@@ -1,5 +1,5 @@
-"""Messages in an export, an import or a copy: each is a record, a value with validity checks; a subject is a source of records, by a range
-of messages and the position of the reader.
+"""Messages in an export, an import or a copy: each is a record, a value with validity checks; a
+subject is a source of records, by a range of messages and the position of the reader.
 """
 
 from __future__ import annotations
@@ -20,7 +20,9 @@ from qmq.wire.batch import size_of_copy
 
 @dataclass(frozen=True, slots=True)
 class TransferRecord:
-    """A message with its id, key, tags, headers and create time. Times are milliseconds since 1970."""
+    """A message with its id, key, tags, headers and create time. Times are milliseconds since
+    1970.
+    """
 
     body: bytes
     key: bytes | None = None
@@ -37,7 +39,9 @@ class TransferRecord:
         return size_of_copy(self.body, self.key or b"", self.tags, self.headers)
 
     def check(self, number: int) -> TransferRecord:
-        """Return the record. Raises InvalidArgument or MessageTooLarge with the record's number if a broker would refuse it."""
+        """Return the record. Raises InvalidArgument or MessageTooLarge with the record's number if
+        a broker would refuse it.
+        """
         try:
             batch.body_bytes(self.body, limits.LONG_BODY_BYTES_MAX)
             batch.key_bytes(self.key)
@@ -73,7 +77,9 @@ def place_of(message: BrowsedMessage) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True)
 class MessageRange:
-    """A selection of a subject's messages. Times are store times; upper bounds are exclusive. None or empty: no restriction."""
+    """A selection of a subject's messages. Times are store times; upper bounds are exclusive. None
+    or empty: no restriction.
+    """
 
     start: datetime | None = None
     end: datetime | None = None
@@ -92,7 +98,9 @@ class MessageRange:
         return self.key_from is not None or self.key_before is not None
 
     def has(self, message: BrowsedMessage) -> bool:
-        """Whether the range has a message that `browse` returned. Conditions that `browse` applies itself are not checked again. Pure."""
+        """Whether the range has a message that `browse` returned. Conditions that `browse` applies
+        itself are not checked again. Pure.
+        """
         key = message.key_bytes
         return (
             (self.partition is None or message.partition == self.partition)
@@ -123,8 +131,8 @@ class MessageRange:
 
 
 class MessageSource:
-    """Reads the messages of a range, each queue in order, starting at a mark if one is given. A mark is a list of
-    `[group, partition, sequence]`, one for each queue read so far."""
+    """Reads the messages of a range, each queue in order, starting at a mark if one is given. A
+    mark is a list of `[group, partition, sequence]`, one for each queue read so far."""
 
     def __init__(
         self, mq: qmq.Client, subject: str, chosen: MessageRange, mark: Any = None

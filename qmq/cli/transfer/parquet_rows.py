@@ -1,4 +1,6 @@
-"""Records as rows of a Parquet file, by pyarrow (`pip install 'qmq[parquet]'`). Bytes stay bytes; times are timestamps in UTC."""
+"""Records as rows of a Parquet file, by pyarrow (`pip install 'qmq[parquet]'`). Bytes stay bytes;
+times are timestamps in UTC.
+"""
 
 from __future__ import annotations
 
@@ -74,7 +76,9 @@ class ParquetWriter:
 
 
 def parquet_records(path: Path, skip: int) -> Iterator[TransferRecord]:
-    """The records of a file after the first `skip`. Only the column `body` is required. Raises InvalidArgument."""
+    """The records of a file after the first `skip`. Only the column `body` is required. Raises
+    InvalidArgument.
+    """
     with _opened(path) as file:
         known = [
             name
@@ -104,9 +108,12 @@ def row_count(path: Path) -> int:
 
 @contextmanager
 def _opened(path: Path) -> Iterator[Any]:
-    """The open file. What pyarrow raises inside becomes InvalidArgument: anybody may have written the file."""
+    """The open file. What pyarrow raises inside becomes InvalidArgument: anybody may have written
+    the file.
+    """
     try:
-        # The dictionary of a column is kept as one: a few bytes may stand for thousands of large values.
+        # The dictionary of a column is kept as one: a few bytes may stand for thousands of large
+        # values.
         footer = pq.read_metadata(path)
         columns = footer.schema.to_arrow_schema()
         kept = [

@@ -1,14 +1,19 @@
-"""Records: messages in an export, an import or a copy, and the files that hold them: JSON lines or Parquet, or standard input and output.
+"""Records: messages in an export, an import or a copy, and the files that hold them: JSON lines or
+Parquet, or standard input and output.
 
-A line of JSON has one object. `qmq browse --json` writes the same format, with the body in both forms.
+A line of JSON has one object. `qmq browse --json` writes the same format, with the body in both
+forms.
 
-    {"subject": "orders", "broker_group": "g1", "partition": 0, "sequence": 7, "append_time_ms": 1795...,
-     "id": "0123...", "key": "N14228", "tags": [], "headers": {}, "create_time_ms": 1795..., "body": "{}"}
+    {"subject": "orders", "broker_group": "g1", "partition": 0, "sequence": 7, "append_time_ms":
+    1795...,
+     "id": "0123...", "key": "N14228", "tags": [], "headers": {}, "create_time_ms": 1795..., "body":
+     "{}"}
 
-A body that is not UTF-8 is in "body_base64" instead. Keys and header values are text, or "hex:00ff" where text could not be read back. A
-line to import needs only a body.
+A body that is not UTF-8 is in "body_base64" instead. Keys and header values are text, or "hex:00ff"
+where text could not be read back. A line to import needs only a body.
 
-A file has the suffix `.partial` until it is complete, so that a partial export cannot be mistaken for a complete one.
+A file has the suffix `.partial` until it is complete, so that a partial export cannot be mistaken
+for a complete one.
 """
 
 from __future__ import annotations
@@ -64,7 +69,9 @@ def _body(body: bytes, as_base64: bool) -> dict[str, str]:
 
 
 def record_of_line(line: bytes, number: int) -> TransferRecord:
-    """The inverse of `json_line`. A body that is not a string is kept as JSON text. Raises InvalidArgument with the line's number."""
+    """The inverse of `json_line`. A body that is not a string is kept as JSON text. Raises
+    InvalidArgument with the line's number.
+    """
     try:
         found = parse_json(line)
         if not isinstance(found, dict):
@@ -108,7 +115,9 @@ PARTIAL: Final = ".partial"
 HEAD_BYTES: Final = 4096
 PIECE_BYTES: Final = 1 << 20
 LINE_BYTES_MAX: Final = 6 * limits.LONG_BODY_BYTES_MAX + 8 * limits.MIB
-"""The longest line of a file to import: JSON writes a byte of the longest body with six characters at most (\\u0000)."""
+"""The longest line of a file to import: JSON writes a byte of the longest body with six characters
+at most (\\u0000).
+"""
 
 
 class RecordForm(Enum):
@@ -191,7 +200,9 @@ def require_parquet() -> None:
 
 
 class FileSource:
-    """The records of a file or of standard input after the first `skip`. A mark is a number of records."""
+    """The records of a file or of standard input after the first `skip`. A mark is a number of
+    records.
+    """
 
     def __init__(
         self,
@@ -203,7 +214,9 @@ class FileSource:
         self._form, self._path, self._count, self._line_bytes_max = form, path, skip, line_bytes_max
 
     async def records(self) -> AsyncIterator[TransferRecord]:
-        """Yields the records. Raises InvalidArgument or MessageTooLarge with the record's number."""
+        """Yields the records. Raises InvalidArgument or MessageTooLarge with the record's
+        number.
+        """
         for record in self._read(self._count):
             self._count += 1
             yield record.check(self._count)
@@ -238,21 +251,24 @@ def _lines(file: BinaryIO, skip: int, line_bytes_max: int) -> Iterator[TransferR
 def bounded_lines(
     file: BinaryIO, line_bytes_max: int = LINE_BYTES_MAX
 ) -> Iterator[tuple[int, bytes]]:
-    """The lines with their numbers, from 1. Raises InvalidArgument for a line that is longer than any record, without reading it to its
-    end: a file without newlines, or a pipe, has any length.
+    """The lines with their numbers, from 1. Raises InvalidArgument for a line that is longer than
+    any record, without reading it to its end: a file without newlines, or a pipe, has any length.
     """
     number = 0
     while line := file.readline(line_bytes_max + 1):
         number += 1
         if len(line) > line_bytes_max:
             raise InvalidArgument(
-                f"line {number:,} has more than {line_bytes_max:,} bytes, as no message has: is this a file of lines?"
+                f"line {number:,} has more than {line_bytes_max:,} bytes, as no message has: "
+                "is this a file of lines?"
             )
         yield number, line
 
 
 def describe(form: RecordForm, path: Path | None) -> dict[str, Any]:
-    """The identity of a file, for the state file. Raises InvalidArgument if the file does not exist."""
+    """The identity of a file, for the state file. Raises InvalidArgument if the file does not
+    exist.
+    """
     if path is None:
         return {"from": "standard input"}
     try:

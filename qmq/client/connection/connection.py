@@ -1,17 +1,20 @@
 """One connection to a broker's data port. Requests are pipelined; answers may come in any order.
 
-Every request has a callback, which is called exactly once: with the answering frame, or with a QmqError. If the connection ends, or the
-request times out, the error's outcome is *unknown*: the broker may have done the request. An answer of the wrong kind, or one that the
-callback cannot read, closes the connection, and the callback gets that error instead. A machine that lost its power never closes a
-connection: the client considers it gone when its kernel acknowledges nothing for `GONE_S` (qmq/wire/reachable.py), or when it is silent
-until a request times out.
+Every request has a callback, which is called exactly once: with the answering frame, or with a
+QmqError. If the connection ends, or the request times out, the error's outcome is *unknown*: the
+broker may have done the request. An answer of the wrong kind, or one that the callback cannot read,
+closes the connection, and the callback gets that error instead. A machine that lost its power never
+closes a connection: the client considers it gone when its kernel acknowledges nothing for `GONE_S`
+(qmq/wire/reachable.py), or when it is silent until a request times out.
 
-`ReachPatience` says how long a client waits for servers that it cannot reach because of a mistake. Two failures to connect look like
-mistakes: a name has no address (NameUnresolved), or TLS fails (TlsFailed: one side does not trust the other's certificate, or only one side
-speaks TLS). Either may also last a moment only, while DNS is away or certificates are being replaced. So they are a mistake if nothing else
-has happened at an address for `patience_s`, and if the client never reached a server: then the client says so, and no longer waits. In
-every other case it waits, and logs once for each address why: for a server that it reached before, and for one that ends connections
-without a reason, as one does that refuses this client's certificate, but also one that is away.
+`ReachPatience` says how long a client waits for servers that it cannot reach because of a mistake.
+Two failures to connect look like mistakes: a name has no address (NameUnresolved), or TLS fails
+(TlsFailed: one side does not trust the other's certificate, or only one side speaks TLS). Either
+may also last a moment only, while DNS is away or certificates are being replaced. So they are a
+mistake if nothing else has happened at an address for `patience_s`, and if the client never reached
+a server: then the client says so, and no longer waits. In every other case it waits, and logs once
+for each address why: for a server that it reached before, and for one that ends connections without
+a reason, as one does that refuses this client's certificate, but also one that is away.
 
     tries(a)   NameUnresolved   tries(a)   NameUnresolved ──▶ judged: UnknownHost
     0 s                         3 s
@@ -65,7 +68,9 @@ _LASTING: Final[dict[type[QmqError], type[NeverReached]]] = {
 
 
 class ReachPatience:
-    """For all servers of one kind to which a client connects. Pure; `now_s` is a monotonic clock."""
+    """For all servers of one kind to which a client connects. Pure; `now_s` is a monotonic
+    clock.
+    """
 
     def __init__(self, now_s: Callable[[], float], patience_s: float) -> None:
         self._now_s, self._patience_s = now_s, patience_s
@@ -89,7 +94,9 @@ class ReachPatience:
             since_s.pop(address, None)
 
     def failed(self, address: str, failure: BaseException) -> None:
-        """A try has failed. If that does not look like a mistake, the patience with mistakes begins again."""
+        """A try has failed. If that does not look like a mistake, the patience with mistakes begins
+        again.
+        """
         if type(failure) not in _LASTING:
             self._mistaken_s.pop(address, None)
 
@@ -122,38 +129,51 @@ class ReachPatience:
 
 @dataclass(frozen=True, slots=True)
 class ClientTiming:
-    """The client's timeouts and intervals, in seconds. A tuple lists the pauses before one try after the other; the last one repeats."""
+    """The client's timeouts and intervals, in seconds. A tuple lists the pauses before one try
+    after the other; the last one repeats.
+    """
 
     delivery_timeout_s: float = 120.0
     """How long a message may take to be stored, and how long the client looks for its subject."""
     mistake_s: float = 3.0
-    """How long the client waits for servers that it never reached, if names have no address or TLS fails. With one try at a DNS that does
-    not answer (`qmq.rpc.network.RESOLVE_S`) that is less than five seconds.
+    """How long the client waits for servers that it never reached, if names have no address or TLS
+    fails. With one try at a DNS that does not answer (`qmq.rpc.network.RESOLVE_S`) that is less
+    than five seconds.
     """
     refresh_s: float = 30.0
     """Placements older than this are refreshed at their next use."""
 
     idle_producer_s: float = 60.0
-    """The shared producer of a subject is kept for this long after the last `send`, and for twice as long at most."""
+    """The shared producer of a subject is kept for this long after the last `send`, and for twice
+    as long at most.
+    """
 
     answer_s: float = 15.0
     """A batch that has no answer after this time is sent again."""
     gather_s: float = 0.005
-    """While a broker group has much to answer, an ordered producer's open batch that no caller awaits gathers messages for this long."""
+    """While a broker group has much to answer, an ordered producer's open batch that no caller
+    awaits gathers messages for this long.
+    """
     stall_s: float = 1.0
-    """A broker group that has not answered for this long while batches are on their way to it counts as stalled."""
+    """A broker group that has not answered for this long while batches are on their way to it
+    counts as stalled.
+    """
     fenced_s: float = 0.5
-    """How long the client asks a fenced partition before it gives up the batches that may be stored there."""
+    """How long the client asks a fenced partition before it gives up the batches that may be stored
+    there.
+    """
     reauth_s: float = 5.0
     """How often a connection looks for a newer token."""
 
     session_retry_s: tuple[float, ...] = (0.02, 0.1, 0.3, 1.0)
-    """Pauses before a consumer attaches again, or sends acknowledgements again that found no quorum."""
+    """Pauses before a consumer attaches again, or sends acknowledgements again that found no
+    quorum.
+    """
     hand_in_retry_s: tuple[float, ...] = (0.1, 0.3, 1.0)
     """Pauses before acknowledgements of an earlier client are handed in again."""
     cancel_s: float = 5.0
-    """How long a cancelled handler may take to end. A handler that does not end is abandoned: its message goes back when the consumer
-    leaves.
+    """How long a cancelled handler may take to end. A handler that does not end is abandoned: its
+    message goes back when the consumer leaves.
     """
 
     outbox_delivery_s: float = 30.0
@@ -164,8 +184,8 @@ class ClientTiming:
     decide_retry_s: tuple[float, ...] = (0.05, 0.1, 0.2, 0.5, 1.0)
 
     slow_call_s: float = 60.0
-    """For calls that take long: handing over a mastership, letting a replica catch up, waiting until the lease of a
-    lost broker group ends.
+    """For calls that take long: handing over a mastership, letting a replica catch up, waiting
+    until the lease of a lost broker group ends.
     """
 
 
@@ -192,11 +212,13 @@ log = logging.getLogger("qmq.client")
 
 SWEEP_S: Final = 0.1
 GONE_S: Final = 3.0
-"""A machine whose kernel acknowledges nothing for this long is gone. The kernel of a slow broker still acknowledges."""
+"""A machine whose kernel acknowledges nothing for this long is gone. The kernel of a slow broker
+still acknowledges.
+"""
 CONNECT_TIMEOUT_S: Final = 5.0
 WRITE_BYTES: Final = 256 * limits.KIB
-"""So many kept bytes are written immediately. The broker then works while the client makes the next requests, and the kernel copies bytes
-that are still in the caches.
+"""So many kept bytes are written immediately. The broker then works while the client makes the next
+requests, and the kernel copies bytes that are still in the caches.
 """
 
 CLOSE_TIMEOUT_S: Final = 1.0
@@ -227,7 +249,9 @@ _ANSWERS: Final[dict[int, int]] = {
 
 
 class _Pending(NamedTuple):
-    """A request that has no answer yet; `credit` is the bytes of the broker's credit that it uses."""
+    """A request that has no answer yet; `credit` is the bytes of the broker's credit that it
+    uses.
+    """
 
     on_answer: OnAnswer
     answer: int
@@ -293,7 +317,9 @@ class Connection:
         timeout_s: float,
         deadline_ms: int = 0,
     ) -> None:
-        """Send a request at the end of this round, or earlier with many others; `on_answer` is called once, later."""
+        """Send a request at the end of this round, or earlier with many others; `on_answer` is
+        called once, later.
+        """
         stream = self.stream
         if (
             self._cause is not None or not stream.is_open
@@ -323,7 +349,9 @@ class Connection:
     async def call(
         self, kind: int, payload: bytes, *, timeout_s: float, deadline_ms: int = 0
     ) -> Frame:
-        """Send a request, and return the answer with a copy of its payload. Raises the error that the broker answered."""
+        """Send a request, and return the answer with a copy of its payload. Raises the error that
+        the broker answered.
+        """
         future: asyncio.Future[Frame] = self.loop.create_future()
 
         def answered(answer: Frame | QmqError) -> None:
@@ -337,7 +365,7 @@ class Connection:
         self.request(kind, answered, payload, timeout_s=timeout_s, deadline_ms=deadline_ms)
         return await future
 
-    # --- what comes in -------------------------------------------------------------------------------------------------
+    # --- what comes in ----------------------------------------------------------------------------
 
     def _on_frames(self, received: list[Frame]) -> None:
         self._heard_s = self.loop.time()
@@ -399,11 +427,11 @@ class Connection:
             f"the connection to {self.address} ended: {reason}", outcome=Outcome.UNKNOWN
         )
 
-    # --- time ----------------------------------------------------------------------------------------------------------
+    # --- time -------------------------------------------------------------------------------------
 
     def start_sweeping(self, token: TokenSource = no_token, shown: str = "") -> None:
-        """Start the timer that watches requests for timeouts, the peer's machine, and the token; `shown` is the token
-        that the broker has.
+        """Start the timer that watches requests for timeouts, the peer's machine, and the token;
+        `shown` is the token that the broker has.
         """
         self._token, self._shown = token, shown
         reachable.watch(self.stream.socket)
@@ -429,7 +457,9 @@ class Connection:
             self._sweeper = self.loop.call_later(SWEEP_S, self._sweep)
 
     def _show_newer_token(self) -> None:
-        """Send a newer token to the broker, so that the connection stays valid when the old one expires."""
+        """Send a newer token to the broker, so that the connection stays valid when the old one
+        expires.
+        """
         try:
             token = self._token()
         except InvalidArgument as failure:
@@ -488,8 +518,8 @@ async def connect(
     loop_round: EventLoopTick | None = None,
     server: ServerName = ANY_SERVER,
 ) -> Connection:
-    """Open a connection to a server and say HELLO. Raises NotConnected, NameUnresolved, TlsFailed, WrongServer, ProtocolViolation;
-    InvalidName and InvalidArgument because of `client`.
+    """Open a connection to a server and say HELLO. Raises NotConnected, NameUnresolved, TlsFailed,
+    WrongServer, ProtocolViolation; InvalidName and InvalidArgument because of `client`.
     """
     connection = Connection(address, gone_s, reauth_s, loop_round)
     try:
@@ -550,11 +580,14 @@ class _Due(NamedTuple):
 
 
 class AnswerWatch:
-    """Checks, some time after a request, whether its destination answers: one timer for all destinations of a client.
+    """Checks, some time after a request, whether its destination answers: one timer for all
+    destinations of a client.
 
-    `look` is called `after_s` after `expect`, in the order of the calls, with the number that `expect` got; not after `answered`. With a
-    timer for each destination, 10,000 subjects cost 8 of the 55 µs that a client needs for a batch. A destination that has answered
-    everything is taken off while its state is in the caches: to look at it a second later takes another 1.5 µs for each batch.
+    `look` is called `after_s` after `expect`, in the order of the calls, with the number that
+    `expect` got; not after `answered`. With a timer for each destination, 10,000 subjects cost 8 of
+    the 55 µs that a client needs for a batch. A destination that has answered everything is taken
+    off while its state is in the caches: to look at it a second later takes another 1.5 µs for each
+    batch.
     """
 
     def __init__(self, after_s: float) -> None:

@@ -1,8 +1,9 @@
-"""The client's connections, one for each broker, and the way to a broker group's current master; and what all of a client counts and
-reports.
+"""The client's connections, one for each broker, and the way to a broker group's current master;
+and what all of a client counts and reports.
 
-Counters are plain integers, incremented once for each batch, delivery or request; `qmq/client/metrics.py` reads them. The outcomes of
-verdicts are reported to interceptors: one report for each request that took verdicts to a broker. A client without interceptors has no
+Counters are plain integers, incremented once for each batch, delivery or request;
+`qmq/client/metrics.py` reads them. The outcomes of verdicts are reported to interceptors: one
+report for each request that took verdicts to a broker. A client without interceptors has no
 reporter, and makes its requests without one.
 """
 
@@ -63,15 +64,21 @@ class SettleReport:
     server: str
     """The address of the master that was asked."""
     verdicts: Mapping[str, int]
-    """How many messages got each verdict: `ack`, `nack`, `release` and `reject`; of an ordered subject `ack`, `fail` and `park`."""
+    """How many messages got each verdict: `ack`, `nack`, `release` and `reject`; of an ordered
+    subject `ack`, `fail` and `park`.
+    """
     began_ns: int
     ended_ns: int
     error: QmqError | None
-    """Why the broker refused the request, or has not answered; then the verdicts are sent again while the messages are held."""
+    """Why the broker refused the request, or has not answered; then the verdicts are sent again
+    while the messages are held.
+    """
 
 
 class SettleReporter:
-    """Watches the requests of one consumer to one broker group. `tell` gets a report when a request is answered or has failed."""
+    """Watches the requests of one consumer to one broker group. `tell` gets a report when a request
+    is answered or has failed.
+    """
 
     def __init__(
         self,
@@ -168,7 +175,9 @@ class ClientCounters:
         return self.sends.setdefault(subject, SendCounters(self.seconds))
 
     def taking(self, subject: str, group: str) -> ReceiveCounters:
-        """The counters of a group on a subject, where a broadcast group counts as one; made if absent."""
+        """The counters of a group on a subject, where a broadcast group counts as one; made if
+        absent.
+        """
         return self.takes.setdefault((subject, base_group(group)), ReceiveCounters())
 
 
@@ -178,11 +187,15 @@ _Place = tuple[str, ServerName]
 """Where a server listens, and its name."""
 
 REACH_S: Final = 1.0
-"""If a broker has not answered the HELLO after this time, the client asks the metaserver for the master; the attempt continues."""
+"""If a broker has not answered the HELLO after this time, the client asks the metaserver for the
+master; the attempt continues.
+"""
 
 
 class ConnectionPool:
-    """The client's connections, by address and the server's name. Concurrent callers share one attempt."""
+    """The client's connections, by address and the server's name. Concurrent callers share one
+    attempt.
+    """
 
     def __init__(
         self,
@@ -196,16 +209,22 @@ class ConnectionPool:
         timing: ClientTiming = TIMING,
         tell_settled: Callable[[SettleReport], None] | None = None,
     ) -> None:
-        """`now_s` is a monotonic clock. `tell_settled` is called with every request that has verdicts."""
+        """`now_s` is a monotonic clock. `tell_settled` is called with every request that has
+        verdicts.
+        """
         self.locator = locator
         self.timing = timing
         self.now_ns = now_ns or time.time_ns
         """Nanoseconds since 1970, for all who use these links."""
         self.round = EventLoopTick()
-        """The work of producers, consumers and connections at the end of a round of the event loop."""
+        """The work of producers, consumers and connections at the end of a round of the event
+        loop.
+        """
         self.answer_watch = AnswerWatch(timing.stall_s)
         self.store = store
-        """The spool of verdicts that no broker has answered yet; None: they are kept in memory only."""
+        """The spool of verdicts that no broker has answered yet; None: they are kept in memory
+        only.
+        """
         self._tell_settled = tell_settled
         self._client = client
         self._network = network
@@ -223,9 +242,11 @@ class ConnectionPool:
         return sum([each.is_open for each in list(self._connections.values())])
 
     async def reach(self, subject: str, group: str) -> tuple[Master, Connection]:
-        """The group's master and an open connection to it. Tries once: call again after Unavailable; `reach` keeps the pauses.
+        """The group's master and an open connection to it. Tries once: call again after
+        Unavailable; `reach` keeps the pauses.
 
-        Raises UnknownHost or TlsRefused if that is a mistake, and the client never reached a broker.
+        Raises UnknownHost or TlsRefused if that is a mistake, and the client never reached a
+        broker.
         """
         self.check_usable()
         master = await self.locator.master(subject, group)
@@ -235,7 +256,10 @@ class ConnectionPool:
                 return master, await self._open((master.address, master.server))
         except NameUnresolved as failure:
             self.locator.doubt(group, master)
-            told = f"where broker group {group} says it is: give its broker a name that clients can resolve (QMQ_ADVERTISE)"
+            told = (
+                f"where broker group {group} says it is: give its broker a name that clients can "
+                "resolve (QMQ_ADVERTISE)"
+            )
             raise self._patience.judged(
                 NameUnresolved(f"{failure.message}, {told}"), [master.address]
             ) from failure
@@ -252,7 +276,9 @@ class ConnectionPool:
         return master.address if master is not None else None
 
     def settle_reporter(self, subject: str, group: str, broker_group: str) -> SettleReporter | None:
-        """Reports a consumer's requests with verdicts to interceptors; None without interceptors."""
+        """Reports a consumer's requests with verdicts to interceptors; None without
+        interceptors.
+        """
         if self._tell_settled is None:
             return None
         return SettleReporter(

@@ -1,7 +1,8 @@
 """Consumers of a shared backlog: attachment, messages, verdicts.
 
-What a consumer does for each message is taken from here: compiled (`_ready.c`) where that was built, else in Python (`iterator.py`). With
-the environment variable QMQ_PURE the Python form is used in any case.
+What a consumer does for each message is taken from here: compiled (`_ready.c`) where that was
+built, else in Python (`iterator.py`). With the environment variable QMQ_PURE the Python form is
+used in any case.
 """
 
 from __future__ import annotations

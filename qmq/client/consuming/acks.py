@@ -5,29 +5,38 @@
     settle_now  ->                                                  SettleRequest -> SETTLED    sent immediately; the caller waits
 
 Rules:
-* A request is kept until it is answered. If the session ends first, its verdicts are sent again in the next one, if this consumer still
-  holds the messages. If they settle nothing then, the first request was effective, because another consumer cannot have had the messages in
-  between.
-* A message that this consumer no longer holds is *void* (`qmq/client/consuming/attachment.py` says when): no verdict on it is sent, since
-  its pull sequence may name another message by then. A pull sequence alone does not distinguish them, so each message refers to the
-  `ConsumerAcks` under which it was delivered, and a hold knows from which pull sequence on it is void.
-* Verdicts that cannot be sent, or that have no answer when the session ends, are written to the client's spool
-  (`qmq/client/consuming/settlements.py`) until they are answered, because this process may end first.
-* A retry after more than `limits.REQUEUE_MS_MAX` is *postponed*: the message counts as held, and its verdict is given when a delay group
-  has stored the copy or has refused it (`qmq/client/producing/delayed.py`). A verdict in the meantime is ignored, as after any verdict.
+* A request is kept until it is answered. If the session ends first, its verdicts are sent again in
+  the next one, if this consumer still holds the messages. If they settle nothing then, the first
+  request was effective, because another consumer cannot have had the messages in between.
+* A message that this consumer no longer holds is *void* (`qmq/client/consuming/attachment.py` says
+  when): no verdict on it is sent, since its pull sequence may name another message by then. A pull
+  sequence alone does not distinguish them, so each message refers to the `ConsumerAcks` under which
+  it was delivered, and a hold knows from which pull sequence on it is void.
+* Verdicts that cannot be sent, or that have no answer when the session ends, are written to the
+  client's spool (`qmq/client/consuming/settlements.py`) until they are answered, because this
+  process may end first.
+* A retry after more than `limits.REQUEUE_MS_MAX` is *postponed*: the message counts as held, and
+  its verdict is given when a delay group has stored the copy or has refused it
+  (`qmq/client/producing/delayed.py`). A verdict in the meantime is ignored, as after any verdict.
 
-Worked example: pull sequences 0 to 9 came under hold A. A new master knows 0 to 5 only: A is void from 6 on, and 6 comes again, under
-hold B, as another message. `A.settle(4, 7)` settles 4 and 5; `B.settle(6, 6)` settles the new 6.
+Worked example: pull sequences 0 to 9 came under hold A. A new master knows 0 to 5 only: A is void
+from 6 on, and 6 comes again, under hold B, as another message. `A.settle(4, 7)` settles 4 and 5;
+`B.settle(6, 6)` settles the new 6.
 
-`SpoolSender` hands in the verdicts that an earlier client left in the spool (`settlements.py`), in the background of a consumer:
+`SpoolSender` hands in the verdicts that an earlier client left in the spool (`settlements.py`), in
+the background of a consumer:
 
     a file, locked ──reach its broker group's master──▶ ATTACH as that consumer, only to resume
-        known still      SETTLE what is not void, DETACH: the rest goes back to the group; the file is deleted
-        not known        the lease was lost, the broker has put all messages back; the file is deleted
-        not reached      again after a pause; other files, and the consumer's own work, continue meanwhile
+        known still      SETTLE what is not void, DETACH: the rest goes back to the group; the file
+                         is deleted
+        not known        the lease was lost, the broker has put all messages back; the file is
+                         deleted
+        not reached      again after a pause; other files, and the consumer's own work, continue
+                         meanwhile
 
-A consumer that restarts under its name takes over the messages of its earlier incarnation. So the verdicts of that incarnation are handed
-in before the consumer attaches to the same broker group (`inherit`); verdicts of other names can wait.
+A consumer that restarts under its name takes over the messages of its earlier incarnation. So the
+verdicts of that incarnation are handed in before the consumer attaches to the same broker group
+(`inherit`); verdicts of other names can wait.
 """
 
 from __future__ import annotations
@@ -86,12 +95,16 @@ log = logging.getLogger("qmq.client")
 
 SETTLE_DELAY_S: Final = 0.005
 ACKS_MAX: Final = 64
-"""Acknowledgements that are gathered before they are settled; an eighth of `prefetch` if that is more, so that pulls are sent in time."""
+"""Acknowledgements that are gathered before they are settled; an eighth of `prefetch` if that is
+more, so that pulls are sent in time.
+"""
 _FOR_EVER: Final = 1 << 62
 
 
 class ConsumerAcks(GatheredAcks):
-    """Takes the verdicts on messages that were delivered between two losses. The module describes it."""
+    """Takes the verdicts on messages that were delivered between two losses. The module describes
+    it.
+    """
 
     __slots__ = ("_verdicts", "broker_group", "first", "subject", "void_from")
 
@@ -118,7 +131,9 @@ class ConsumerAcks(GatheredAcks):
             self._give(first, last, Verdict.ACK)
 
     def settle(self, first: int, last: int, verdict: int, delay: int = 0, error: str = "") -> None:
-        """Give a verdict on pull sequences; it is sent soon, with others. A message that has a verdict keeps it."""
+        """Give a verdict on pull sequences; it is sent soon, with others. A message that has a
+        verdict keeps it.
+        """
         self.settle_acks()
         self._give(first, last, verdict, delay, error)
 
@@ -158,7 +173,9 @@ class ConsumerAcks(GatheredAcks):
             self._verdicts.collect(((pull, pull),), verdict, delay, error)
 
     async def settle_now(self, first: int, last: int, verdict: int) -> None:
-        """Give a verdict and wait until the broker has it. Raises StaleDelivery, NotConnected (the broker may have it), ClientClosed."""
+        """Give a verdict and wait until the broker has it. Raises StaleDelivery, NotConnected (the
+        broker may have it), ClientClosed.
+        """
         self.settle_acks()
         if first < self.void_from:
             await self._verdicts.settle_now(first, min(last, self.void_from - 1), verdict)
@@ -167,8 +184,9 @@ class ConsumerAcks(GatheredAcks):
 
 
 class PendingAcks:
-    """`outstanding` has the messages without a verdict; `postponed` counts the postponed ones. `attempts_max` is the group's setting from
-    the answer to ATTACH: after so many attempts a message dies; 0: never.
+    """`outstanding` has the messages without a verdict; `postponed` counts the postponed ones.
+    `attempts_max` is the group's setting from the answer to ATTACH: after so many attempts a
+    message dies; 0: never.
     """
 
     def __init__(
@@ -223,12 +241,14 @@ class PendingAcks:
         """Acknowledged messages that are not settled yet."""
         return sum([each.ack_last - each.ack_first + 1 for each in self._holds])
 
-    # --- from the application ------------------------------------------------------------------------------------------
+    # --- from the application ---------------------------------------------------------------------
 
     def postpone(
         self, hold: ConsumerAcks, part: BatchSlice, last: int, delay_ms: int, error: str
     ) -> None:
-        """For `ConsumerAcks`: the messages of a slice up to `last` that have no verdict are postponed."""
+        """For `ConsumerAcks`: the messages of a slice up to `last` that have no verdict are
+        postponed.
+        """
         if self._is_closed:
             return
         due_ms = ms_of(self._now_ns() + 999_999) + delay_ms
@@ -254,7 +274,9 @@ class PendingAcks:
     def collect(
         self, parts: Iterable[tuple[int, int]], verdict: int, delay: int, error: str
     ) -> None:
-        """Collect verdicts to be sent with others. Raises ClientClosed if the event loop has ended."""
+        """Collect verdicts to be sent with others. Raises ClientClosed if the event loop has
+        ended.
+        """
         require_alive(self.loop)
         was_leaving = self._is_leaving
         for begin, end in parts:
@@ -269,8 +291,8 @@ class PendingAcks:
             self._timer = self.loop.call_later(SETTLE_DELAY_S, self.flush)
         self._calls.pull_more()
         if was_leaving and (session := self._sessions.session) is not None:
-            # The event loop has not run a round since: the application finds messages ready, and never waits. So that the broker works
-            # meanwhile, a pull leaves now.
+            # The event loop has not run a round since: the application finds messages ready, and
+            # never waits. So that the broker works meanwhile, a pull leaves now.
             session.connection.stream.flush()
 
     async def settle_now(self, first: int, last: int, verdict: int) -> None:
@@ -302,11 +324,14 @@ class PendingAcks:
                 await asyncio.shield(request.waiter)
         except TimeoutError:
             raise NotConnected(
-                f"no answer from the master of {self.group} in time: the verdict is retried, and the messages may be delivered again",
+                (
+                    f"no answer from the master of {self.group} in time: the verdict is retried, "
+                    "and the messages may be delivered again"
+                ),
                 outcome=Outcome.UNKNOWN,
             ) from None
 
-    # --- to the broker -------------------------------------------------------------------------------------------------
+    # --- to the broker ----------------------------------------------------------------------------
 
     def flush(self) -> None:
         """Send the collected verdicts."""
@@ -392,7 +417,7 @@ class PendingAcks:
             each for request in self._requests for each in request.settlements
         ] + self._unsent.collected
 
-    # --- sessions come and go ------------------------------------------------------------------------------------------
+    # --- sessions come and go ---------------------------------------------------------------------
 
     def attached(self) -> None:
         """Send unanswered and collected verdicts."""
@@ -408,7 +433,9 @@ class PendingAcks:
         self._spool.detached()
 
     def void(self, before: int, following: int) -> None:
-        """Messages from pull sequence `before` on are void; the next message has the pull sequence `following`."""
+        """Messages from pull sequence `before` on are void; the next message has the pull sequence
+        `following`.
+        """
         for hold in self._holds:
             hold.settle_acks()
             hold.void_from = min(hold.void_from, before)
@@ -424,12 +451,13 @@ class PendingAcks:
                 self._drop(request, self.stale(request.lost))
         self._spool.voided()
 
-    # --- the end -------------------------------------------------------------------------------------------------------
+    # --- the end ----------------------------------------------------------------------------------
 
     def stale(self, messages: int) -> StaleDelivery:
         """The error for waiters whose messages became void."""
         return StaleDelivery(
-            f"{messages} of the messages were handed to another consumer since: the lease of {self.terms.lease_ms} ms was lost, "
+            f"{messages} of the messages were handed to another consumer since: the lease of "
+            f"{self.terms.lease_ms} ms was lost, "
             "the group was reset, or the broker's new master did not know of the delivery"
         )
 
@@ -444,8 +472,8 @@ class PendingAcks:
             )
 
     def close(self, *, is_told: bool) -> None:
-        """Stop sending; waiters get the error that the outcome is unknown. `is_told`: the master has all verdicts, and knows that the
-        consumer leaves.
+        """Stop sending; waiters get the error that the outcome is unknown. `is_told`: the master
+        has all verdicts, and knows that the consumer leaves.
         """
         self._spool.close(is_told=is_told)
         self._is_closed = True
@@ -462,16 +490,20 @@ class PendingAcks:
 
 def _fail(waiter: asyncio.Future[None], failure: QmqError) -> None:
     waiter.set_exception(failure)
-    waiter.exception()  # without a waiter, asyncio must not warn that the exception was never retrieved
+    # without a waiter, asyncio must not warn that the exception was never retrieved
+    waiter.exception()
 
 
 LOOK_S: Final = 60.0
 INHERIT_S: Final = 3.0
-"""How long a consumer waits while another process hands in the verdicts of its earlier incarnation."""
+"""How long a consumer waits while another process hands in the verdicts of its earlier
+incarnation.
+"""
 
 
 async def hand_in(connection: Connection, left: SpoolRemainder, links: ConnectionPool) -> int:
-    """Send the verdicts of one file to the master of its broker group. Returns the number of messages, 0 if the lease was lost.
+    """Send the verdicts of one file to the master of its broker group. Returns the number of
+    messages, 0 if the lease was lost.
 
     Harmless to repeat. Raises the broker's error.
     """
@@ -508,7 +540,9 @@ async def inherit(
     terms: SubscriptionOptions,
     broker_group: str,
 ) -> None:
-    """Hand in what earlier incarnations of a consumer left for a broker group. Raises Unavailable: then attaching would fail, too."""
+    """Hand in what earlier incarnations of a consumer left for a broker group. Raises Unavailable:
+    then attaching would fail, too.
+    """
 
     def is_mine(origin: SpoolOwner) -> bool:
         return (origin.broker_group, origin.attach.consumer) == (broker_group, terms.name)
@@ -533,7 +567,9 @@ async def inherit(
 
 
 async def _try(connection: Connection, left: SpoolRemainder, links: ConnectionPool) -> None:
-    """Hand in a file and delete it. A file that this broker will never accept is deleted, too. Raises Unavailable."""
+    """Hand in a file and delete it. A file that this broker will never accept is deleted, too.
+    Raises Unavailable.
+    """
     try:
         handed = await hand_in(connection, left, links)
     except (CallerError, UnknownConsumer) as failure:
@@ -607,7 +643,7 @@ class SpoolSender:
                 log.debug("verdicts for %s wait: %s", left.origin.broker_group, failure)
             await asyncio.sleep(
                 pause_s(self._links.timing.hand_in_retry_s, tries) * random.uniform(0.7, 1.3)
-            )  # noqa: S311 - jitter, not a secret
+            )
             tries += 1
 
     async def _carry_once(self, left: SpoolRemainder) -> None:

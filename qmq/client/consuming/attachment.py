@@ -1,15 +1,19 @@
 """An attachment connects a consumer to one queue. It outlives changes of the broker group's master.
 
-An attachment keeps a session with the master, a pull under way, and the messages that the application has not seen yet. After a broken
-connection, or at a new master, it attaches again with the same incarnation and with `received`, the last pull sequence that arrived. The
-answer says which messages it still holds:
+An attachment keeps a session with the master, a pull under way, and the messages that the
+application has not seen yet. After a broken connection, or at a new master, it attaches again with
+the same incarnation and with `received`, the last pull sequence that arrived. The answer says which
+messages it still holds:
 
-    resumed, next > received     all. Messages that were handed out and did not arrive went back to the group
-    resumed, next <= received    the master lost deliveries that were not committed. It will use pull sequences from `next` on again,
-                                 perhaps for other messages. Messages below `next` are still held, the others are void
+    resumed, next > received     all. Messages that were handed out and did not arrive went back to
+                                 the group
+    resumed, next <= received    the master lost deliveries that were not committed. It will use
+                                 pull sequences from `next` on again, perhaps for other messages.
+                                 Messages below `next` are still held, the others are void
     not resumed                  none (the lease was lost, or the master cannot tell): all are void
 
-Void messages that the application has not seen are dropped; for the others no verdict is ever sent (`qmq/client/consuming/acks.py`).
+Void messages that the application has not seen are dropped; for the others no verdict is ever sent
+(`qmq/client/consuming/acks.py`).
 """
 
 from __future__ import annotations
@@ -106,8 +110,9 @@ class Attachment:
         return self.verdicts.outstanding.bytes + self.verdicts.postponed_bytes
 
     def may_hand_out(self) -> bool:
-        """Whether this consumer still holds its messages, as far as it knows. If the last answered heartbeat is older than the lease (this
-        process was stopped, or cut off), other consumers may have them: the answer to the next ATTACH says so.
+        """Whether this consumer still holds its messages, as far as it knows. If the last answered
+        heartbeat is older than the lease (this process was stopped, or cut off), other consumers
+        may have them: the answer to the next ATTACH says so.
         """
         if self._loop.time() <= self._sessions.sure_until_s:
             return True
@@ -123,7 +128,8 @@ class Attachment:
         else:
             first, self.slices[0] = first.split(messages_max)
         if first.attempt > 1 and self.session is not None and not self._terms.most_once:
-            # Sent before the application sees them: if they crash this process, the broker must know which messages the application had.
+            # Sent before the application sees them: if they crash this process, the broker must
+            # know which messages the application had.
             begun = wire.pack_begun(self.session.number, first.pull, first.pull + first.count - 1)
             self.session.connection.tell(FrameKind.BEGUN, begun)
         return first
@@ -136,7 +142,9 @@ class Attachment:
         return self.take(1).message(0)
 
     def begin_run(self, messages_max: int) -> int:
-        """Let `ready` hand out the next messages, but for the last one of their slice. Returns how many."""
+        """Let `ready` hand out the next messages, but for the last one of their slice. Returns how
+        many.
+        """
         count = min(self.slices[0].count - 1, messages_max) if self._has_ready() else 0
         if count > 0:
             self._calls.ready.begin(self.slices[0], count, self._sessions.sure_until_s)
@@ -149,7 +157,7 @@ class Attachment:
             and self.slices[0].batch.decoded is not None
         )
 
-    # --- messages in ---------------------------------------------------------------------------------------------------
+    # --- messages in ------------------------------------------------------------------------------
 
     @property
     def can_pull(self) -> bool:
@@ -162,7 +170,9 @@ class Attachment:
         )
 
     def pull(self, messages: int, size: int, wait_ms: int) -> None:
-        """Pull up to `messages` messages and about `size` bytes (the last batch may exceed the limit). `can_pull` must be true."""
+        """Pull up to `messages` messages and about `size` bytes (the last batch may exceed the
+        limit). `can_pull` must be true.
+        """
         session = self._sessions.session
         assert session is not None
         self.asked, self.asked_bytes = messages, size
@@ -191,7 +201,8 @@ class Attachment:
             self._calls.answered(asked, got)
             self.want = grown(self.want, asked, got, self._calls.limit.messages)
             if got >= MANY:
-                # The broker works on the next pull while the application has these messages; it may take them all before it waits again.
+                # The broker works on the next pull while the application has these messages; it may
+                # take them all before it waits again.
                 self._calls.pull_more()
                 session.connection.stream.flush()
             else:
@@ -247,7 +258,7 @@ class Attachment:
         self.failure = failure
         self._calls.failed(self.group, failure)
 
-    # --- staying attached ----------------------------------------------------------------------------------------------
+    # --- staying attached -------------------------------------------------------------------------
 
     ask_again = ()
 
@@ -281,7 +292,9 @@ class Attachment:
         return SpoolOwner(self.group, self._request(wire.RESUME))
 
     async def ask(self, connection: Connection) -> wire.Attached:
-        """Send ATTACH. Before the first one, hand in the verdicts of an earlier incarnation; its messages then go back to the group."""
+        """Send ATTACH. Before the first one, hand in the verdicts of an earlier incarnation; its
+        messages then go back to the group.
+        """
         links = self._links
         if not self._has_inherited and links.store is not None:
             await inherit(connection, links, links.store, self._terms, self.group)
@@ -292,7 +305,9 @@ class Attachment:
         return wire.Attached.unpack(answer.payload)
 
     def granted(self, answer: wire.Attached) -> None:
-        """Drop messages that the broker no longer counts as held, by the table at the top of the module."""
+        """Drop messages that the broker no longer counts as held, by the table at the top of the
+        module.
+        """
         self.verdicts.attempts_max = answer.attempts_max
         self._knows_kept = bool(answer.knows_kept)
         self._batches.forget()
@@ -318,12 +333,15 @@ class Attachment:
         if isinstance(failure, OrderMismatch):
             subject = self._terms.subject
             failure = OrderMismatch(
-                f"subject {subject!r} is ordered: consume it with mq.ordered_consumer ({failure.message})"
+                f"subject {subject!r} is ordered: consume it with mq.ordered_consumer "
+                f"({failure.message})"
             )
         self._fail(failure)
 
     def _void(self, before: int, following: int) -> None:
-        """Messages from pull sequence `before` on are void; the next delivery begins at `following`."""
+        """Messages from pull sequence `before` on are void; the next delivery begins at
+        `following`.
+        """
         self._calls.ready.end()
         while self.slices and self.slices[-1].pull >= before:
             self.slices.pop()
@@ -341,7 +359,7 @@ class Attachment:
         self.asked = self.asked_bytes = 0
         self.verdicts.detached()
 
-    # --- the end -------------------------------------------------------------------------------------------------------
+    # --- the end ----------------------------------------------------------------------------------
 
     def give_back(self) -> None:
         """Return unseen messages to the group immediately."""
@@ -351,7 +369,9 @@ class Attachment:
             each.settler.settle(each.pull, each.pull + each.count - 1, Verdict.RELEASE)
 
     async def close(self) -> None:
-        """Send the remaining verdicts and leave the group. Unseen messages return to the group immediately."""
+        """Send the remaining verdicts and leave the group. Unseen messages return to the group
+        immediately.
+        """
         self.give_back()
         self.verdicts.flush()
         self._is_closed = True
@@ -361,7 +381,9 @@ class Attachment:
         self._sessions.detach()
 
     def _leave(self) -> asyncio.Future[bool]:
-        """Send DETACH together with the last verdicts, so that nothing is handed out in between. Returns whether the broker answered."""
+        """Send DETACH together with the last verdicts, so that nothing is handed out in between.
+        Returns whether the broker answered.
+        """
         left: asyncio.Future[bool] = self._loop.create_future()
         session = self.session
         if session is None or not session.connection.is_open:

@@ -1,11 +1,14 @@
-"""The consumer of an unordered subject: takes part in a group on every broker group that has the subject's messages.
+"""The consumer of an unordered subject: takes part in a group on every broker group that has the
+subject's messages.
 
-There is one attachment (`attachment.py`) for each broker group, including drained ones. Broker groups that become known later, by push or
-by refreshing placements, are added. At most `prefetch` messages and `prefetch_bytes` bytes are unsettled at once over all attachments
-(`session.py`), and the consumer takes messages from the attachments in turn. Messages are settled by ranges of pull sequences, in
-any order, through the attachment they came from.
+There is one attachment (`attachment.py`) for each broker group, including drained ones. Broker
+groups that become known later, by push or by refreshing placements, are added. At most `prefetch`
+messages and `prefetch_bytes` bytes are unsettled at once over all attachments (`session.py`), and
+the consumer takes messages from the attachments in turn. Messages are settled by ranges of pull
+sequences, in any order, through the attachment they came from.
 
-    async for message in consumer   acknowledged when the task that got it asks for the next message (`task_messages.py`)
+    async for message in consumer   acknowledged when the task that got it asks for the next message
+                                    (`task_messages.py`)
     ack="explicit"                  acknowledged by `await message.ack()`
     most_once=True                  acknowledged before the application sees the message: never twice, perhaps never
     broadcast=True                  every consumer of the group gets every message; progress is kept by the consumer's name
@@ -74,7 +77,8 @@ Reset = Callable[[str, str, str | None], Awaitable[None]]
 class Consumer:
     """One consumer of a group. Make it with `Client.consumer`.
 
-    `stale` counts messages that this consumer lost before it settled them: they are handed out again.
+    `stale` counts messages that this consumer lost before it settled them: they are handed out
+    again.
     """
 
     def __init__(
@@ -106,7 +110,8 @@ class Consumer:
             or start not in ("", "earliest", "latest")
         ):
             raise InvalidArgument(
-                "ack is 'auto' or 'explicit', expired 'raise' or 'skip', start 'earliest' or 'latest'"
+                "ack is 'auto' or 'explicit', expired 'raise' or 'skip', start 'earliest' or "
+                "'latest'"
             )
         self._limit = PrefetchLimit(prefetch)
         check_limits(self._limit.messages, prefetch_bytes)
@@ -170,7 +175,7 @@ class Consumer:
         )
         self._tell_closed = partial(on_closed, self)
 
-    # --- for the application -------------------------------------------------------------------------------------------
+    # --- for the application ----------------------------------------------------------------------
 
     def __aiter__(self) -> AsyncIterator[Message]:
         self._links.round.own_loop()
@@ -192,7 +197,9 @@ class Consumer:
         return message
 
     def next_ready(self) -> Message | None:
-        """The next message, if it can be handed out without waiting. `ready` then has the messages behind it."""
+        """The next message, if it can be handed out without waiting. `ready` then has the messages
+        behind it.
+        """
         attachment = self._serving
         if (
             attachment is None
@@ -213,7 +220,9 @@ class Consumer:
         return message
 
     def _begin_run(self, attachment: Attachment) -> None:
-        """Let `ready` hand out the next messages. Only with several broker groups there are turns."""
+        """Let `ready` hand out the next messages. Only with several broker groups there are
+        turns.
+        """
         if len(self._attachments) == 1:
             attachment.begin_run(limits.PULL_MESSAGES_MAX)
         else:
@@ -232,8 +241,9 @@ class Consumer:
         return message
 
     async def join(self) -> None:
-        """Return when this consumer is a member of its group on every broker group of the subject: from then on, a group that begins at
-        "latest" gets every message whose `send` begins. Without `join` a consumer joins when it is first asked for messages.
+        """Return when this consumer is a member of its group on every broker group of the subject:
+        from then on, a group that begins at "latest" gets every message whose `send` begins.
+        Without `join` a consumer joins when it is first asked for messages.
 
         Raises UnknownSubject, AccessDenied, ClientClosed.
         """
@@ -246,8 +256,9 @@ class Consumer:
     async def pull(
         self, messages_max: int = 1000, wait: timedelta = timedelta(seconds=20)
     ) -> Messages:
-        """Up to `messages_max` messages of one broker group, and fewer if their bodies have 8 MiB; empty if none came within `wait`. Settle
-        them with `Messages.ack` or one by one. Broker groups with messages take turns.
+        """Up to `messages_max` messages of one broker group, and fewer if their bodies have 8 MiB;
+        empty if none came within `wait`. Settle them with `Messages.ack` or one by one. Broker
+        groups with messages take turns.
 
         Raises MessagesExpired, LogDamaged, UnknownSubject, ClientClosed.
         """
@@ -277,8 +288,8 @@ class Consumer:
         return Messages(slices)
 
     def batches(self, messages_max: int = 1000) -> AsyncIterator[Messages]:
-        """Messages in batches. Each batch is acknowledged when the task that got it asks for the next one, unless it was settled
-        (`ack="auto"`).
+        """Messages in batches. Each batch is acknowledged when the task that got it asks for the
+        next one, unless it was settled (`ack="auto"`).
         """
         return TaskLoop(self._held, partial(self._next_batch, messages_max))
 
@@ -314,7 +325,9 @@ class Consumer:
                 return None, None
 
     def _is_readable(self, part: BatchSlice) -> bool:
-        """Whether the bodies can be decompressed. Unreadable messages count as failed, so that they end in the dead-letter queue."""
+        """Whether the bodies can be decompressed. Unreadable messages count as failed, so that they
+        end in the dead-letter queue.
+        """
         failure = part.batch.unreadable
         if failure is not None:
             log.error(
@@ -329,7 +342,9 @@ class Consumer:
         return failure is None
 
     async def _is_ours_for_good(self, part: BatchSlice) -> bool:
-        """Acknowledge the messages first, at most once. False if another consumer has the messages by now: they must not be shown."""
+        """Acknowledge the messages first, at most once. False if another consumer has the messages
+        by now: they must not be shown.
+        """
         try:
             await part.settler.settle_now(part.pull, part.pull + part.count - 1, Verdict.ACK)
         except StaleDelivery as failure:
@@ -347,7 +362,9 @@ class Consumer:
         return None
 
     async def _wait(self, until: float) -> bool:
-        """Wait until something changes; False if nothing did until then. One waiter and one timer."""
+        """Wait until something changes; False if nothing did until then. One waiter and one
+        timer.
+        """
         waiter = TickFuture()
         self._waiting[waiter] = None
         timer = self._loop.call_at(until, waiter.wake_soon) if until < math.inf else None
@@ -380,7 +397,9 @@ class Consumer:
 
     @property
     def attachments(self) -> Sequence[Attachment]:
-        """What this consumer has at each broker group of the subject that it knows: a session, a pull under way, messages."""
+        """What this consumer has at each broker group of the subject that it knows: a session, a
+        pull under way, messages.
+        """
         return tuple(self._attachments)
 
     @property
@@ -399,8 +418,8 @@ class Consumer:
 
     @property
     def is_paused(self) -> bool:
-        """Whether this consumer or its client was paused by the application. Brokers keep the pauses of operators; the consumer does not
-        see them.
+        """Whether this consumer or its client was paused by the application. Brokers keep the
+        pauses of operators; the consumer does not see them.
         """
         return self._is_paused or self._links.is_paused
 
@@ -410,14 +429,17 @@ class Consumer:
         return self._limit.messages
 
     def limit(self, prefetch: int) -> None:
-        """Change `prefetch`. Messages handed out beyond a lower limit stay handed out. Raises InvalidArgument."""
+        """Change `prefetch`. Messages handed out beyond a lower limit stay handed out. Raises
+        InvalidArgument.
+        """
         check_limits(prefetch, self.prefetch_bytes)
         self._limit.choose(prefetch)
         self.look_again()
 
     def pause(self) -> None:
-        """Hand out nothing and pull nothing until `resume`. The consumer keeps its place in the group, its lease and its messages: messages
-        that were handed out may be settled, and unseen messages wait here. A loop that asks for more waits.
+        """Hand out nothing and pull nothing until `resume`. The consumer keeps its place in the
+        group, its lease and its messages: messages that were handed out may be settled, and unseen
+        messages wait here. A loop that asks for more waits.
         """
         self._is_paused = True
         self.ready.end()
@@ -428,8 +450,9 @@ class Consumer:
         self.look_again()
 
     def rest(self) -> None:
-        """Pause, and return unseen messages to the group: for a program that asks for messages only from time to time, so that other
-        consumers of the group get them meanwhile. Messages that were handed out stay with this consumer. `resume` ends it.
+        """Pause, and return unseen messages to the group: for a program that asks for messages only
+        from time to time, so that other consumers of the group get them meanwhile. Messages that
+        were handed out stay with this consumer. `resume` ends it.
         """
         self._is_paused = self._is_resting = True
         self.ready.end()
@@ -442,7 +465,7 @@ class Consumer:
             self._notify()
             self._pull_more()
 
-    # --- for the attachments -------------------------------------------------------------------------------------------
+    # --- for the attachments ----------------------------------------------------------------------
 
     def _notify(self) -> None:
         """Something changed: wake all waiters."""
@@ -451,7 +474,9 @@ class Consumer:
             self._links.round.wake(each)
 
     def _pull_more(self) -> None:
-        """Keep a pull under way at each broker, as far as the limits allow. The attachment that waited longest comes first."""
+        """Keep a pull under way at each broker, as far as the limits allow. The attachment that
+        waited longest comes first.
+        """
         if self._is_draining:
             self.drain()
             return
@@ -518,7 +543,7 @@ class Consumer:
         finally:
             del self._resetting[broker_group]
 
-    # --- which broker groups there are ---------------------------------------------------------------------------------
+    # --- which broker groups there are ------------------------------------------------------------
 
     def _start_running(self) -> None:
         if self._follower is None or self._follower.done():
@@ -551,11 +576,14 @@ class Consumer:
             self._links.locator.touch(self.subject)
 
     def _rerouted(self) -> None:
-        """The subject's broker groups or their masters changed. A broker group that no longer takes the subject may still have messages."""
+        """The subject's broker groups or their masters changed. A broker group that no longer takes
+        the subject may still have messages.
+        """
         if self._is_closed:
             return
         known = {each.group for each in self._attachments}
-        # "latest" is relative to the moment when this consumer joined: messages of a broker group that is added later were sent since.
+        # "latest" is relative to the moment when this consumer joined: messages of a broker group
+        # that is added later were sent since.
         terms = replace(self._terms, start="earliest") if known else self._terms
         for group in self._links.locator.book.groups(self.subject) or ():
             if group not in known:
@@ -564,22 +592,24 @@ class Consumer:
         for attachment in self._attachments:
             attachment.moved()
 
-    # --- the end -------------------------------------------------------------------------------------------------------
+    # --- the end ----------------------------------------------------------------------------------
 
     def drain(self) -> None:
-        """Take and hand out nothing more, for good, and return unseen messages to the group immediately. Settle the messages that were
-        handed out, then `close`: until then they stay this consumer's.
+        """Take and hand out nothing more, for good, and return unseen messages to the group
+        immediately. Settle the messages that were handed out, then `close`: until then they stay
+        this consumer's.
         """
         self._is_draining = True
         for each in self._attachments:
             each.give_back()
 
     async def close(self, error: BaseException | None = None) -> None:
-        """Send the remaining verdicts and leave the group. The messages that tasks are handling fail (with `error`, if there is one);
-        unseen messages return to the group immediately.
+        """Send the remaining verdicts and leave the group. The messages that tasks are handling
+        fail (with `error`, if there is one); unseen messages return to the group immediately.
 
-        Waits until retries with a delay of more than an hour are stored, for two minutes at most. If this call is cancelled, the consumer
-        leaves without that wait; another call returns when it has left.
+        Waits until retries with a delay of more than an hour are stored, for two minutes at most.
+        If this call is cancelled, the consumer leaves without that wait; another call returns when
+        it has left.
         """
         if self._links.round.is_over:  # what a consumer does to leave ended with the event loop
             self._is_closed = True
@@ -660,7 +690,9 @@ def default_name(incarnation: str) -> str:
 
 
 def process_name() -> str:
-    """The default name of a client: host, process. Hosts may have names that `check_name` refuses."""
+    """The default name of a client: host, process. Hosts may have names that `check_name`
+    refuses.
+    """
     host = "".join(
         each if (each.isascii() and each.isalnum()) or each in "_-" else "-"
         for each in socket.gethostname()

@@ -1,13 +1,15 @@
 """What a consumer does for each message.
 
-    ReadyMessages   hands out a run of messages of one slice; between two of them only the lease's end is checked, by the clock
+    ReadyMessages   hands out a run of messages of one slice; between two of them only the lease's
+                    end is checked, by the clock
     MessageFields   the fields of a `Message`
     TaskHolding     what a task got and has not finished
     GatheredAcks    joins acknowledgements of consecutive messages into one range
     cut_bodies      makes the bodies of a batch
 
-The consumer begins a run (`begin`) after it has looked at everything, and ends it (`end`) when something has changed: it was paused, it
-failed, or somebody else takes or drops messages of the slice. A run also ends with its last message, and when the lease may be over.
+The consumer begins a run (`begin`) after it has looked at everything, and ends it (`end`) when
+something has changed: it was paused, it failed, or somebody else takes or drops messages of the
+slice. A run also ends with its last message, and when the lease may be over.
 """
 
 from __future__ import annotations
@@ -48,7 +50,9 @@ MessageT = TypeVar("MessageT", bound=MessageFields)
 
 
 class Consecutive(Protocol):
-    """A `BatchSlice`: `count` messages of a batch, from number `offset` in it and pull sequence `pull` on."""
+    """A `BatchSlice`: `count` messages of a batch, from number `offset` in it and pull sequence
+    `pull` on.
+    """
 
     batch: Any
     offset: int
@@ -59,8 +63,9 @@ class Consecutive(Protocol):
 
 
 class GatheredAcks:
-    """The range of acknowledged messages, `ack_first` to `ack_last`, which messages up to `ack_limit` may join. Without a range `ack_last`
-    and `ack_limit` are -1. A subclass begins ranges.
+    """The range of acknowledged messages, `ack_first` to `ack_last`, which messages up to
+    `ack_limit` may join. Without a range `ack_last` and `ack_limit` are -1. A subclass begins
+    ranges.
     """
 
     __slots__ = ("ack_first", "ack_last", "ack_limit")
@@ -69,7 +74,9 @@ class GatheredAcks:
         self.ack_first, self.ack_last, self.ack_limit = 0, -1, -1
 
     def ack(self, pull: int) -> None:
-        """Acknowledge a message. Consecutive messages become one range: most programs handle messages in order."""
+        """Acknowledge a message. Consecutive messages become one range: most programs handle
+        messages in order.
+        """
         if pull == self.ack_last + 1 and pull <= self.ack_limit:
             self.ack_last = pull
         else:
@@ -81,8 +88,8 @@ class GatheredAcks:
 
 
 class TaskHolding:
-    """What a task holds: `message` is the last one that it got and has not finished; `earlier` are others, if it asked for several at a
-    time. `task` is None when the task has ended.
+    """What a task holds: `message` is the last one that it got and has not finished; `earlier` are
+    others, if it asked for several at a time. `task` is None when the task has ended.
     """
 
     __slots__ = ("earlier", "message", "task")
@@ -109,14 +116,15 @@ class HeldByTasks(Protocol):
 
 
 class ReadyMessages(Generic[MessageT]):
-    """Iterates over a consumer's messages. What a task gets is in `held`, and acknowledged when that task asks for the next one, if it has
-    no verdict by then. Without `held` nothing is acknowledged.
+    """Iterates over a consumer's messages. What a task gets is in `held`, and acknowledged when
+    that task asks for the next one, if it has no verdict by then. Without `held` nothing is
+    acknowledged.
 
-    `make` is the class of the messages. `refill` returns the next message if it needs no waiting, and may begin a run. `wait` returns the
-    next message in any case.
+    `make` is the class of the messages. `refill` returns the next message if it needs no waiting,
+    and may begin a run. `wait` returns the next message in any case.
 
-    A loop whose body never waits gets its messages without waiting either: each `LOOP_S` it lets the event loop run once, because
-    heartbeats and other tasks need it.
+    A loop whose body never waits gets its messages without waiting either: each `LOOP_S` it lets
+    the event loop run once, because heartbeats and other tasks need it.
     """
 
     __slots__ = (
@@ -158,7 +166,9 @@ class ReadyMessages(Generic[MessageT]):
         self._rest_s = clock() + LOOP_S
 
     def begin(self, part: Consecutive, count: int, until_s: float) -> None:
-        """Hand out the first `count` messages of a slice, until that time at most. The slice has more, and its bodies are decoded."""
+        """Hand out the first `count` messages of a slice, until that time at most. The slice has
+        more, and its bodies are decoded.
+        """
         self.end()
         self._slice, self._stop, self._until_s = part, part.offset + count, until_s
         self._places, pulls = (
@@ -175,7 +185,9 @@ class ReadyMessages(Generic[MessageT]):
         )
 
     def end(self) -> None:
-        """Hand out no more. The slice then begins with the first message that was not handed out."""
+        """Hand out no more. The slice then begins with the first message that was not handed
+        out.
+        """
         part, self._slice = self._slice, None
         if part is not None:
             count = self._stop - length_hint(self._places) - part.offset
@@ -187,7 +199,9 @@ class ReadyMessages(Generic[MessageT]):
             self._run, self._until_s = iter(()), -math.inf
 
     def take(self) -> MessageT | None:
-        """The next message, if it can be handed out without waiting. It is no task's: nothing acknowledges it."""
+        """The next message, if it can be handed out without waiting. It is no task's: nothing
+        acknowledges it.
+        """
         message = next(self._run, None) if self._clock() <= self._until_s else None
         return self._refill() if message is None else message
 

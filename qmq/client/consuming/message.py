@@ -1,12 +1,16 @@
-"""The messages that a consumer hands out, one, or many in columns, and the batches of a delivery, each checked and decoded once.
+"""The messages that a consumer hands out, one, or many in columns, and the batches of a delivery,
+each checked and decoded once.
 
-Batches travel whole, because the checksum is the producer's. A pull that ends inside a batch brings all of it. The next pull begins there:
-with batches of 1,000 messages and room for 250 more, each batch would come four times. So the batch in which a delivery ended is kept
-until the next delivery. The next pull names it, and the broker leaves it out. A range of the kept batch has the place behind those that
-came. A batch that was handed out to its end is not kept: a consumer that waits holds nothing.
+Batches travel whole, because the checksum is the producer's. A pull that ends inside a batch brings
+all of it. The next pull begins there: with batches of 1,000 messages and room for 250 more, each
+batch would come four times. So the batch in which a delivery ended is kept until the next delivery.
+The next pull names it, and the broker leaves it out. A range of the kept batch has the place behind
+those that came. A batch that was handed out to its end is not kept: a consumer that waits holds
+nothing.
 
-Lanes, and older brokers, send the batch again; the kept one is used instead of its copy. A copy is the same batch if the envelopes are
-equal: the index names one entry of the group's log, and the checksum is that of the bytes. The bytes of the copy are not looked at.
+Lanes, and older brokers, send the batch again; the kept one is used instead of its copy. A copy is
+the same batch if the envelopes are equal: the index names one entry of the group's log, and the
+checksum is that of the bytes. The bytes of the copy are not looked at.
 """
 
 from __future__ import annotations
@@ -68,7 +72,9 @@ class DecodedBatch:
 
     @property
     def readable_bodies(self) -> list[bytes] | None:
-        """All bodies of the batch, None if they are `unreadable`. Raises InvalidArgument if a library is not installed."""
+        """All bodies of the batch, None if they are `unreadable`. Raises InvalidArgument if a
+        library is not installed.
+        """
         if self.decoded is None and self.unreadable is None:
             self.decoded = self._decode()
         return self.decoded
@@ -80,8 +86,11 @@ class DecodedBatch:
 
     @property
     def unreadable(self) -> CorruptBatch | None:
-        """Why the bodies cannot be decompressed; None if they can. Raises InvalidArgument if a library is not installed."""
-        # Called for each message of an ordered subject: if the bodies are decoded, the first check is enough.
+        """Why the bodies cannot be decompressed; None if they can. Raises InvalidArgument if a
+        library is not installed.
+        """
+        # Called for each message of an ordered subject: if the bodies are decoded, the first check
+        # is enough.
         if self.decoded is None and self._unreadable is None and self.view.header.compression:
             try:
                 self.decoded = self.view.bodies()
@@ -91,7 +100,9 @@ class DecodedBatch:
 
     @property
     def bodies(self) -> list[bytes]:
-        """All bodies of the batch. Raises CorruptBatch, and InvalidArgument if a library is not installed."""
+        """All bodies of the batch. Raises CorruptBatch, and InvalidArgument if a library is not
+        installed.
+        """
         if self.decoded is None:
             self.decoded = self._decode()
         return self.decoded
@@ -111,8 +122,8 @@ class DecodedBatch:
 
 @dataclass(slots=True)
 class BatchSlice:
-    """Consecutive messages of one batch with one `attempt`; `pull` is the pull sequence of the first. On directed messages `attempt`
-    includes the failures before they were sent again.
+    """Consecutive messages of one batch with one `attempt`; `pull` is the pull sequence of the
+    first. On directed messages `attempt` includes the failures before they were sent again.
     """
 
     batch: DecodedBatch
@@ -147,7 +158,9 @@ class BatchSlice:
         )
 
     def by_failures(self) -> Iterator[BatchSlice]:
-        """The messages of a directed batch in slices with the same number of earlier failures; `attempt` includes these."""
+        """The messages of a directed batch in slices with the same number of earlier failures;
+        `attempt` includes these.
+        """
         every = self.batch.column("headers") or [{}] * self.batch.view.count
         rest, offset = self, self.offset
         for count, equal in groupby(map(failures, every[offset : offset + self.count])):
@@ -193,7 +206,9 @@ class StoredMessage:
 
     @property
     def key(self) -> str | None:
-        """The message's key as text; None if it has none. Raises UnicodeDecodeError for a key that is not UTF-8: see `key_bytes`."""
+        """The message's key as text; None if it has none. Raises UnicodeDecodeError for a key that
+        is not UTF-8: see `key_bytes`.
+        """
         found = self.key_bytes
         return None if found is None else found.decode()
 
@@ -224,7 +239,9 @@ class StoredMessage:
 
     @property
     def server(self) -> str | None:
-        """The address of the broker that this message came from, if a consumer received it: another broker may be the master by now."""
+        """The address of the broker that this message came from, if a consumer received it: another
+        broker may be the master by now.
+        """
         return self._batch.server
 
     @property
@@ -268,11 +285,12 @@ class Message(MessageFields, StoredMessage):
         """Send the message's verdicts through a wrapper around the settler."""
         self._settler = wrap(self._settler)
 
-    # --- settling ------------------------------------------------------------------------------------------------------
+    # --- settling ---------------------------------------------------------------------------------
 
     async def ack(self) -> None:
-        """Acknowledge: the message is never handed out again. Does not wait: acknowledgements are sent within milliseconds, together. If
-        the process ends before that, the message is delivered again. `ack_sync` waits.
+        """Acknowledge: the message is never handed out again. Does not wait: acknowledgements are
+        sent within milliseconds, together. If the process ends before that, the message is
+        delivered again. `ack_sync` waits.
         """
         self.is_settled = True
         self._settler.ack(self.pull_sequence)
@@ -283,19 +301,20 @@ class Message(MessageFields, StoredMessage):
         self._settler.ack(self.pull_sequence)
 
     async def ack_sync(self) -> None:
-        """Acknowledge, and return when the broker has the acknowledgement. Raises StaleDelivery if the message went to another consumer,
-        NotConnected if no answer came in time, ClientClosed.
+        """Acknowledge, and return when the broker has the acknowledgement. Raises StaleDelivery if
+        the message went to another consumer, NotConnected if no answer came in time, ClientClosed.
         """
         self.is_settled = True
         await self._settler.settle_now(self.pull_sequence, self.pull_sequence, Verdict.ACK)
 
     def nack(self, delay: timedelta | None = None, error: str | BaseException = "") -> None:
-        """The message failed: hand it out again after `delay`. The default is the group's setting (1 s, 5 s, 10 s, 30 s, then 60 s, unless
-        it was changed).
+        """The message failed: hand it out again after `delay`. The default is the group's setting
+        (1 s, 5 s, 10 s, 30 s, then 60 s, unless it was changed).
 
-        Delays up to an hour are kept by the broker. For a longer one, two years at most, a copy with the same id goes to a delay group and
-        is delivered again to this group only. After the group's last attempt the message goes to the dead-letter queue instead, with
-        `error`: a text or an exception, 1,000 characters at most. Raises InvalidArgument, DelayTooLong.
+        Delays up to an hour are kept by the broker. For a longer one, two years at most, a copy
+        with the same id goes to a delay group and is delivered again to this group only. After the
+        group's last attempt the message goes to the dead-letter queue instead, with `error`: a text
+        or an exception, 1,000 characters at most. Raises InvalidArgument, DelayTooLong.
         """
         part = BatchSlice(
             self._batch, self._index, 1, self.attempt, self.pull_sequence, self._settler
@@ -304,8 +323,8 @@ class Message(MessageFields, StoredMessage):
         self.is_settled = True
 
     def reject(self, error: str | BaseException = "") -> None:
-        """The message failed, and no other attempt will help: it goes to the group's dead-letter queue. `error` as in `nack`. Raises
-        InvalidArgument.
+        """The message failed, and no other attempt will help: it goes to the group's dead-letter
+        queue. `error` as in `nack`. Raises InvalidArgument.
         """
         self._settler.settle(
             self.pull_sequence, self.pull_sequence, Verdict.DEAD, error=error_text(error)
@@ -313,16 +332,23 @@ class Message(MessageFields, StoredMessage):
         self.is_settled = True
 
     def release(self) -> None:
-        """Give the message back unprocessed: it is handed out again to any consumer, and no attempt is counted."""
+        """Give the message back unprocessed: it is handed out again to any consumer, and no attempt
+        is counted.
+        """
         self.is_settled = True
         self._settler.settle(self.pull_sequence, self.pull_sequence, Verdict.RELEASE)
 
     def __repr__(self) -> str:
-        return f"<Message {self.subject}/{self.sequence} attempt {self.attempt}, {len(self.body)} bytes>"
+        return (
+            f"<Message {self.subject}/{self.sequence} attempt {self.attempt}, {len(self.body)} "
+            "bytes>"
+        )
 
 
 class Messages:
-    """Messages pulled together from one broker group: a sequence whose `Message` objects are made on access, with the bodies as a list."""
+    """Messages pulled together from one broker group: a sequence whose `Message` objects are made
+    on access, with the bodies as a list.
+    """
 
     __slots__ = ("slices",)
 
@@ -370,7 +396,9 @@ class Messages:
             each.settler.settle(each.pull, each.pull + each.count - 1, Verdict.ACK)
 
     async def ack_sync(self) -> None:
-        """Acknowledge all, and return when the broker has the acknowledgement. Raises as `Message.ack_sync`."""
+        """Acknowledge all, and return when the broker has the acknowledgement. Raises as
+        `Message.ack_sync`.
+        """
         for each in self.slices:
             await each.settler.settle_now(each.pull, each.pull + each.count - 1, Verdict.ACK)
 
@@ -393,7 +421,9 @@ class Messages:
 
 
 def error_text(error: str | BaseException) -> str:
-    """The error text of a verdict: the text, or the exception's type and text, cut to the limit. Raises InvalidArgument."""
+    """The error text of a verdict: the text, or the exception's type and text, cut to the limit.
+    Raises InvalidArgument.
+    """
     if isinstance(error, BaseException):
         words = str(error)
         error = f"{type(error).__name__}: {words}" if words else type(error).__name__
@@ -406,19 +436,23 @@ def error_text(error: str | BaseException) -> str:
 def retry_ms(delay: timedelta) -> int:
     """The delay of a retry on an unordered subject in milliseconds, rounded up.
 
-    Raises InvalidArgument if the delay is negative or not a timedelta, DelayTooLong if it exceeds two years.
+    Raises InvalidArgument if the delay is negative or not a timedelta, DelayTooLong if it exceeds
+    two years.
     """
     if not isinstance(delay, timedelta) or delay < timedelta(0):
         raise InvalidArgument(f"a delay is a timedelta from 0 on, not {delay!r}")
     if delay > timedelta(milliseconds=limits.DELAY_MS_MAX):
         raise DelayTooLong(
-            f"a retry after {delay.days} days is too long: the longest delay is {limits.DELAY_MS_MAX // 86_400_000} days"
+            f"a retry after {delay.days} days is too long: the longest delay is "
+            f"{limits.DELAY_MS_MAX // 86_400_000} days"
         )
     return -(-delay // timedelta(milliseconds=1))
 
 
 def delay_ms(delay: timedelta) -> int:
-    """A delay on an ordered subject in milliseconds. Raises InvalidArgument if it is negative, not a timedelta, or over 30 days."""
+    """A delay on an ordered subject in milliseconds. Raises InvalidArgument if it is negative, not
+    a timedelta, or over 30 days.
+    """
     if not isinstance(delay, timedelta) or not timedelta(0) <= delay <= timedelta(days=30):
         raise InvalidArgument(f"a delay is a timedelta of 0 to 30 days, not {delay!r}")
     return int(delay.total_seconds() * 1000)
@@ -449,8 +483,9 @@ class ReceivedBatches:
         ranges: Sequence[Range],
         server: str | None = None,
     ) -> list[DecodedBatch]:
-        """Read the `count` batches that begin at byte `at` of a payload from `server`; the delivery hands out `ranges` of them, and of the
-        kept batch, which is the last one of the result then. Raises CorruptBatch.
+        """Read the `count` batches that begin at byte `at` of a payload from `server`; the delivery
+        hands out `ranges` of them, and of the kept batch, which is the last one of the result then.
+        Raises CorruptBatch.
         """
         batches: list[DecodedBatch] = []
         cut, self._cut = self._cut, None

@@ -1,8 +1,10 @@
-"""What a consumer's attachments share: its limits, its terms and calls, and the session with the current master of one broker group.
+"""What a consumer's attachments share: its limits, its terms and calls, and the session with the
+current master of one broker group.
 
-`SessionLoop` keeps the session. The loop finds the master, asks for a session (ATTACH or LANE_ATTACH), sends heartbeats until the session
-ends, and begins again. The loop's user, an attachment (`attachment.py`) or a lane (`ordered/lane_reader.py`), builds the request and
-handles the answer.
+`SessionLoop` keeps the session. The loop finds the master, asks for a session (ATTACH or
+LANE_ATTACH), sends heartbeats until the session ends, and begins again. The loop's user, an
+attachment (`attachment.py`) or a lane (`ordered/lane_reader.py`), builds the request and handles
+the answer.
 
     outcome                                        next
     no connection to the master                    try again immediately: `ConnectionPool.reach` keeps its own pauses
@@ -13,25 +15,30 @@ handles the answer.
     another error of the caller                    pause, try again; after REFUSALS_MAX of them tell the user, and end
     ClientClosed, OrderMismatch                    tell the user, and end
 
-The lease counts from the time at which the last answered heartbeat was *sent*, so it never ends later here than at the broker.
+The lease counts from the time at which the last answered heartbeat was *sent*, so it never ends
+later here than at the broker.
 
-`PrefetchShare` divides the consumer's limits of `prefetch` messages and `prefetch_bytes` bytes among its attachments. A pull that waits at
-a broker reserves the messages it asked for, so that the total is never exceeded. An idle queue must not reserve what a busy one could use.
-So each attachment asks for few messages at first (`START`), for four times as many after a full answer, and for few again after an empty
-one; and `START` messages stay free for each other attachment. A single attachment asks for all, except what a second one would need to
-begin.
+`PrefetchShare` divides the consumer's limits of `prefetch` messages and `prefetch_bytes` bytes
+among its attachments. A pull that waits at a broker reserves the messages it asked for, so that the
+total is never exceeded. An idle queue must not reserve what a busy one could use. So each
+attachment asks for few messages at first (`START`), for four times as many after a full answer, and
+for few again after an empty one; and `START` messages stay free for each other attachment. A single
+attachment asks for all, except what a second one would need to begin.
 
-If the total is less than two messages for each attachment, the attachments take turns: a pull then waits only briefly, so that a message in
-another queue waits no longer than a round.
+If the total is less than two messages for each attachment, the attachments take turns: a pull then
+waits only briefly, so that a message in another queue waits no longer than a round.
 
-Worked example: prefetch 2,000, three attachments. Two idle ones wait with 64 each; the busy one grows 64, 256, 1,024, to 1,872.
+Worked example: prefetch 2,000, three attachments. Two idle ones wait with 64 each; the busy one
+grows 64, 256, 1,024, to 1,872.
 
-A message counts for its part of its batch's bytes. The bytes of a pull are known afterwards: a batch is never cut, so the last one may
-exceed the total, and then no attachment pulls until there is room again. One half of the bytes is divided among all attachments, and idle
-ones reserve no more than their part of it. An attachment that holds nothing may pull, however small the total is.
+A message counts for its part of its batch's bytes. The bytes of a pull are known afterwards: a
+batch is never cut, so the last one may exceed the total, and then no attachment pulls until there
+is room again. One half of the bytes is divided among all attachments, and idle ones reserve no more
+than their part of it. An attachment that holds nothing may pull, however small the total is.
 
-By default the total in messages follows the application (`PrefetchLimit`). A node that is busy with producers answers a pull once in each
-round of its event loop, which takes a millisecond or more; an application that handles 2,000 messages in less time would wait for it.
+By default the total in messages follows the application (`PrefetchLimit`). A node that is busy with
+producers answers a pull once in each round of its event loop, which takes a millisecond or more; an
+application that handles 2,000 messages in less time would wait for it.
 """
 
 from __future__ import annotations
@@ -112,8 +119,9 @@ def check_limits(prefetch: int, prefetch_bytes: int) -> None:
 class PrefetchLimit:
     """How many messages a consumer may hold.
 
-    `chosen` is the application's number. Without one the limit is `PREFETCH`. It doubles when a full answer comes less than `QUICK_S` after
-    its pull left, and the application has handled everything that it held by then. It halves when pulls leave less often than that.
+    `chosen` is the application's number. Without one the limit is `PREFETCH`. It doubles when a
+    full answer comes less than `QUICK_S` after its pull left, and the application has handled
+    everything that it held by then. It halves when pulls leave less often than that.
     """
 
     def __init__(self, chosen: int | None) -> None:
@@ -146,7 +154,9 @@ def start(prefetch: int, parts: int) -> int:
 def allowance(
     prefetch: int, parts: Sequence[PrefetchShare], part: PrefetchShare, *, has_unseen: bool
 ) -> int:
-    """How many messages `part` may ask for now. While it has unseen messages, it waits until a quarter of the total is free."""
+    """How many messages `part` may ask for now. While it has unseen messages, it waits until a
+    quarter of the total is free.
+    """
     free = prefetch - sum([each.held + each.asked for each in parts])
     if free <= 0 or (has_unseen and free * 4 < prefetch):
         return 0
@@ -191,7 +201,9 @@ def bytes_allowance(
 
 
 def grown(want: int, asked: int, got: int, prefetch: int) -> int:
-    """How many messages an attachment asks for next, after a pull for `asked` messages brought `got`."""
+    """How many messages an attachment asks for next, after a pull for `asked` messages brought
+    `got`.
+    """
     if got >= asked:
         return min(max(asked, want) * GROWTH, prefetch)
     return min(2 * got, want)
@@ -228,7 +240,9 @@ class SubscriptionOptions:
 
 
 class ConsumerSession(NamedTuple):
-    """A consumer on one connection. Compared by identity, since two brokers may give the same number."""
+    """A consumer on one connection. Compared by identity, since two brokers may give the same
+    number.
+    """
 
     connection: Connection
     number: int
@@ -321,7 +335,9 @@ class SessionLoop(Generic[GrantedT]):
         name: str,
         lease_ms: int,
     ) -> None:
-        """`group` is the broker group, `name` the consumer's, `lease_ms` what the consumer asks for: a broker may grant less."""
+        """`group` is the broker group, `name` the consumer's, `lease_ms` what the consumer asks
+        for: a broker may grant less.
+        """
         self.session: ConsumerSession | None = None
         self.sure_until_s = -math.inf
         """Until then the lease cannot have ended at the broker, by the event loop's clock."""
@@ -375,8 +391,8 @@ class SessionLoop(Generic[GrantedT]):
             tries += 1
 
     async def _serve_under(self, master: Master, connection: Connection) -> bool:
-        """One session, from asking for it to its end. Returns whether there was one. Raises the broker's error,
-        unless a pause is enough.
+        """One session, from asking for it to its end. Returns whether there was one. Raises the
+        broker's error, unless a pause is enough.
         """
         is_attached = False
         try:

@@ -1,7 +1,8 @@
-"""The pull sequences that a consumer holds, and its unsent verdicts, joined into ranges; and the spool that keeps them.
+"""The pull sequences that a consumer holds, and its unsent verdicts, joined into ranges; and the
+spool that keeps them.
 
-While a broker group cannot be reached, each queue of a consumer keeps its unsent verdicts in a file of the client's folder on this machine,
-if it has one:
+While a broker group cannot be reached, each queue of a consumer keeps its unsent verdicts in a file
+of the client's folder on this machine, if it has one:
 
     first line     the ATTACH with which its consumer reconnects, and the broker group, as JSON
     each further   a verdict and when it was given, as JSON
@@ -15,17 +16,20 @@ When the verdicts of a queue are in its file (`QueueSpool`):
     closing           the file is deleted if the broker has answered everything, else another process hands it in
 
 Rules:
-* Nothing is written while brokers can be reached, and a file is gone as soon as a broker has answered everything in it.
-* A client locks a file while it writes the file or hands it in. The lock is the operating system's (flock) and ends with the process. An
-  unlocked file belongs to a client that died, or was closed while the broker was away: one other client may hand it in (`acks.py`).
-* A file is never rewritten in place: a new file is renamed over it. A crash leaves the old or the new file, perhaps with an incomplete last
-  line, which is ignored.
-* The pull sequences in a file are valid until the master hands other messages out under them. When the master announces that (a part became
-  void), the file is rewritten before anything else is pulled.
-* The spool is best effort: verdicts that cannot be written stay in memory, with a warning. Files are not flushed, so they survive the
-  process, not the machine.
-* File names are digests, so that no name becomes a path: of the metaservers' addresses, subject and group; of the consumer's name and
-  incarnation; of the broker group.
+* Nothing is written while brokers can be reached, and a file is gone as soon as a broker has
+  answered everything in it.
+* A client locks a file while it writes the file or hands it in. The lock is the operating system's
+  (flock) and ends with the process. An unlocked file belongs to a client that died, or was closed
+  while the broker was away: one other client may hand it in (`acks.py`).
+* A file is never rewritten in place: a new file is renamed over it. A crash leaves the old or the
+  new file, perhaps with an incomplete last line, which is ignored.
+* The pull sequences in a file are valid until the master hands other messages out under them. When
+  the master announces that (a part became void), the file is rewritten before anything else is
+  pulled.
+* The spool is best effort: verdicts that cannot be written stay in memory, with a warning. Files
+  are not flushed, so they survive the process, not the machine.
+* File names are digests, so that no name becomes a path: of the metaservers' addresses, subject and
+  group; of the consumer's name and incarnation; of the broker group.
 """
 
 from __future__ import annotations
@@ -64,14 +68,18 @@ class UnackedRanges:
         self.bytes = 0
 
     def add(self, first: int, count: int, message_bytes: int = 0) -> None:
-        """Add `count` messages from pull sequence `first` on, which is behind all earlier ones, each of so many bytes."""
+        """Add `count` messages from pull sequence `first` on, which is behind all earlier ones,
+        each of so many bytes.
+        """
         if count:
             self._ranges.append((first, first + count - 1, message_bytes))
             self.messages += count
             self.bytes += count * message_bytes
 
     def remove(self, first: int, last: int) -> list[tuple[int, int]]:
-        """Remove the pull sequences from `first` to `last` that are outstanding; returns them as ranges."""
+        """Remove the pull sequences from `first` to `last` that are outstanding; returns them as
+        ranges.
+        """
         at = max(bisect_right(self._ranges, first, key=lambda each: each[0]) - 1, 0)
         stop, kept, removed = at, list[tuple[int, int, int]](), list[tuple[int, int]]()
         while stop < len(self._ranges) and self._ranges[stop][0] <= last:
@@ -118,7 +126,9 @@ class AckBatch:
         return taken
 
     def cut(self, before: int) -> int:
-        """Drop verdicts on pull sequences from `before` on, which are void. Returns their number."""
+        """Drop verdicts on pull sequences from `before` on, which are void. Returns their
+        number.
+        """
         self.collected, lost = cut(self.collected, before)
         self.messages -= lost
         return lost
@@ -135,7 +145,9 @@ def cut(settlements: list[Settlement], before: int) -> tuple[list[Settlement], i
 
 
 def in_frames(settlements: list[Settlement]) -> Iterator[list[Settlement]]:
-    """The verdicts in parts of limited size: errors may be long, and each failed message may have its own."""
+    """The verdicts in parts of limited size: errors may be long, and each failed message may have
+    its own.
+    """
     part: list[Settlement] = []
     errors = 0
     for each in settlements:
@@ -159,7 +171,8 @@ def count(settlements: list[Settlement]) -> int:
 class SettleRequest:
     """Verdicts that were sent, kept until the broker answers.
 
-    `is_repeated`: an earlier answer may have been lost, so a verdict that settles nothing now was effective then.
+    `is_repeated`: an earlier answer may have been lost, so a verdict that settles nothing now was
+    effective then.
     """
 
     settlements: list[Settlement]
@@ -194,11 +207,13 @@ TICK_S: Final = 0.1
 """Longer than a tick of any local file system's clock."""
 
 
-# --- content of a file: pure ----------------------------------------------------------------------------------------
+# --- content of a file: pure ----------------------------------------------------------------------
 
 
 class SpoolOwner(NamedTuple):
-    """Identifies the consumer whose verdicts a file holds: the broker group, and the ATTACH with which the consumer reconnects."""
+    """Identifies the consumer whose verdicts a file holds: the broker group, and the ATTACH with
+    which the consumer reconnects.
+    """
 
     broker_group: str
     attach: Attach
@@ -230,7 +245,9 @@ def pack_verdicts(settlements: Iterable[Settlement], time_ms: int) -> bytes:
 
 
 def unpack(data: bytes) -> tuple[SpoolOwner, list[SpooledAck]]:
-    """Parse a file. Raises ValueError if it is not a spool file, or damaged before its last line."""
+    """Parse a file. Raises ValueError if it is not a spool file, or damaged before its last
+    line.
+    """
     first, *lines = data.split(b"\n")[:-1] or [b""]  # an incomplete last line is dropped
     try:
         head = json.loads(first)
@@ -261,8 +278,8 @@ def _kept(line: dict[str, Any]) -> SpooledAck:
 
 
 def still_to_say(kept: Iterable[SpooledAck], next_pull: int, now_ms: int) -> list[Settlement]:
-    """The verdicts that are still valid at a master which reuses the pull sequences from `next_pull` on. Delays count from the time of the
-    verdict.
+    """The verdicts that are still valid at a master which reuses the pull sequences from
+    `next_pull` on. Delays count from the time of the verdict.
     """
     found: list[Settlement] = []
     for each, time_ms in kept:
@@ -275,11 +292,13 @@ def still_to_say(kept: Iterable[SpooledAck], next_pull: int, now_ms: int) -> lis
     return found
 
 
-# --- files: thin ---------------------------------------------------------------------------------------------------
+# --- files: thin ----------------------------------------------------------------------------------
 
 
 class SpoolFile:
-    """The file of one queue of a running consumer. Raises no errors: the first failure in a row is logged."""
+    """The file of one queue of a running consumer. Raises no errors: the first failure in a row is
+    logged.
+    """
 
     def __init__(
         self, path: Path, origin: Callable[[], SpoolOwner], now_ms: Callable[[], int]
@@ -372,13 +391,17 @@ class AckSpool:
         self._cluster = ",".join(sorted(addresses))
 
     def file(self, origin: Callable[[], SpoolOwner], now_ms: Callable[[], int]) -> SpoolFile:
-        """The file of one queue of a consumer. Nothing is written yet; `origin` is called at each write."""
+        """The file of one queue of a consumer. Nothing is written yet; `origin` is called at each
+        write.
+        """
         (broker_group, attach) = origin()
         name = f"{self._prefix(attach.subject, attach.group)}-{attach.incarnation}-{_digest(broker_group)}{SUFFIX}"
         return SpoolFile(self._folder.path / name, origin, now_ms)
 
     def left(self, subject: str, group: str, now_ms: int) -> Iterator[SpoolRemainder]:
-        """The unlocked files of a subject and group; each is locked when the iterator yields it. Old and unreadable files are removed."""
+        """The unlocked files of a subject and group; each is locked when the iterator yields it.
+        Old and unreadable files are removed.
+        """
         for path in self._folder.files(self._prefix(subject, group), SUFFIX):
             fd = _lock(path)
             if fd < 0:
@@ -387,7 +410,10 @@ class AckSpool:
                 found = SpoolRemainder(path, fd, *unpack(os.pread(fd, os.fstat(fd).st_size, 0)))
             except (OSError, ValueError) as failure:
                 log.warning(
-                    "%s is set aside; its verdicts are lost, and their messages will be delivered again: %s",
+                    (
+                        "%s is set aside; its verdicts are lost, and their messages will be "
+                        "delivered again: %s"
+                    ),
                     path,
                     failure,
                 )
@@ -409,7 +435,9 @@ class AckSpool:
             yield found
 
     def busy(self, subject: str, group: str) -> Iterator[SpoolOwner]:
-        """The consumers whose files are locked by other clients, which write them or hand them in."""
+        """The consumers whose files are locked by other clients, which write them or hand them
+        in.
+        """
         for path in self._folder.files(self._prefix(subject, group), SUFFIX):
             fd = _lock(path)
             if fd >= 0:
@@ -432,7 +460,9 @@ def _write(fd: int, data: bytes) -> None:
 
 
 def _lock(path: Path) -> int:
-    """An open and locked descriptor of the file; -1 if another process holds the lock, or the file is gone."""
+    """An open and locked descriptor of the file; -1 if another process holds the lock, or the file
+    is gone.
+    """
     try:
         fd = os.open(path, os.O_RDWR)
     except OSError:
@@ -447,7 +477,7 @@ def _lock(path: Path) -> int:
     return -1
 
 
-# --- when the file is written --------------------------------------------------------------------------------------
+# --- when the file is written ---------------------------------------------------------------------
 
 
 class QueueSpool:
@@ -535,16 +565,18 @@ class QueueSpool:
         self._file = None
 
 
-# --- names of files --------------------------------------------------------------------------------------------------
+# --- names of files -------------------------------------------------------------------------------
 
 
 class SpoolFolder:
-    """The names of the files in a folder, which need not exist, by what stands before their first hyphen.
+    """The names of the files in a folder, which need not exist, by what stands before their first
+    hyphen.
 
-    Every consumer asks for its own files when it attaches, and again and again later. Reading the whole folder for each would take time
-    that grows with the square of the number of consumers, so the folder is read again only when it has changed. The folder's modification
-    time shows that. A file that is created within the same tick of the file system's clock does not change this time, so a list counts only
-    if it was read `TICK_S` after that time was seen first.
+    Every consumer asks for its own files when it attaches, and again and again later. Reading the
+    whole folder for each would take time that grows with the square of the number of consumers, so
+    the folder is read again only when it has changed. The folder's modification time shows that. A
+    file that is created within the same tick of the file system's clock does not change this time,
+    so a list counts only if it was read `TICK_S` after that time was seen first.
     """
 
     def __init__(
@@ -561,7 +593,9 @@ class SpoolFolder:
         self._seen_s = self._read_s = 0.0
 
     def files(self, prefix: str, suffix: str) -> list[Path]:
-        """The files whose names are `prefix`, a hyphen, anything, and `suffix`; sorted. `prefix` has no hyphen."""
+        """The files whose names are `prefix`, a hyphen, anything, and `suffix`; sorted. `prefix`
+        has no hyphen.
+        """
         try:
             changed_ns = self.path.stat().st_mtime_ns
         except OSError:
@@ -592,7 +626,9 @@ StateDir = str | os.PathLike[str] | Literal[False] | None
 def folder_of(
     state_dir: StateDir, environment: Mapping[str, str], home: Path | None
 ) -> Path | None:
-    """QMQ_STATE_DIR, else `qmq` below XDG_STATE_HOME or ~/.local/state, unless one is named. Raises InvalidArgument. Pure."""
+    """QMQ_STATE_DIR, else `qmq` below XDG_STATE_HOME or ~/.local/state, unless one is named. Raises
+    InvalidArgument. Pure.
+    """
     if state_dir is False:
         return None
     if state_dir is not None:
@@ -607,7 +643,9 @@ def folder_of(
 
 
 def user_state_folder(environment: Mapping[str, str], home: Path | None = None) -> Path:
-    """`qmq` below XDG_STATE_HOME, else below ~/.local/state. Raises InvalidArgument if the user has no home folder."""
+    """`qmq` below XDG_STATE_HOME, else below ~/.local/state. Raises InvalidArgument if the user has
+    no home folder.
+    """
     base = environment.get("XDG_STATE_HOME")
     if not base and home is not None:
         return home / ".local" / "state" / "qmq"
@@ -615,7 +653,9 @@ def user_state_folder(environment: Mapping[str, str], home: Path | None = None) 
 
 
 def store_of(state_dir: StateDir, addresses: Sequence[str]) -> AckSpool | None:
-    """The spool for the clients of a cluster on this machine; None without a folder, and on systems without file locks."""
+    """The spool for the clients of a cluster on this machine; None without a folder, and on systems
+    without file locks.
+    """
     folder = folder_of(state_dir, os.environ, home_folder())
     if folder is None or sys.platform == "win32":
         return None

@@ -1,4 +1,5 @@
-"""A handler: its signature, what it gets besides the payload, its context, and the verdict that follows from its end.
+"""A handler: its signature, what it gets besides the payload, its context, and the verdict that
+follows from its end.
 
 The end of a handler decides about its message:
 
@@ -10,17 +11,22 @@ The end of a handler decides about its message:
     raised anything else                   handed out again, error "ValueError: ..."
     not called: the body does not decode   as `on_undecodable` says; dead-letter queue by default
 
-The broker counts attempts: a message that fails for the last time goes to the dead-letter queue with the same error (docs/DELIVERY.md). The
-delay before the next attempt is the handler's, else the listener's `retry_delays` by attempt, else the group's.
+The broker counts attempts: a message that fails for the last time goes to the dead-letter queue
+with the same error (docs/DELIVERY.md). The delay before the next attempt is the handler's, else the
+listener's `retry_delays` by attempt, else the group's.
 
-On an ordered subject the decision is only: done, or failed with a delay. The consumer's `on_failure` says what follows.
+On an ordered subject the decision is only: done, or failed with a delay. The consumer's
+`on_failure` says what follows.
 
-`mq.provide(Session, factory)` passes a Session to parameters with that annotation. A factory is called for each message, with the Context
-if it takes a parameter. It may return
+`mq.provide(Session, factory)` passes a Session to parameters with that annotation. A factory is
+called for each message, with the Context if it takes a parameter. It may return
 
-    an instance of the type                     passed as it is, and not closed: for a pool or a client, say
-    a context manager of another type           entered before the handler, left after it with its exception; its value is passed
-    an async one, or an awaitable               likewise; not for plain `def` handlers, whose factories run in the handler's thread
+    an instance of the type                     passed as it is, and not closed: for a pool or a
+                                                client, say
+    a context manager of another type           entered before the handler, left after it with its
+                                                exception; its value is passed
+    an async one, or an awaitable               likewise; not for plain `def` handlers, whose
+                                                factories run in the handler's thread
 
     @asynccontextmanager
     async def session():
@@ -33,14 +39,18 @@ A handler's signature is read once, when it is registered:
 
     async def on_order(order: Order, context: qmq.Context, *, session: Session) -> None: ...
                        ─────┬──────  ─────────┬─────────      ────────┬────────
-                     first: the payload   by annotation      by annotation: what `mq.provide(Session, ...)` makes
+                     first: the payload   by annotation      by annotation: what
+                                                             `mq.provide(Session, ...)` makes
 
 Rules:
-* The first parameter is the payload: its annotation says how a body is decoded (`payloads.py`), or, as `qmq.Message`, that nothing is.
+* The first parameter is the payload: its annotation says how a body is decoded (`payloads.py`), or,
+  as `qmq.Message`, that nothing is.
 * With `batch` it is a list of payloads.
-* Every other parameter is a Context or a provided type. A parameter that is neither must have a default, which it keeps.
-* A signature that cannot be bound is an error at registration. Whether a type is provided is checked when listening begins
-  (`Binding.provided`), because providers may be registered after listeners.
+* Every other parameter is a Context or a provided type. A parameter that is neither must have a
+  default, which it keeps.
+* A signature that cannot be bound is an error at registration. Whether a type is provided is
+  checked when listening begins (`Binding.provided`), because providers may be registered after
+  listeners.
 """
 
 from __future__ import annotations
@@ -72,8 +82,8 @@ _AT_ONCE: Final = timedelta(0)
 
 
 class Retry(Exception):
-    """Raised in a handler: hand the message out again after the delay `after` (None: the usual delay). Raises InvalidArgument, DelayTooLong
-    for a delay above the limit.
+    """Raised in a handler: hand the message out again after the delay `after` (None: the usual
+    delay). Raises InvalidArgument, DelayTooLong for a delay above the limit.
     """
 
     def __init__(self, why: str = "", *, after: timedelta | None = None) -> None:
@@ -84,7 +94,9 @@ class Retry(Exception):
 
 
 class Reject(Exception):
-    """Raised in a handler: no other attempt will help, so the message goes to the dead-letter queue, with this reason."""
+    """Raised in a handler: no other attempt will help, so the message goes to the dead-letter
+    queue, with this reason.
+    """
 
 
 class TimedOut(Exception):
@@ -119,7 +131,9 @@ class Policy(NamedTuple):
     on_undecodable: str = "reject"
 
     def delay(self, attempt: int) -> timedelta | None:
-        """How long a message waits after this attempt (from 1) failed; None: as the group's settings say."""
+        """How long a message waits after this attempt (from 1) failed; None: as the group's
+        settings say.
+        """
         return (
             self.retry_delays[min(attempt, len(self.retry_delays)) - 1]
             if self.retry_delays
@@ -142,7 +156,9 @@ def decide(failure: BaseException | None, attempt: int, policy: Policy) -> Handl
 
 
 def _text(failure: BaseException) -> str:
-    """The error text. QMQ's own exceptions are written for readers; for others the type's name comes first. Never raises."""
+    """The error text. QMQ's own exceptions are written for readers; for others the type's name
+    comes first. Never raises.
+    """
     try:
         words = str(failure) if isinstance(failure, Retry | Reject | TimedOut | Undecodable) else ""
         return error_text(words or failure)
@@ -150,17 +166,22 @@ def _text(failure: BaseException) -> str:
         return type(failure).__name__
 
 
-VERDICT_OF_TRANSACTION: Final = "with `idempotent` the verdict belongs to the transaction: return to commit and acknowledge, raise qmq.Retry or qmq.Reject to roll back"
+VERDICT_OF_TRANSACTION: Final = (
+    "with `idempotent` the verdict belongs to the transaction: return to commit and acknowledge, "
+    "raise qmq.Retry or qmq.Reject to roll back"
+)
 Say = Callable[[Sequence[AnyMessage], HandlerDecision], None]
 """Gives this verdict to the messages without a verdict."""
 
 
 class Context:
-    """The context of a handler. A handler gets it in the parameter that is annotated with `qmq.Context`.
+    """The context of a handler. A handler gets it in the parameter that is annotated with
+    `qmq.Context`.
 
-    `mq` is the client, for sending messages; a plain `def` handler, which has no event loop, gets the client of `qmq.blocking`.
-    `connection` belongs to the transaction that `idempotent` began; None without `idempotent`. `messages` has all messages of a batch;
-    `message` and the properties of this class are about the first.
+    `mq` is the client, for sending messages; a plain `def` handler, which has no event loop, gets
+    the client of `qmq.blocking`. `connection` belongs to the transaction that `idempotent` began;
+    None without `idempotent`. `messages` has all messages of a batch; `message` and the properties
+    of this class are about the first.
     """
 
     __slots__ = ("_deadline_ms", "_say", "connection", "group", "messages", "mq")
@@ -206,22 +227,22 @@ class Context:
         return None if self._deadline_ms is None else time_of(self._deadline_ms)
 
     def ack(self) -> None:
-        """Acknowledge now; a later exception of the handler is only logged. For a batch: all messages without a verdict. Raises
-        InvalidArgument with `idempotent`.
+        """Acknowledge now; a later exception of the handler is only logged. For a batch: all
+        messages without a verdict. Raises InvalidArgument with `idempotent`.
         """
         self._decide(DONE)
 
     def nack(self, delay: timedelta | None = None, error: str | BaseException = "") -> None:
-        """The message failed: it is handed out again, even if the handler returns. Raises InvalidArgument (with `idempotent`),
-        DelayTooLong.
+        """The message failed: it is handed out again, even if the handler returns. Raises
+        InvalidArgument (with `idempotent`), DelayTooLong.
         """
         if delay is not None:
             retry_ms(delay)
         self._decide(HandlerDecision(Act.NACK, delay, error_text(error)))
 
     def reject(self, error: str | BaseException = "") -> None:
-        """The message failed, and no other attempt will help: it goes to the dead-letter queue. Raises
-        InvalidArgument with `idempotent`.
+        """The message failed, and no other attempt will help: it goes to the dead-letter queue.
+        Raises InvalidArgument with `idempotent`.
         """
         self._decide(HandlerDecision(Act.REJECT, None, error_text(error)))
 
@@ -244,7 +265,8 @@ class Providers:
         """Register a factory for a type; the last one wins. Raises InvalidArgument."""
         if kind is Context or not isinstance(kind, type) or not callable(factory):
             raise InvalidArgument(
-                f"mq.provide takes a class and a function that makes it, not {kind!r} and {factory!r}"
+                f"mq.provide takes a class and a function that makes it, not {kind!r} and "
+                f"{factory!r}"
             )
         self._factories[kind] = factory, _takes_context(factory)
 
@@ -253,7 +275,8 @@ class Providers:
         for kind in kinds:
             if kind not in self._factories:
                 raise InvalidArgument(
-                    f"{spoken} takes a {kind.__name__}, which is not provided: call mq.provide({kind.__name__}, factory)"
+                    f"{spoken} takes a {kind.__name__}, which is not provided: call "
+                    f"mq.provide({kind.__name__}, factory)"
                 )
 
     async def enter(
@@ -278,7 +301,9 @@ class Providers:
     def enter_sync(
         self, kinds: Iterable[Any], context: Context, stack: ExitStack
     ) -> dict[Any, object]:
-        """The dependencies of a handler in a thread. Raises InvalidArgument for one that needs an event loop."""
+        """The dependencies of a handler in a thread. Raises InvalidArgument for one that needs an
+        event loop.
+        """
         found: dict[Any, object] = {}
         for kind in kinds:
             made = self._make(kind, context)
@@ -288,7 +313,8 @@ class Providers:
                 if inspect.iscoroutine(made):
                     made.close()
                 raise InvalidArgument(
-                    f"the factory of {kind.__name__} is async: a plain `def` handler cannot wait for it, so make the handler an `async def`"
+                    f"the factory of {kind.__name__} is async: a plain `def` handler cannot "
+                    "wait for it, so make the handler an `async def`"
                 )
             else:
                 found[kind] = (
@@ -395,7 +421,8 @@ def _hints(handler: Handler, spoken: str) -> dict[str, Any]:
         return get_type_hints(found, include_extras=True)
     except NameError as failure:
         raise InvalidArgument(
-            f"{spoken}: an annotation cannot be resolved, {failure}: define or import it at the module's level, not only for type checking"
+            f"{spoken}: an annotation cannot be resolved, {failure}: define or import it at "
+            "the module's level, not only for type checking"
         ) from failure
     except TypeError as failure:
         raise InvalidArgument(f"{spoken}: {failure}") from failure
@@ -416,15 +443,18 @@ def _is_async(handler: Handler) -> bool:
 def _payload_kind(kind: Any, spoken: str, name: str, *, is_batch: bool) -> Any:
     if name == "self":
         raise InvalidArgument(
-            f"{spoken} is a method without an object: register the method of an object, mq.listen(subject, thing.method, group)"
+            f"{spoken} is a method without an object: register the method of an object, "
+            "mq.listen(subject, thing.method, group)"
         )
     if kind is inspect.Parameter.empty:
         raise InvalidArgument(
-            f"{spoken}: annotate {name!r}: `bytes`, `qmq.Message`, or the type to which JSON is decoded"
+            f"{spoken}: annotate {name!r}: `bytes`, `qmq.Message`, or the type to which JSON "
+            "is decoded"
         )
     if is_batch and get_origin(kind) is not list:
         raise InvalidArgument(
-            f"{spoken}: with `batch` the first parameter is a list, such as `list[bytes]`, not {kind}"
+            f"{spoken}: with `batch` the first parameter is a list, such as `list[bytes]`, "
+            f"not {kind}"
         )
     if kind is Context:
         raise InvalidArgument(
@@ -454,6 +484,7 @@ def _argument(parameter: inspect.Parameter, kind: Any, spoken: str) -> Argument 
         return None
     if not isinstance(kind, type) or kind in (Any, object):
         raise InvalidArgument(
-            f"{spoken}: annotate {parameter.name!r} with qmq.Context, or with a class registered by mq.provide"
+            f"{spoken}: annotate {parameter.name!r} with qmq.Context, or with a class "
+            "registered by mq.provide"
         )
     return Argument(parameter.name, kind, is_keyword)

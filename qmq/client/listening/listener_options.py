@@ -1,23 +1,25 @@
 """The options of a listener, and which of them go together. Checked at registration. Pure.
 
-The option `idempotent` is a store of finished messages, for effects that happen exactly once; `qmq.sql.SqlDedup` is one. The listener
-handles each message inside `once`, a transaction that holds the handler's writes and the record that this message is done:
+The option `idempotent` is a store of finished messages, for effects that happen exactly once;
+`qmq.sql.SqlDedup` is one. The listener handles each message inside `once`, a transaction that holds
+the handler's writes and the record that this message is done:
 
     async with idempotent.once(message, group) as once:      an `async def` handler
         if once.is_new:
             await handler(..., context)                      context.connection is once.connection
     await message.ack()                                      after the commit, never before
 
-    with idempotent.once_sync(message, group) as once:       a plain `def` handler: the whole block in one worker thread
+    with idempotent.once_sync(message, group) as once:       a plain `def` handler: the whole block
+                                                             in one worker thread
         if once.is_new:
             handler(..., context)
 
-* Leaving the block normally commits the record and the writes together. An exception rolls both back and reaches the listener, which nacks
-  the message; so do exceptions on entering and leaving.
-* `is_new` is False if the message's effect is committed already, as after a crash between commit and acknowledgement: the handler is not
-  called, and the message is acknowledged.
-* Entering raises `Unavailable` if the store cannot be reached, or another transaction is handling the message: try again later. It never
-  means "already done".
+* Leaving the block normally commits the record and the writes together. An exception rolls both
+  back and reaches the listener, which nacks the message; so do exceptions on entering and leaving.
+* `is_new` is False if the message's effect is committed already, as after a crash between commit
+  and acknowledgement: the handler is not called, and the message is acknowledged.
+* Entering raises `Unavailable` if the store cannot be reached, or another transaction is handling
+  the message: try again later. It never means "already done".
 """
 
 from __future__ import annotations
@@ -37,7 +39,9 @@ from qmq.model import BROADCAST, MessageId, check_name
 
 
 class Named(Protocol):
-    """The name of a message: its subject and id, and when it was stored. `Message` and `OrderedMessage` have all of it."""
+    """The name of a message: its subject and id, and when it was stored. `Message` and
+    `OrderedMessage` have all of it.
+    """
 
     @property
     def subject(self) -> str:
@@ -51,7 +55,9 @@ class Named(Protocol):
 
     @property
     def append_time_ms(self) -> int:
-        """When the broker stored it, milliseconds since 1970. The present is not earlier, also if another clock says so."""
+        """When the broker stored it, milliseconds since 1970. The present is not earlier, also if
+        another clock says so.
+        """
         ...
 
 
@@ -60,7 +66,9 @@ class IdempotentRun(Protocol):
 
     @property
     def is_new(self) -> bool:
-        """False if the message's effect is committed already: do not call the handler, acknowledge the message."""
+        """False if the message's effect is committed already: do not call the handler, acknowledge
+        the message.
+        """
         ...
 
     @property
@@ -73,8 +81,9 @@ class Idempotent(Protocol):
     """Records finished messages in the transaction of their effects."""
 
     def check_handler(self, *, is_async: bool) -> None:
-        """Called once, when a handler is registered. Raises InvalidArgument if the store does not suit it: an `async def` handler needs a
-        store that does not block the event loop, a plain `def` handler one that works in a thread.
+        """Called once, when a handler is registered. Raises InvalidArgument if the store does not
+        suit it: an `async def` handler needs a store that does not block the event loop, a plain
+        `def` handler one that works in a thread.
         """
         ...
 
@@ -83,7 +92,9 @@ class Idempotent(Protocol):
         ...
 
     def once_sync(self, message: Named, group: str) -> AbstractContextManager[IdempotentRun]:
-        """A message's transaction, for a plain `def` handler: entered, used and left in one thread."""
+        """A message's transaction, for a plain `def` handler: entered, used and left in one
+        thread.
+        """
         ...
 
 
@@ -108,30 +119,44 @@ class ListenerOptions(TypedDict, total=False):
     lease: timedelta
     """How long this process may be silent before its messages go to others."""
     expired: str
-    """"skip" continues with the oldest stored message where retention deleted some; "raise" (default) ends the listener."""
+    """"skip" continues with the oldest stored message where retention deleted some; "raise"
+    (default) ends the listener.
+    """
     timeout: timedelta
     """How long a handler may take."""
     retry_delays: Sequence[timedelta]
-    """How long a message waits after its first failure, the second, and so on; the last one repeats. Default: the group's settings."""
+    """How long a message waits after its first failure, the second, and so on; the last one
+    repeats. Default: the group's settings.
+    """
     most_once: bool
     """Acknowledge before the handler is called: a message is handled at most once."""
     broadcast: bool
     """Every consumer gets every message."""
     batch: tuple[int, timedelta]
-    """The handler takes a list of this many messages, or of fewer if they take longer than this to arrive."""
+    """The handler takes a list of this many messages, or of fewer if they take longer than this to
+    arrive.
+    """
     idempotent: Idempotent
-    """Record the message in the transaction of the handler's writes, so that the effect happens exactly once."""
+    """Record the message in the transaction of the handler's writes, so that the effect happens
+    exactly once.
+    """
     on_undecodable: str
-    """For a body that cannot be decoded: "reject" (default) to the dead-letter queue, "retry", or "skip" (acknowledge)."""
+    """For a body that cannot be decoded: "reject" (default) to the dead-letter queue, "retry", or
+    "skip" (acknowledge).
+    """
     on_failure: str
-    """For an ordered subject: "block" (default) the lane while a message fails, or "park" the key after `attempts_max` failures."""
+    """For an ordered subject: "block" (default) the lane while a message fails, or "park" the key
+    after `attempts_max` failures.
+    """
     attempts_max: int
     """For "park"."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
-    """Checked options; the fields are those of `ListenerOptions`. Raises InvalidName, InvalidArgument."""
+    """Checked options; the fields are those of `ListenerOptions`. Raises InvalidName,
+    InvalidArgument.
+    """
 
     subject: str
     group: str
@@ -176,11 +201,17 @@ class Options:
             self._check_batch(*self.batch)
         _check(
             not self.broadcast or self.idempotent is None or self.name is not None,
-            "each consumer of a broadcast group has its own effects: give it a `name` under which it finds what it did",
+            (
+                "each consumer of a broadcast group has its own effects: give it a `name` under "
+                "which it finds what it did"
+            ),
         )
         _check(
             not (self.most_once and (self.idempotent is not None or self.retry_delays)),
-            "with most_once a message is never handed out again: neither `idempotent` nor `retry_delays` go with it",
+            (
+                "with most_once a message is never handed out again: neither `idempotent` nor "
+                "`retry_delays` go with it"
+            ),
         )
 
     def _check_batch(self, count: int, wait: timedelta) -> None:
@@ -192,12 +223,17 @@ class Options:
         _check(1 <= count <= held, f"a batch of {count} messages never fills: prefetch is {held}")
         _check(
             self.idempotent is None,
-            "`idempotent` is for one message at a time: leave out `batch`, or record the messages yourself",
+            (
+                "`idempotent` is for one message at a time: leave out `batch`, or record the "
+                "messages yourself"
+            ),
         )
 
     @property
     def record_group(self) -> str:
-        """The group under which a finished message is recorded: each consumer of a broadcast group has separate effects."""
+        """The group under which a finished message is recorded: each consumer of a broadcast group
+        has separate effects.
+        """
         return self.group + BROADCAST + (self.name or "") if self.broadcast else self.group
 
     @property
@@ -226,7 +262,9 @@ class Options:
         return chosen | self._common()
 
     def ordered_consumer(self, *, is_async: bool) -> dict[str, Any]:
-        """The keywords for `Client.ordered_consumer`. Raises InvalidArgument for options that do not go with ordered subjects."""
+        """The keywords for `Client.ordered_consumer`. Raises InvalidArgument for options that do
+        not go with ordered subjects.
+        """
         _check(
             not self.tags_any and not self.tags_all, self._of_ordered("tags_any and tags_all are")
         )
@@ -240,7 +278,8 @@ class Options:
         )
         _check(
             is_async or self.timeout is None,
-            f"subject {self.subject!r} is ordered, and a thread cannot be cancelled: its key's next try would overtake it. "
+            f"subject {self.subject!r} is ordered, and a thread cannot be cancelled: its "
+            "key's next try would overtake it. "
             "Use an `async def` handler, or no timeout",
         )
         chosen: dict[str, Any] = {"ack": "explicit"}

@@ -3,8 +3,8 @@
     registered ──listening──▶ at work ──stop, signal, a failure, mq.close──▶ finishing ──▶ registered again
 
 Rules:
-* A listener locates its subject before it makes its consumer, and so learns whether the subject is ordered. While the cluster cannot be
-  reached, it waits.
+* A listener locates its subject before it makes its consumer, and so learns whether the subject is
+  ordered. While the cluster cannot be reached, it waits.
 * When one listener fails, the others stop with grace, and then its error is raised.
 * A listener that is registered while others run begins immediately.
 """
@@ -60,7 +60,9 @@ class ListeningClient(Protocol):
 
 
 ForThreads = Callable[[Any, asyncio.AbstractEventLoop], object]
-"""Makes the client that plain handlers get in their context from an asyncio client: `qmq.blocking.beside`."""
+"""Makes the client that plain handlers get in their context from an asyncio client:
+`qmq.blocking.beside`.
+"""
 
 
 def no_client(_: object, __: asyncio.AbstractEventLoop) -> None:
@@ -191,7 +193,9 @@ class Listening:
         )
 
     async def _is_ordered(self, subject: str) -> bool | None:
-        """Whether the subject is ordered; None if the listener was stopped first. Raises UnknownSubject."""
+        """Whether the subject is ordered; None if the listener was stopped first. Raises
+        UnknownSubject.
+        """
         asking = asyncio.get_running_loop().create_task(self._ask(subject))
         stopping = asyncio.get_running_loop().create_task(self._stop.wanted.wait())
         try:
@@ -246,7 +250,9 @@ class Listeners:
 
     @asynccontextmanager
     async def listening(self, grace: timedelta) -> AsyncIterator[Listening]:
-        """All listeners run until the block is left. Raises InvalidArgument, and the error of a listener that failed."""
+        """All listeners run until the block is left. Raises InvalidArgument, and the error of a
+        listener that failed.
+        """
         if self._listening is not None:
             raise InvalidArgument("the listeners of this client are running already")
         for each in self._registered:
@@ -294,7 +300,9 @@ _Handler = TypeVar("_Handler", bound=Callable[..., Any])
 
 
 class ListenerApi:
-    """The part of `qmq.Client` for listeners. docs/LISTENERS.md says what handlers may be, and what happens to their messages."""
+    """The part of `qmq.Client` for listeners. docs/LISTENERS.md says what handlers may be, and what
+    happens to their messages.
+    """
 
     _now_ns: Callable[[], int]
     _for_threads: ForThreads
@@ -314,12 +322,14 @@ class ListenerApi:
     def listener(
         self, subject: str, group: str, **options: Unpack[ListenerOptions]
     ) -> Callable[[_Handler], _Handler]:
-        """Register a function as the handler of a subject's messages: `@mq.listener("order.created", group="billing", concurrency=16)`.
+        """Register a function as the handler of a subject's messages:
+        `@mq.listener("order.created", group="billing", concurrency=16)`.
 
-        The annotation of its first parameter says what a body is decoded to; a parameter annotated with `qmq.Context` gets the context.
-        When the handler returns, the message is acknowledged; when it raises, the message is handed out again; see `qmq.Retry` and
-        `qmq.Reject`. Handling begins with `run` or `listening`. The options are those of `ListenerOptions`. Raises InvalidName,
-        InvalidArgument for a handler that cannot be called.
+        The annotation of its first parameter says what a body is decoded to; a parameter annotated
+        with `qmq.Context` gets the context. When the handler returns, the message is acknowledged;
+        when it raises, the message is handed out again; see `qmq.Retry` and `qmq.Reject`. Handling
+        begins with `run` or `listening`. The options are those of `ListenerOptions`. Raises
+        InvalidName, InvalidArgument for a handler that cannot be called.
         """
 
         def register(handler: _Handler) -> _Handler:
@@ -335,31 +345,39 @@ class ListenerApi:
         group: str,
         **options: Unpack[ListenerOptions],
     ) -> None:
-        """Register a handler that is not a plain function, such as a method of an object. Otherwise as `listener`."""
+        """Register a handler that is not a plain function, such as a method of an object. Otherwise
+        as `listener`.
+        """
         self._listeners.add(subject, group, handler, options)
 
     def provide(self, kind: type[_T], factory: Callable[..., Any]) -> None:
-        """Pass what the factory makes for each message to parameters of handlers that are annotated with this class: an instance, or a
-        context manager that is entered around the handler and yields one. Raises InvalidArgument.
+        """Pass what the factory makes for each message to parameters of handlers that are annotated
+        with this class: an instance, or a context manager that is entered around the handler and
+        yields one. Raises InvalidArgument.
         """
         self._listeners.provide(kind, factory)
 
     def listening(self, *, grace: timedelta = GRACE) -> AbstractAsyncContextManager[Listening]:
-        """`async with mq.listening():` runs all listeners inside the block. At its end, or when one fails, they take no more messages,
-        finish and acknowledge those in progress, for `grace` at most, and leave; unseen messages return to the group immediately.
+        """`async with mq.listening():` runs all listeners inside the block. At its end, or when one
+        fails, they take no more messages, finish and acknowledge those in progress, for `grace` at
+        most, and leave; unseen messages return to the group immediately.
 
-        Raises InvalidArgument; at the end the error that stopped a listener (UnknownSubject, MessagesExpired, ...).
+        Raises InvalidArgument; at the end the error that stopped a listener (UnknownSubject,
+        MessagesExpired, ...).
         """
         return self._listeners.listening(grace)
 
     async def run(self, *, grace: timedelta = GRACE) -> None:
-        """Run all listeners until `stop`, SIGINT or SIGTERM (a second signal stops immediately), or until one of them fails: then the
-        others stop with grace, and the error is raised. Raises InvalidArgument if there is no listener.
+        """Run all listeners until `stop`, SIGINT or SIGTERM (a second signal stops immediately), or
+        until one of them fails: then the others stop with grace, and the error is raised. Raises
+        InvalidArgument if there is no listener.
         """
         await self._listeners.run(grace)
 
     def stop(self) -> None:
-        """Stop the listeners with grace; a second call stops them immediately. Call it in the event loop's thread; it does not wait."""
+        """Stop the listeners with grace; a second call stops them immediately. Call it in the event
+        loop's thread; it does not wait.
+        """
         self._listeners.stop()
 
     async def _close_listeners(self) -> None:

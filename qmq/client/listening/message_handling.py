@@ -3,20 +3,25 @@
     interceptors ( timeout ( decode, transaction ( dependencies ( handler )))) ──▶ outcome ──▶ decide ──▶ verdict
 
 Rules:
-* The verdict comes last: after the transaction of `idempotent` is committed, and after every interceptor has seen how the handler ended. A
-  crash before that leaves the message unacknowledged; if its effect was committed, the next attempt finds it.
-* A message has one verdict. If the handler settles it, through the context or the message, a later exception is only logged.
-* A plain `def` handler runs in a thread, with its transaction and dependencies, in a copy of the context that interceptors see. A thread
-  cannot be cancelled: after `timeout` its message is nacked and the thread's result is ignored. Writes that it still makes are the
-  application's concern; with `idempotent` the next attempt finds them. The thread keeps its place until it returns. Its
+* The verdict comes last: after the transaction of `idempotent` is committed, and after every
+  interceptor has seen how the handler ended. A crash before that leaves the message unacknowledged;
+  if its effect was committed, the next attempt finds it.
+* A message has one verdict. If the handler settles it, through the context or the message, a later
+  exception is only logged.
+* A plain `def` handler runs in a thread, with its transaction and dependencies, in a copy of the
+  context that interceptors see. A thread cannot be cancelled: after `timeout` its message is nacked
+  and the thread's result is ignored. Writes that it still makes are the application's concern; with
+  `idempotent` the next attempt finds them. The thread keeps its place until it returns. Its
   verdicts are passed to the event loop's thread.
-* A verdict is refused while the message's transaction is open: a crash between it and the commit would lose the effect.
+* A verdict is refused while the message's transaction is open: a crash between it and the commit
+  would lose the effect.
 
 A handler may take a list of payloads (`BatchHandling`):
-* All messages are acknowledged when the handler returns, and all fail when it raises, each with the delay of its own attempt. The handler
-  may settle single messages by `context.messages[3].nack()`.
-* A message that cannot be decoded is not in the list, and is settled separately. On an ordered subject, later messages would overtake it,
-  so the whole batch fails, unless undecodable messages are skipped.
+* All messages are acknowledged when the handler returns, and all fail when it raises, each with the
+  delay of its own attempt. The handler may settle single messages by `context.messages[3].nack()`.
+* A message that cannot be decoded is not in the list, and is settled separately. On an ordered
+  subject, later messages would overtake it, so the whole batch fails, unless undecodable messages
+  are skipped.
 """
 
 from __future__ import annotations
@@ -61,9 +66,11 @@ from qmq.process.event_loop import ms_of
 
 @contextmanager
 def verdicts_refused(message: AnyMessage) -> Iterator[None]:
-    """Inside the block, settling the message raises InvalidArgument, and the message has no verdict.
+    """Inside the block, settling the message raises InvalidArgument, and the message has no
+    verdict.
 
-    Only in the handler's thread: if the handler times out, the event loop settles the message meanwhile.
+    Only in the handler's thread: if the handler times out, the event loop settles the message
+    meanwhile.
     """
     before_verdicts(message, _VerdictGuard(message).check)
     try:
@@ -239,7 +246,9 @@ _UNLIMITED: Final = _Unlimited()
 
 
 class HandlerContext(NamedTuple):
-    """The shared parts of all listeners of a client. `threads` runs plain handlers; None if the handler needs no thread."""
+    """The shared parts of all listeners of a client. `threads` runs plain handlers; None if the
+    handler needs no thread.
+    """
 
     mq: Any
     chain: Chain
@@ -272,7 +281,9 @@ class MessageHandling:
             and self._timeout_s is None
             and not around.chain
         )
-        """Whether nothing surrounds the handler, so that calling it is all the work for a message."""
+        """Whether nothing surrounds the handler, so that calling it is all the work for a
+        message.
+        """
         self._say = self._said if binding.is_async else self._said_in_thread
 
     async def handle(self, message: AnyMessage) -> None:
@@ -306,7 +317,9 @@ class MessageHandling:
     async def _work(
         self, message: AnyMessage, payload: object, threads: list[asyncio.Future[Any]]
     ) -> None:
-        """Call the handler inside its timeout, transaction and dependencies. `threads` collects threads that may outlast a timeout."""
+        """Call the handler inside its timeout, transaction and dependencies. `threads` collects
+        threads that may outlast a timeout.
+        """
         context = self._context([message])
         if not self._binding.is_async:
             await self._work_in_threads(message, payload, context, threads)
@@ -335,7 +348,9 @@ class MessageHandling:
     async def _once(
         self, store: Idempotent, message: AnyMessage, payload: object, context: Context
     ) -> None:
-        """Run an `async def` handler inside its transaction. While the store cannot say whether the message is done, it waits."""
+        """Run an `async def` handler inside its transaction. While the store cannot say whether the
+        message is done, it waits.
+        """
         for pause_s in _pauses():
             try:
                 async with AsyncExitStack() as stack:
@@ -359,7 +374,9 @@ class MessageHandling:
     def _work_in_thread(
         self, message: AnyMessage, payload: object, context: Context
     ) -> Exception | None:
-        """Run a plain handler inside its transaction. Returns the exception that it raised, since futures cannot carry every exception."""
+        """Run a plain handler inside its transaction. Returns the exception that it raised, since
+        futures cannot carry every exception.
+        """
         try:
             if self._idempotent is None:
                 self._call_in_thread(payload, context)
@@ -377,7 +394,7 @@ class MessageHandling:
             return RuntimeError(f"the handler ended its thread with {failure!r}")
         return None
 
-    # --- the parts -----------------------------------------------------------------------------------------------------
+    # --- the parts --------------------------------------------------------------------------------
 
     def _decoded_payload(self, message: AnyMessage) -> Any:
         decode = self._binding.decode
@@ -407,7 +424,8 @@ class MessageHandling:
         if asyncio.iscoroutine(result):
             result.close()
             raise TypeError(
-                f"{self._binding.spoken} is not an `async def` and returned a coroutine, which was not run: make the handler an `async def`"
+                f"{self._binding.spoken} is not an `async def` and returned a coroutine, "
+                "which was not run: make the handler an `async def`"
             )
 
     def _start_thread(self, work: Callable[..., Any], *arguments: Any) -> asyncio.Future[Any]:
@@ -429,7 +447,7 @@ class MessageHandling:
     def _timed_out(self) -> TimedOut:
         return TimedOut(f"timed out after {self._timeout_s:g} s")
 
-    # --- verdicts ------------------------------------------------------------------------------------------------------
+    # --- verdicts ---------------------------------------------------------------------------------
 
     def conclude(self, message: AnyMessage, failure: BaseException | None) -> None:
         """Settle the message, unless it has a verdict, and log the failure."""
@@ -516,7 +534,9 @@ class BatchHandling(MessageHandling):
         await _returned(thread)
 
     async def handle_run(self, messages: OrderedMessages) -> None:
-        """Handle messages of one lane, which succeed or fail together, and settle them. Raises only CancelledError."""
+        """Handle messages of one lane, which succeed or fail together, and settle them. Raises only
+        CancelledError.
+        """
         every = list(messages)
         failure: BaseException | None = None
         thread: list[asyncio.Future[Any]] = []
@@ -557,7 +577,9 @@ class BatchHandling(MessageHandling):
         threads: list[asyncio.Future[Any]],
         say: Say | None = None,
     ) -> BaseException | None:
-        """The exception with which the handler ended, or None. Raises CancelledError if the worker is cancelled."""
+        """The exception with which the handler ended, or None. Raises CancelledError if the worker
+        is cancelled.
+        """
         context = self._context(messages, say)
         limit = asyncio.timeout(self._timeout_s)
         try:

@@ -1,4 +1,5 @@
-"""Runs a listener: of an unordered subject with a pool of workers, of an ordered one by the consumer's `run`.
+"""Runs a listener: of an unordered subject with a pool of workers, of an ordered one by the
+consumer's `run`.
 
 A worker takes the next messages, handles them, and comes back for more.
 
@@ -7,20 +8,25 @@ A worker takes the next messages, handles them, and comes back for more.
        └────────────────────────────────────┘
 
 Rules:
-* A worker is *idle* while it waits for messages: it may be cancelled then without loss. Otherwise it is handling messages.
-* The end is the same for all causes (the application, a signal, a failed consumer, a cancelled task): idle workers are cancelled, unseen
-  messages return to the group immediately, the others finish, the consumer leaves. Only then is an error raised.
+* A worker is *idle* while it waits for messages: it may be cancelled then without loss. Otherwise
+  it is handling messages.
+* The end is the same for all causes (the application, a signal, a failed consumer, a cancelled
+  task): idle workers are cancelled, unseen messages return to the group immediately, the others
+  finish, the consumer leaves. Only then is an error raised.
 
-The ordered consumer's `run` handles up to `concurrency` keys at a time. After `stop`, a message that comes to a worker is not begun, but
-held until the others are finished; then the consumer puts it back, and leaves. The consumer alone would cancel handlers after half a lease.
+The ordered consumer's `run` handles up to `concurrency` keys at a time. After `stop`, a message
+that comes to a worker is not begun, but held until the others are finished; then the consumer puts
+it back, and leaves. The consumer alone would cancel handlers after half a lease.
 
 Listeners stop in two steps (`Stop`), which are the same for all listeners of a client:
 
-    wanted    take no more messages; unseen ones return to the group, those in progress are finished and acknowledged
-    now       the grace period has ended, or a second stop was requested: handlers are cancelled, their messages handed back
+    wanted    take no more messages; unseen ones return to the group, those in progress are finished
+              and acknowledged
+    now       the grace period has ended, or a second stop was requested: handlers are cancelled,
+              their messages handed back
 
-Of SIGINT and SIGTERM while listeners run, the first signal asks them to stop, the second to stop immediately. Previous handlers are
-restored afterwards.
+Of SIGINT and SIGTERM while listeners run, the first signal asks them to stop, the second to stop
+immediately. Previous handlers are restored afterwards.
 """
 
 from __future__ import annotations
@@ -121,8 +127,8 @@ _SIGNALS: Final = (signal.SIGINT, signal.SIGTERM)
 
 @contextmanager
 def asked_by_signals(ask: Callable[[], None]) -> Iterator[None]:
-    """For code inside the event loop. Where a loop cannot handle signals (outside the main thread, on Windows), signals keep their usual
-    effect.
+    """For code inside the event loop. Where a loop cannot handle signals (outside the main thread,
+    on Windows), signals keep their usual effect.
     """
     loop = asyncio.get_running_loop()
     before: dict[signal.Signals, Any] = {}
@@ -170,11 +176,15 @@ class WorkSource(Protocol):
     """Whether `first` may be cancelled without loss."""
 
     def ready(self) -> Any:
-        """Messages that are available without waiting, as `more` returns them; None if that is not known."""
+        """Messages that are available without waiting, as `more` returns them; None if that is not
+        known.
+        """
         ...
 
     async def first(self) -> Any:
-        """The next message, or something empty after a while. Raises the error that stopped the consumer."""
+        """The next message, or something empty after a while. Raises the error that stopped the
+        consumer.
+        """
         ...
 
     async def more(self, found: Any) -> Any:
@@ -351,7 +361,8 @@ class OrderedPool:
     async def run(self) -> None:
         """Run until it is stopped. Raises the error that stopped the consumer."""
         loop = asyncio.get_running_loop()
-        # Not the `run` of an intercepted consumer: here interceptors surround all of the handling, where they see how it ends.
+        # Not the `run` of an intercepted consumer: here interceptors surround all of the handling,
+        # where they see how it ends.
         running = loop.create_task(
             OrderedConsumer.run(self._consumer, self._handle, concurrency=self._concurrency)
         )

@@ -1,37 +1,47 @@
-"""What a client knows of the cluster, and how it asks metaservers for it, no more often than needed.
+"""What a client knows of the cluster, and how it asks metaservers for it, no more often than
+needed.
 
 `MetadataCache` asks. Rules:
-* One request at a time for each broker group and each subject, shared by all waiters. What the answer says about a group's master holds for
-  every subject on the group.
-* Requests about the same thing are 50 to 100 ms apart (with jitter, so that many clients do not ask at the same time). If a group has no
-  master for long, the pause grows to a second, until the group serves a request again.
-* A subject here is a *target*: its messages and its delayed messages are two targets. An unknown group may be a new delay
-  group, which takes delayed messages of all subjects: the targets in use are located again.
-* What a metaserver pushes (`Watch`) is a hint to ask again, after a moment of jitter. Without pushes clients only learn later: a broker
-  that is not master says so, and placements are refreshed when they are half a minute old.
+* One request at a time for each broker group and each subject, shared by all waiters. What the
+  answer says about a group's master holds for every subject on the group.
+* Requests about the same thing are 50 to 100 ms apart (with jitter, so that many clients do not ask
+  at the same time). If a group has no master for long, the pause grows to a second, until the group
+  serves a request again.
+* A subject here is a *target*: its messages and its delayed messages are two targets. An unknown
+  group may be a new delay group, which takes delayed messages of all subjects: the targets in use
+  are located again.
+* What a metaserver pushes (`Watch`) is a hint to ask again, after a moment of jitter. Without
+  pushes clients only learn later: a broker that is not master says so, and placements are refreshed
+  when they are half a minute old.
 
-`RouteTable` knows the broker groups of each subject, and the master of each group, without I/O. It has three tables, because they change
-for different reasons:
+`RouteTable` knows the broker groups of each subject, and the master of each group, without I/O. It
+has three tables, because they change for different reasons:
 
-    places    subject -> its broker groups, each writable or drained     changes when an operator places or drains
-    orders    ordered subject -> its latest route                        changes when it is split, merged or moved
-    masters   broker group -> address and epoch of its master            changes at every failover, for all subjects at once
+    places    subject -> its broker groups, each writable or drained     changes when an operator
+                                                                         places or drains
+    orders    ordered subject -> its latest route                        changes when it is split,
+                                                                         merged or moved
+    masters   broker group -> address and epoch of its master            changes at every failover,
+                                                                         for all subjects at once
 
 Rules:
-* A master is *doubted* when it answers NotMaster or cannot be reached. A doubted master is not used until the answer to a later request
-  names it again, or any answer names another one.
-* An answer with an older epoch than the known one is ignored for that group, because a metaserver may lag. The group stays doubted, so the
-  next caller asks again.
-* An answer with an older route of an ordered subject than the known one is ignored for the subject, and used for masters.
+* A master is *doubted* when it answers NotMaster or cannot be reached. A doubted master is not used
+  until the answer to a later request names it again, or any answer names another one.
+* An answer with an older epoch than the known one is ignored for that group, because a metaserver
+  may lag. The group stays doubted, so the next caller asks again.
+* An answer with an older route of an ordered subject than the known one is ignored for the subject,
+  and used for masters.
 
-Delayed messages of a subject go to delay groups. Their placement has its own *target*, "~" and the subject's name (no name begins with
-"~"). Any other target is the subject's name.
+Delayed messages of a subject go to delay groups. Their placement has its own *target*, "~" and the
+subject's name (no name begins with "~"). Any other target is the subject's name.
 
-Worked example: group g1 is known as (a:1, epoch 4). A broker says NotMaster: doubted. Locate answers (a:1, 3): ignored. Locate answers
-(b:1, 5): used for every subject on g1, although only one was asked about.
+Worked example: group g1 is known as (a:1, epoch 4). A broker says NotMaster: doubted. Locate
+answers (a:1, 3): ignored. Locate answers (b:1, 5): used for every subject on g1, although only one
+was asked about.
 
-`shared` lets several callers wait for one task, such as a look-up. Metaservers' answers become values here, too: where a subject is, a
-consumer's lanes, and what several broker groups answered, of which some may be silent (`Partial`).
+`shared` lets several callers wait for one task, such as a look-up. Metaservers' answers become
+values here, too: where a subject is, a consumer's lanes, and what several broker groups answered,
+of which some may be silent (`Partial`).
 """
 
 from __future__ import annotations
@@ -105,7 +115,9 @@ class SubjectRoute(NamedTuple):
 
 
 class Ordering(NamedTuple):
-    """The order of an ordered subject, its latest route, and the partitions of older versions that were fenced."""
+    """The order of an ordered subject, its latest route, and the partitions of older versions that
+    were fenced.
+    """
 
     order: Order
     route: OrderedRoute
@@ -195,7 +207,9 @@ class RouteTable:
         self._epochs[group] = route.epoch
         known, found = self._masters.get(group), Master(route.address, route.epoch, route.server)
         if known is not None and known[:2] == found[:2]:
-            found = known  # the same master; a metaserver of another release, or one that began just now, may name less of it
+            # the same master; a metaserver of another release, or one that began just now, may name
+            # less of it
+            found = known
         if not route.address:
             if known is not None:
                 self._doubted.setdefault(group, ask)
@@ -208,7 +222,9 @@ class RouteTable:
         return True
 
     def doubt(self, group: str, master: Master | None = None) -> bool:
-        """This master is not the master, or cannot be reached; None: the current one. False if another master is known already."""
+        """This master is not the master, or cannot be reached; None: the current one. False if
+        another master is known already.
+        """
         if master is not None and self._masters.get(group) != master:
             return False
         self._doubted[group] = self._asks
@@ -219,7 +235,9 @@ class RouteTable:
         return None if group in self._doubted else self._masters.get(group)
 
     def groups(self, subject: str) -> Mapping[str, bool] | None:
-        """The subject's broker groups, and whether each is writable; None before the first answer."""
+        """The subject's broker groups, and whether each is writable; None before the first
+        answer.
+        """
         return self._places.get(subject)
 
     def ordering(self, subject: str) -> Ordering | None:
@@ -227,7 +245,9 @@ class RouteTable:
         return self._orders.get(subject)
 
     def cover(self) -> list[str]:
-        """A few subjects that together use every known group: locating them refreshes all masters."""
+        """A few subjects that together use every known group: locating them refreshes all
+        masters.
+        """
         chosen: list[str] = []
         left = set(self._masters)
         for subject, places in self._places.items():
@@ -245,8 +265,9 @@ T = TypeVar("T")
 
 
 async def shared(task: asyncio.Task[T]) -> T:
-    """Wait for the task; cancelling this caller does not cancel the task. Raises ClientClosed if the client was closed, which cancels such
-    tasks: a caller that was not cancelled itself must not get CancelledError.
+    """Wait for the task; cancelling this caller does not cancel the task. Raises ClientClosed if
+    the client was closed, which cancels such tasks: a caller that was not cancelled itself must not
+    get CancelledError.
     """
     try:
         return await asyncio.shield(task)
@@ -292,9 +313,11 @@ Watch = Callable[[], AsyncIterator[Pushed]]
 
 
 class MetadataCache:
-    """Keeps a `RouteTable` up to date. `outdated` is called when a metaserver lags, to ask the next one.
+    """Keeps a `RouteTable` up to date. `outdated` is called when a metaserver lags, to ask the next
+    one.
 
-    `locate` may create a subject; background requests use `look`, which never does, so that a deleted subject stays deleted.
+    `locate` may create a subject; background requests use `look`, which never does, so that a
+    deleted subject stays deleted.
     """
 
     def __init__(
@@ -321,10 +344,11 @@ class MetadataCache:
         self._watcher: asyncio.Task[None] | None = None
         self._is_closed = False
 
-    # --- asking --------------------------------------------------------------------------------------------------------
+    # --- asking -----------------------------------------------------------------------------------
 
     async def groups(self, subject: str, *, refresh: bool = False) -> Mapping[str, bool]:
-        """The subject's broker groups, and whether each is writable. `refresh` asks a metaserver even if they are known.
+        """The subject's broker groups, and whether each is writable. `refresh` asks a metaserver
+        even if they are known.
 
         Raises UnknownSubject, Unavailable.
         """
@@ -334,7 +358,8 @@ class MetadataCache:
         return self.book.groups(subject) or {}
 
     async def ordering(self, subject: str, *, refresh: bool = False) -> Ordering | None:
-        """The subject's order and its latest route; None if it is unordered. `refresh` as in `groups`.
+        """The subject's order and its latest route; None if it is unordered. `refresh` as in
+        `groups`.
 
         Raises UnknownSubject, Unavailable.
         """
@@ -342,7 +367,9 @@ class MetadataCache:
         return self.book.ordering(subject)
 
     async def master(self, subject: str, group: str) -> Master:
-        """The master of a group that has the subject. Asks once if the master is not known; raises NotConnected if it is not known then."""
+        """The master of a group that has the subject. Asks once if the master is not known; raises
+        NotConnected if it is not known then.
+        """
         found = self.book.master(group)
         if found is None:
             await self._ask(("group", group), subject)
@@ -354,7 +381,8 @@ class MetadataCache:
     async def _ask(self, what: tuple[str, str], subject: str) -> None:
         """Join the request that is under way, or start one."""
         task = self._asking.get(what)
-        # Awaiting a finished task does not let other tasks run: a caller that asks again and again would block the event loop.
+        # Awaiting a finished task does not let other tasks run: a caller that asks again and again
+        # would block the event loop.
         is_mine = task is None or task.done()
         if task is None or task.done():
             task = self._asking[what] = asyncio.create_task(self._ask_paced(what, subject))
@@ -362,7 +390,8 @@ class MetadataCache:
         try:
             await shared(task)
         except QmqError as failure:
-            # The other caller's subject may be deleted while ours exists: then the error is theirs, and we ask again.
+            # The other caller's subject may be deleted while ours exists: then the error is theirs,
+            # and we ask again.
             if is_mine or what[0] == "subject" or isinstance(failure, Unavailable):
                 raise
 
@@ -404,7 +433,7 @@ class MetadataCache:
                 if not learned.moved.isdisjoint(self.book.groups(each) or ()):
                     self._tell(each)
 
-    # --- what others find out ------------------------------------------------------------------------------------------
+    # --- what others find out ---------------------------------------------------------------------
 
     def doubt(self, group: str, master: Master) -> None:
         """This master answered NotMaster, or cannot be reached."""
@@ -428,7 +457,7 @@ class MetadataCache:
         for callback in list(self._listeners.get(subject, ())):
             callback()
 
-    # --- in the background ---------------------------------------------------------------------------------------------
+    # --- in the background ------------------------------------------------------------------------
 
     def touch(self, subject: str) -> None:
         """The subject is in use: refresh it if the last answer is old."""
@@ -463,7 +492,7 @@ class MetadataCache:
         task.add_done_callback(self._tasks.discard)
         return task
 
-    # --- what is pushed ------------------------------------------------------------------------------------------------
+    # --- what is pushed ---------------------------------------------------------------------------
 
     def _start_watching(self) -> None:
         if self._watcher is None and not self._is_closed:
@@ -493,7 +522,9 @@ class MetadataCache:
             self.refresh(subject, jitter_s=PUSH_JITTER_S)
 
     def _age_places_on(self, group: str) -> None:
-        """Whether the group is writable may have changed for all its subjects; subjects in use are refreshed at their next use."""
+        """Whether the group is writable may have changed for all its subjects; subjects in use are
+        refreshed at their next use.
+        """
         for subject in list(self._placed_s):
             if group in (self.book.groups(subject) or ()):
                 self._placed_s.pop(subject)
@@ -503,7 +534,7 @@ class MetadataCache:
             if is_delayed(target):
                 self._placed_s.pop(target)
 
-    # --- the end -------------------------------------------------------------------------------------------------------
+    # --- the end ----------------------------------------------------------------------------------
 
     async def close(self) -> None:
         """End the background tasks."""
@@ -525,7 +556,9 @@ class FoundSubject:
 
     description: pb.SubjectDescription
     silent: dict[str, str]
-    """The broker groups that did not answer, with the reasons: the description lacks their queues."""
+    """The broker groups that did not answer, with the reasons: the description lacks their
+    queues.
+    """
 
     @property
     def settings(self) -> pb.SubjectSettings:
@@ -553,7 +586,9 @@ def routes_of(routes: Iterable[pb.QueueRoute], cluster: str) -> list[SubjectRout
 
 
 def _ordering(subject: str, found: pb.LocateResponse) -> Ordering | None:
-    """The order in a metaserver's answer. Raises NotConnected if an ordered subject has no route yet."""
+    """The order in a metaserver's answer. Raises NotConnected if an ordered subject has no route
+    yet.
+    """
     if not found.settings.order:
         return None
     if not found.route.partitions:
@@ -598,8 +633,8 @@ _T = TypeVar("_T")
 
 
 class Partial(list[_T]):
-    """The answers of the groups that answered. `silent` has the groups that did not answer, with the reasons; empty if the answer is
-    complete.
+    """The answers of the groups that answered. `silent` has the groups that did not answer, with
+    the reasons; empty if the answer is complete.
     """
 
     def __init__(self, found: Iterable[_T] = (), silent: Mapping[str, str] | None = None) -> None:

@@ -1,5 +1,6 @@
-"""The client's calls to metaservers, which fail over between them: the location of subjects; administration, also of delivery: settings of
-consumer groups, dead letters, pauses (docs/DELIVERY.md); and of access: rules, roles, tokens, quotas (docs/ACCESS.md).
+"""The client's calls to metaservers, which fail over between them: the location of subjects;
+administration, also of delivery: settings of consumer groups, dead letters, pauses
+(docs/DELIVERY.md); and of access: rules, roles, tokens, quotas (docs/ACCESS.md).
 """
 
 from __future__ import annotations
@@ -98,7 +99,9 @@ class MetaserverCalls:
         self._network = network
         self._timing = timing
         self._cluster = ""
-        """The cluster of the metaserver that answered first. Metaservers of another cluster refuse."""
+        """The cluster of the metaserver that answered first. Metaservers of another cluster
+        refuse.
+        """
         self._channels = {
             each: network.channel(each, lambda: ServerName(self._cluster)) for each in addresses
         }
@@ -132,8 +135,9 @@ class MetaserverCalls:
         retry_s: float = RETRY_S,
         timeout_s: float = CALL_TIMEOUT_S,
     ) -> Any:
-        """Call a method. If a server cannot be reached, try the next one, with jitter, until `retry_s` has passed and,
-        unless it is 0, all servers were tried. If one of them may have made a change, the others' failures to answer do not deny it.
+        """Call a method. If a server cannot be reached, try the next one, with jitter, until
+        `retry_s` has passed and, unless it is 0, all servers were tried. If one of them may have
+        made a change, the others' failures to answer do not deny it.
         """
         unreachable: dict[str, QmqError] = {}
         is_doubtful = False
@@ -180,7 +184,9 @@ class MetaserverCalls:
         timeout_s: float,
         unreachable: dict[str, QmqError] | None = None,
     ) -> Any:
-        """One try. `unreachable` collects the address if the error did not come from the metaserver."""
+        """One try. `unreachable` collects the address if the error did not come from the
+        metaserver.
+        """
         address = self._address
         stubs = self._stubs if hasattr(self._stubs[address], method) else self._access_stubs
         call: Callable[..., Awaitable[Any]] = getattr(stubs[address], method)
@@ -198,7 +204,8 @@ class MetaserverCalls:
                 self._patience.failed(address, failure)
             if unreachable is not None and not is_answer(cause):
                 unreachable[address] = failure
-            # Of several calls that fail at the same time, one changes the server: two changes could lead back to it.
+            # Of several calls that fail at the same time, one changes the server: two changes could
+            # lead back to it.
             if isinstance(failure, Unavailable) and self._address == address:
                 self.turn()
             raise self._patience.judged(failure, self._channels) from cause
@@ -215,7 +222,7 @@ class MetaserverCalls:
 class DeliveryClient(MetaserverCalls):
     """Part of `MetadataClient`. Every call may be repeated after a lost answer."""
 
-    # --- settings of groups --------------------------------------------------------------------------------------------
+    # --- settings of groups -----------------------------------------------------------------------
 
     async def set_group_settings(
         self,
@@ -225,10 +232,11 @@ class DeliveryClient(MetaserverCalls):
         attempts_max: int | None = None,
         retry_delays_ms: Sequence[int] | None = None,
     ) -> pb.DescribeGroupSettingsResponse:
-        """Set how a group's messages are retried, on a subject or on all ("*"). None leaves a setting as it is. Returns the resulting
-        settings.
+        """Set how a group's messages are retried, on a subject or on all ("*"). None leaves a
+        setting as it is. Returns the resulting settings.
 
-        Raises UnknownSubject, OrderMismatch (on an ordered subject, consumers set this), InvalidName, InvalidArgument.
+        Raises UnknownSubject, OrderMismatch (on an ordered subject, consumers set this),
+        InvalidName, InvalidArgument.
         """
         default = GroupSettings()
         GroupSettings(
@@ -244,59 +252,62 @@ class DeliveryClient(MetaserverCalls):
     async def clear_group_settings(
         self, subject: str, group: str
     ) -> pb.DescribeGroupSettingsResponse:
-        """Delete a group's settings: then those of the group on all subjects apply, or else the brokers' defaults. Raises InvalidName."""
+        """Delete a group's settings: then those of the group on all subjects apply, or else the
+        brokers' defaults. Raises InvalidName.
+        """
         request = pb.SetGroupSettingsRequest(subject=subject, group=group, clears=True)
         found: pb.DescribeGroupSettingsResponse = await self._call("SetGroupSettings", request)
         return found
 
     async def group_settings(self, subject: str, group: str) -> pb.DescribeGroupSettingsResponse:
-        """The settings that apply, and the source of each: the subject's name, "*", or "" for the brokers' defaults. Raises as
-        `set_group_settings`.
+        """The settings that apply, and the source of each: the subject's name, "*", or "" for the
+        brokers' defaults. Raises as `set_group_settings`.
         """
         request = pb.DescribeGroupSettingsRequest(subject=subject, group=group)
         found: pb.DescribeGroupSettingsResponse = await self._call("DescribeGroupSettings", request)
         return found
 
     async def delete_group(self, subject: str, group: str) -> int:
-        """Delete a group's progress. Returns the number of queues or partitions on which the group had progress. A later group of the same
-        name starts as a new one.
+        """Delete a group's progress. Returns the number of queues or partitions on which the group
+        had progress. A later group of the same name starts as a new one.
 
         The parked keys of a group of an ordered subject are deleted with it.
 
-        Raises InvalidArgument while the group has consumers, UnknownSubject, UnknownGroup (so does a repeated call), NotConnected.
+        Raises InvalidArgument while the group has consumers, UnknownSubject, UnknownGroup (so does
+        a repeated call), NotConnected.
         """
         request = control.DeleteGroupRequest(subject=subject, group=group)
         found: control.DeleteGroupResponse = await self._call("DeleteGroup", request)
         return found.queues
 
     async def delete_subject(self, name: str) -> int:
-        """Delete a subject with its messages and groups. Returns the number of queues from which data was deleted. Raises UnknownSubject,
-        InvalidArgument.
+        """Delete a subject with its messages and groups. Returns the number of queues from which
+        data was deleted. Raises UnknownSubject, InvalidArgument.
 
-        Raises NotConnected if a broker group does not answer: clients no longer see the subject, and the group deletes its data when it is
-        back.
+        Raises NotConnected if a broker group does not answer: clients no longer see the subject,
+        and the group deletes its data when it is back.
         """
         request = control.DropSubjectRequest(subject=name)
         found: control.DropSubjectResponse = await self._call("DeleteSubject", request)
         return found.queues
 
     async def purge_subject(self, name: str) -> int:
-        """Delete all messages that a subject has now, for good. Returns their number. The subject stays, and its groups continue after
-        these messages.
+        """Delete all messages that a subject has now, for good. Returns their number. The subject
+        stays, and its groups continue after these messages.
 
-        Raises UnknownSubject, InvalidArgument; NotConnected if a broker group does not answer; the other broker groups have then deleted
-        theirs.
+        Raises UnknownSubject, InvalidArgument; NotConnected if a broker group does not answer; the
+        other broker groups have then deleted theirs.
         """
         found: control.DropSubjectResponse = await self._call(
             "PurgeSubject", control.DropSubjectRequest(subject=name)
         )
         return found.messages
 
-    # --- dead letters --------------------------------------------------------------------------------------------------
+    # --- dead letters -----------------------------------------------------------------------------
 
     async def delete_dead_letters(self, group: str) -> int:
-        """Delete all current dead letters of a group. Returns the number of broker groups that had any. Raises
-        InvalidName, NotConnected.
+        """Delete all current dead letters of a group. Returns the number of broker groups that had
+        any. Raises InvalidName, NotConnected.
         """
         request = control.DropSubjectRequest(
             subject=dead_letter_subject(check_name("group", group))
@@ -305,19 +316,22 @@ class DeliveryClient(MetaserverCalls):
         return found.queues
 
     async def dead_letter_queues(self, group: str = "") -> Partial[pb.DeadLetterQueue]:
-        """The number of dead letters of a group, or of all, on each broker group that answers. Raises InvalidName, NotConnected."""
+        """The number of dead letters of a group, or of all, on each broker group that answers.
+        Raises InvalidName, NotConnected.
+        """
         found: pb.DescribeDeadLettersResponse = await self._call(
             "DescribeDeadLetters", pb.DescribeDeadLettersRequest(group=group)
         )
         return Partial(found.queues, found.silent)
 
-    # --- pauses --------------------------------------------------------------------------------------------------------
+    # --- pauses -----------------------------------------------------------------------------------
 
     async def pause_group(self, subject: str, group: str, *, reason: str = "") -> bool:
-        """Pause a group on a subject or on all ("*"): brokers hand it nothing until it is resumed. Returns whether it was not paused
-        before.
+        """Pause a group on a subject or on all ("*"): brokers hand it nothing until it is resumed.
+        Returns whether it was not paused before.
 
-        Raises UnknownSubject, InvalidName, InvalidArgument. The other methods for pauses raise the same.
+        Raises UnknownSubject, InvalidName, InvalidArgument. The other methods for pauses raise the
+        same.
         """
         return not await self._set_pause(
             pb.Pause(kind="group", subject=subject, group=group, reason=reason), is_paused=True
@@ -343,7 +357,9 @@ class DeliveryClient(MetaserverCalls):
         )
 
     async def pause_client(self, name: str, *, reason: str = "") -> bool:
-        """Pause all consumers of the clients with a name (`qmq.connect(..., name=...)`). Returns as `pause_group`."""
+        """Pause all consumers of the clients with a name (`qmq.connect(..., name=...)`). Returns as
+        `pause_group`.
+        """
         return not await self._set_pause(
             pb.Pause(kind="client", name=name, reason=reason), is_paused=True
         )
@@ -372,9 +388,11 @@ PARKED_KEYS_MAX: Final = 10_000
 
 
 class MetadataClient(DeliveryClient):
-    """Calls metaservers. Every call raises the typed error that the server raised, or NotConnected."""
+    """Calls metaservers. Every call raises the typed error that the server raised, or
+    NotConnected.
+    """
 
-    # --- where things are ----------------------------------------------------------------------------------------------
+    # --- where things are -------------------------------------------------------------------------
 
     async def locate(self, subject: str, *, create: bool = False) -> pb.LocateResponse:
         """Where the subject's queues are. Raises UnknownSubject, NotConnected."""
@@ -388,7 +406,8 @@ class MetadataClient(DeliveryClient):
     async def routes(
         self, subject: str, *, create: bool = False, delayed: bool = False
     ) -> Placement:
-        """Like `locate`, with a single try, for callers that retry by themselves. Raises UnknownSubject, NotConnected.
+        """Like `locate`, with a single try, for callers that retry by themselves. Raises
+        UnknownSubject, NotConnected.
 
         `delayed`: where the subject's delayed messages go.
         """
@@ -399,19 +418,23 @@ class MetadataClient(DeliveryClient):
         except (CallerError, Unavailable):
             raise
         except QmqError as cause:
-            # This metaserver cannot reach its store, or has an internal error: the next one may know.
+            # This metaserver cannot reach its store, or has an internal error: the next one may
+            # know.
             self.turn()
             raise NotConnected(
                 f"the metaserver could not say where {subject!r} is: {cause}"
             ) from cause
         if not found.routes:
             raise NotConnected(
-                f"no {'delay group takes messages of' if delayed else 'broker has'} subject {subject!r} at the moment: try again soon"
+                f"no {'delay group takes messages of' if delayed else 'broker has'} subject "
+                f"{subject!r} at the moment: try again soon"
             )
         return placement_of(subject, found)
 
     async def watch(self) -> AsyncIterator[Pushed]:
-        """The changes that metaservers push; a stream that ends is resumed at the next metaserver. Ends if none of them supports it."""
+        """The changes that metaservers push; a stream that ends is resumed at the next metaserver.
+        Ends if none of them supports it.
+        """
         attempt, strangers = 0, 0
         addresses = itertools.cycle(self._channels)
         while strangers < len(self._channels):
@@ -427,24 +450,26 @@ class MetadataClient(DeliveryClient):
                 )
             await asyncio.sleep(
                 WATCH_RETRY_S[min(attempt, len(WATCH_RETRY_S) - 1)] * random.uniform(0.5, 1.0)
-            )  # noqa: S311 - jitter
+            )
             attempt += 1
             if not strangers:
                 yield Pushed(is_gap=True)
 
-    # --- subjects and groups -------------------------------------------------------------------------------------------
+    # --- subjects and groups ----------------------------------------------------------------------
 
     async def create_subject(
         self, config: SubjectConfig, *, partitions: int = 0, at_first_message: bool = False
     ) -> pb.SubjectSettings:
-        """Create a subject. An ordered subject gets `partitions` partitions; 0 means one for each of its broker groups.
+        """Create a subject. An ordered subject gets `partitions` partitions; 0 means one for each
+        of its broker groups.
 
-        `at_first_message`: only if the servers create subjects at their first message, otherwise UnknownSubject. Raises SubjectExists,
-        InvalidName, InvalidArgument.
+        `at_first_message`: only if the servers create subjects at their first message, otherwise
+        UnknownSubject. Raises SubjectExists, InvalidName, InvalidArgument.
         """
         if partitions and config.order is Order.NONE:
             raise InvalidArgument(
-                f"subject {config.name!r} is unordered: only an ordered one has partitions to choose"
+                f"subject {config.name!r} is unordered: only an ordered one has partitions "
+                "to choose"
             )
         settings = settings_of(config, partitions=partitions)
         created: pb.CreateSubjectResponse = await self._call(
@@ -461,7 +486,9 @@ class MetadataClient(DeliveryClient):
         return Partial(found.subjects, found.silent)
 
     async def find_subject(self, name: str) -> FoundSubject | None:
-        """The subject, without its queues on broker groups that do not answer: `silent` has those. None if it does not exist."""
+        """The subject, without its queues on broker groups that do not answer: `silent` has those.
+        None if it does not exist.
+        """
         listed: pb.ListSubjectsResponse = await self._call(
             "ListSubjects", pb.ListSubjectsRequest(prefix=name, is_name=True)
         )
@@ -473,9 +500,11 @@ class MetadataClient(DeliveryClient):
         return next(found, None)
 
     async def describe_groups(self, subject: str = "", group: str = "") -> Partial[control.Group]:
-        """The progress of groups of unordered subjects, on the broker groups that answer. `describe_route` has those of an ordered one.
+        """The progress of groups of unordered subjects, on the broker groups that answer.
+        `describe_route` has those of an ordered one.
 
-        Raises UnknownSubject, UnknownGroup; OrderMismatch for a group of an ordered subject; NotConnected if none answers.
+        Raises UnknownSubject, UnknownGroup; OrderMismatch for a group of an ordered subject;
+        NotConnected if none answers.
         """
         request = control.DescribeGroupsRequest(subject=subject, group=group)
         found: control.DescribeGroupsResponse = await self._call("DescribeGroups", request)
@@ -492,10 +521,11 @@ class MetadataClient(DeliveryClient):
         broker_group: str | None = None,
         directly: bool = True,
     ) -> list[control.Moved]:
-        """Move a group to "earliest" or "latest" (`to`), to a time, or to a sequence. Not repeated after a lost answer.
+        """Move a group to "earliest" or "latest" (`to`), to a time, or to a sequence. Not repeated
+        after a lost answer.
 
-        Applies to every broker group of the subject, or to `broker_group` only. `directly` calls that group's master without the
-        metaserver.
+        Applies to every broker group of the subject, or to `broker_group` only. `directly` calls
+        that group's master without the metaserver.
         """
         request = control.ResetGroupRequest(subject=subject, group=group)
         if sequence is not None:
@@ -551,7 +581,8 @@ class MetadataClient(DeliveryClient):
     ) -> control.FindMessageResponse:
         """Every place where a message is stored, in one subject or in all; delay groups included.
 
-        Batches that delay groups delivered are searched from `since_ms` on. Raises MessageNotFound, UnknownSubject.
+        Batches that delay groups delivered are searched from `since_ms` on. Raises MessageNotFound,
+        UnknownSubject.
         """
         request = control.FindMessageRequest(
             subject=subject, message_id=message_id, every=True, since_ms=since_ms
@@ -562,8 +593,8 @@ class MetadataClient(DeliveryClient):
     async def trace_message(
         self, place: control.StoredMessage, group: str = "", cursor: bytes = b""
     ) -> control.TraceMessageResponse:
-        """The deliveries of a stored message to groups, and their verdicts, page by page: pass the answer's cursor for the next
-        page. Raises MessageNotFound."""
+        """The deliveries of a stored message to groups, and their verdicts, page by page: pass the
+        answer's cursor for the next page. Raises MessageNotFound."""
         request = control.TraceMessageRequest(
             subject=place.subject,
             partition=place.partition,
@@ -581,7 +612,7 @@ class MetadataClient(DeliveryClient):
         found: control.FindTimeResponse = await self._call("FindTime", request)
         return list(found.found)
 
-    # --- ordered subjects ----------------------------------------------------------------------------------------------
+    # --- ordered subjects -------------------------------------------------------------------------
 
     async def change_route(
         self,
@@ -594,13 +625,16 @@ class MetadataClient(DeliveryClient):
         reason: str = "",
         dry_run: bool = False,
     ) -> pb.ChangeRouteResponse:
-        """Split, merge or move partitions. Returns when the next route is published, or with `dry_run` when it is planned.
+        """Split, merge or move partitions. Returns when the next route is published, or with
+        `dry_run` when it is planned.
 
-        After a lost answer the call is repeated only if `from_version` is given, because then the change is made at most once. Otherwise
-        the error is raised, and `route_history` shows whether the change was made.
+        After a lost answer the call is repeated only if `from_version` is given, because then the
+        change is made at most once. Otherwise the error is raised, and `route_history` shows
+        whether the change was made.
 
-        Raises RouteConflict, UnknownSubject, OrderMismatch, UnknownPartition, InvalidArgument; DeadlineExceeded with the outcome STORED if
-        the change has begun but is not published in time: it continues. Other errors have the outcome UNKNOWN if the change may be made.
+        Raises RouteConflict, UnknownSubject, OrderMismatch, UnknownPartition, InvalidArgument;
+        DeadlineExceeded with the outcome STORED if the change has begun but is not published in
+        time: it continues. Other errors have the outcome UNKNOWN if the change may be made.
         """
         if sum(each is not None for each in (split, merge, move)) != 1:
             raise InvalidArgument("a change of a route is one split, one merge or one move")
@@ -629,7 +663,9 @@ class MetadataClient(DeliveryClient):
     async def _change_again(
         self, request: pb.ChangeRouteRequest, first: QmqError
     ) -> pb.ChangeRouteResponse:
-        """Repeat a change after a lost answer. The metaservers recognize the change by its id, and answer when it is published."""
+        """Repeat a change after a lost answer. The metaservers recognize the change by its id, and
+        answer when it is published.
+        """
         loop = asyncio.get_running_loop()
         deadline = loop.time() + self._timing.slow_call_s
         found: pb.ChangeRouteResponse
@@ -637,25 +673,30 @@ class MetadataClient(DeliveryClient):
             try:
                 found = await self._call("ChangeRoute", request, timeout_s=self._timing.slow_call_s)
             except RouteConflict:
-                raise  # another change leads to the next version, so this one was not made and never will be
+                # another change leads to the next version, so this one was not made and never will
+                # be
+                raise
             except QmqError as failure:
                 if failure.outcome is Outcome.STORED and loop.time() < deadline:
                     continue  # begun: the next answer comes when it is published
                 if failure.outcome.value < first.outcome.value:
-                    raise first from failure  # refused now, but the first request made the change, or may have
+                    # refused now, but the first request made the change, or may have
+                    raise first from failure
                 raise
             return found
 
     async def describe_route(self, subject: str, version: int = 0) -> pb.DescribeRouteResponse:
-        """A subject's route (0: the latest), its partitions, and the progress of groups. Raises UnknownSubject, OrderMismatch,
-        InvalidArgument.
+        """A subject's route (0: the latest), its partitions, and the progress of groups. Raises
+        UnknownSubject, OrderMismatch, InvalidArgument.
         """
         request = pb.DescribeRouteRequest(subject=subject, version=version)
         found: pb.DescribeRouteResponse = await self._call("DescribeRoute", request)
         return found
 
     async def route_history(self, subject: str) -> list[pb.RouteChangeInfo]:
-        """The changes of the subject's route, oldest first. Raises UnknownSubject, OrderMismatch."""
+        """The changes of the subject's route, oldest first. Raises UnknownSubject,
+        OrderMismatch.
+        """
         found: pb.RouteHistoryResponse = await self._call(
             "RouteHistory", pb.RouteHistoryRequest(subject=subject)
         )
@@ -664,8 +705,8 @@ class MetadataClient(DeliveryClient):
     async def parked(
         self, subject: str, group: str, *, keys_max: int = PARKED_KEYS_MAX, key: bytes | None = None
     ) -> Partial[control.ParkedKey]:
-        """The first parked keys, partition by partition, or only `key`, on the broker groups that answer. Raises UnknownSubject,
-        UnknownGroup, OrderMismatch.
+        """The first parked keys, partition by partition, or only `key`, on the broker groups that
+        answer. Raises UnknownSubject, UnknownGroup, OrderMismatch.
         """
         request = control.DescribeParkedRequest(
             subject=subject, group=group, keys_max=keys_max, key=key
@@ -676,8 +717,8 @@ class MetadataClient(DeliveryClient):
     async def unpark(
         self, subject: str, group: str, partition: int, key: bytes, *, replay: bool
     ) -> int:
-        """Replay a parked key's messages in order, or drop them (count them as done). Returns their number. Not repeated after a lost
-        answer.
+        """Replay a parked key's messages in order, or drop them (count them as done). Returns their
+        number. Not repeated after a lost answer.
         """
         request = control.UnparkRequest(
             subject=subject, group=group, partition=partition, key=key, replay=replay
@@ -688,14 +729,18 @@ class MetadataClient(DeliveryClient):
         return found.messages
 
     async def set_reshard_policy(self, policy: pb.ReshardPolicy) -> pb.ReshardPolicy:
-        """Set the policy by which a subject is resharded automatically. Raises UnknownSubject, OrderMismatch, InvalidArgument."""
+        """Set the policy by which a subject is resharded automatically. Raises UnknownSubject,
+        OrderMismatch, InvalidArgument.
+        """
         found: pb.ReshardPolicy = await self._call(
             "SetReshardPolicy", pb.SetReshardPolicyRequest(policy=policy)
         )
         return found
 
     async def explain_reshard(self, subject: str) -> pb.ExplainReshardResponse:
-        """The policy, what it would do now and why, and what it did last. Raises UnknownSubject, OrderMismatch."""
+        """The policy, what it would do now and why, and what it did last. Raises UnknownSubject,
+        OrderMismatch.
+        """
         found: pb.ExplainReshardResponse = await self._call(
             "ExplainReshard", pb.ExplainReshardRequest(subject=subject)
         )
@@ -710,10 +755,11 @@ class MetadataClient(DeliveryClient):
         *,
         leaves: bool = False,
     ) -> Assigned:
-        """Register a consumer of an ordered subject and get its assignment. One try, for callers that retry by themselves.
+        """Register a consumer of an ordered subject and get its assignment. One try, for callers
+        that retry by themselves.
 
-        `generation` is the assignment that the consumer knows, `finished` are lanes that it has settled completely. Raises UnknownSubject,
-        OrderMismatch, InvalidArgument, NotConnected.
+        `generation` is the assignment that the consumer knows, `finished` are lanes that it has
+        settled completely. Raises UnknownSubject, OrderMismatch, InvalidArgument, NotConnected.
         """
         request = pb.SyncMemberRequest(
             subject=member.subject,
@@ -745,10 +791,12 @@ class MetadataClient(DeliveryClient):
             ) from cause
         return lanes_of(found)
 
-    # --- delayed messages ----------------------------------------------------------------------------------------------
+    # --- delayed messages -------------------------------------------------------------------------
 
     async def ask_delayed(self, method: str, request: Any) -> Any:
-        """One call of delay.proto. One try, for callers that retry by themselves. Raises the delay group's error, NotConnected."""
+        """One call of delay.proto. One try, for callers that retry by themselves. Raises the delay
+        group's error, NotConnected.
+        """
         return await self._call_once(method, request, CALL_TIMEOUT_S)
 
     async def list_delayed(self, request: delay.ListDelayedRequest) -> delay.ListDelayedResponse:
@@ -763,17 +811,21 @@ class MetadataClient(DeliveryClient):
         )
         return found
 
-    # --- the cluster ---------------------------------------------------------------------------------------------------
+    # --- the cluster ------------------------------------------------------------------------------
 
     async def cluster(self) -> pb.DescribeClusterResponse:
-        """The broker groups with their replicas, and for how long the metaserver has not reached the coordination store."""
+        """The broker groups with their replicas, and for how long the metaserver has not reached
+        the coordination store.
+        """
         found: pb.DescribeClusterResponse = await self._call(
             "DescribeCluster", pb.DescribeClusterRequest()
         )
         return found
 
     async def metaservers(self) -> dict[str, pb.DescribeClusterResponse | QmqError]:
-        """The status of each metaserver, by its address, or the error of asking it; all are asked at the same time."""
+        """The status of each metaserver, by its address, or the error of asking it; all are asked
+        at the same time.
+        """
 
         async def ask(address: str) -> pb.DescribeClusterResponse | QmqError:
             try:
@@ -806,8 +858,9 @@ class MetadataClient(DeliveryClient):
         retention_bytes: int | Literal["default"] | None = None,
         body_bytes_max: int | None = None,
     ) -> pb.SubjectSettings:
-        """Change settings of a subject that is in use; None leaves one as it is, and "default" is the brokers' own. Brokers follow within a
-        second or two. A shorter retention deletes messages then; stored bodies that are longer than the new largest one stay.
+        """Change settings of a subject that is in use; None leaves one as it is, and "default" is
+        the brokers' own. Brokers follow within a second or two. A shorter retention deletes
+        messages then; stored bodies that are longer than the new largest one stay.
 
         Raises UnknownSubject; InvalidArgument, also if nothing is to change.
         """
@@ -838,7 +891,9 @@ class MetadataClient(DeliveryClient):
         *,
         dry_run: bool = False,
     ) -> DeclaredSchema:
-        """Declare the next version of a subject's schema; the newest one again changes nothing. `compatibility`: default as before."""
+        """Declare the next version of a subject's schema; the newest one again changes nothing.
+        `compatibility`: default as before.
+        """
         chosen = "" if compatibility is None else compatibility.value
         request = pb.SetSubjectSchemaRequest(
             subject=subject, format=format.value, text=text, compatibility=chosen, dry_run=dry_run
@@ -846,24 +901,31 @@ class MetadataClient(DeliveryClient):
         return schema_of(await self._call("SetSubjectSchema", request))
 
     async def subject_schemas(self, subject: str) -> list[DeclaredSchema]:
-        """All versions of a subject's schema, the newest one last. Raises UnknownSubject; InvalidArgument if it has none."""
+        """All versions of a subject's schema, the newest one last. Raises UnknownSubject;
+        InvalidArgument if it has none.
+        """
         found: pb.ListSubjectSchemasResponse = await self._call(
             "ListSubjectSchemas", pb.ListSubjectSchemasRequest(subject=subject)
         )
         if not found.schemas:
             raise InvalidArgument(
-                f"subject {subject!r} has no schema: declare one by `qmq subject schema set {subject}`"
+                f"subject {subject!r} has no schema: declare one by `qmq subject schema set "
+                f"{subject}`"
             )
         return [schema_of(each) for each in found.schemas]
 
     async def delete_subject_schemas(self, subject: str) -> int:
-        """Delete all versions of a subject's schema. Returns their number. Raises UnknownSubject."""
+        """Delete all versions of a subject's schema. Returns their number. Raises
+        UnknownSubject.
+        """
         request = pb.DeleteSubjectSchemasRequest(subject=subject)
         found: pb.DeleteSubjectSchemasResponse = await self._call("DeleteSubjectSchemas", request)
         return found.versions
 
     async def place_subject(self, subject: str, broker_groups: Sequence[str]) -> pb.SubjectSettings:
-        """Set the broker groups of a subject. Messages on former groups can still be consumed. Raises UnknownSubject, InvalidArgument."""
+        """Set the broker groups of a subject. Messages on former groups can still be consumed.
+        Raises UnknownSubject, InvalidArgument.
+        """
         request = pb.PlaceSubjectRequest(
             subject=subject, broker_groups=texts("broker_groups", broker_groups)
         )
@@ -877,7 +939,9 @@ class MetadataClient(DeliveryClient):
         return found.mode
 
     async def transfer(self, broker_group: str, to: str = "") -> control.TransferResponse:
-        """Hand a group's mastership over to a replica; the default is the most advanced one. Not repeated after a lost answer."""
+        """Hand a group's mastership over to a replica; the default is the most advanced one. Not
+        repeated after a lost answer.
+        """
         request = pb.GroupTransferRequest(broker_group=broker_group, to=to)
         found: control.TransferResponse = await self._call(
             "Transfer", request, retry_s=0, timeout_s=self._timing.slow_call_s
@@ -885,7 +949,9 @@ class MetadataClient(DeliveryClient):
         return found
 
     async def add_replica(self, broker_group: str, replica: str) -> control.ChangeReplicasResponse:
-        """Add a replica to a group: first as a learner, then as a voter. Not repeated after a lost answer."""
+        """Add a replica to a group: first as a learner, then as a voter. Not repeated after a lost
+        answer.
+        """
         return await self._change_replicas(broker_group, control.ChangeReplicasRequest(add=replica))
 
     async def remove_replica(
@@ -907,9 +973,9 @@ class MetadataClient(DeliveryClient):
 
 
 class AccessClient:
-    """Every method except `whoami` needs the permission `administer` and raises AccessDenied without it: the permission on the cluster, or
-    on a namespace for names with its prefix. Every call may be repeated after a lost answer, except `create_token`, which then makes
-    another token.
+    """Every method except `whoami` needs the permission `administer` and raises AccessDenied
+    without it: the permission on the cluster, or on a namespace for names with its prefix. Every
+    call may be repeated after a lost answer, except `create_token`, which then makes another token.
     """
 
     def __init__(self, metaservers: MetadataClient) -> None:
@@ -939,7 +1005,8 @@ class AccessClient:
         is_deny: bool = False,
         rule_id: str = "",
     ) -> access.AccessRule:
-        """Add a rule that allows or denies `operations`, or all operations if it is empty. Adding the same rule again changes nothing.
+        """Add a rule that allows or denies `operations`, or all operations if it is empty. Adding
+        the same rule again changes nothing.
 
         Raises InvalidArgument, InvalidName.
         """
@@ -957,11 +1024,15 @@ class AccessClient:
         return found
 
     async def delete_rule(self, rule_id: str) -> None:
-        """Delete a rule. Raises InvalidArgument if there is no such rule, or if the caller would lose `administer`."""
+        """Delete a rule. Raises InvalidArgument if there is no such rule, or if the caller would
+        lose `administer`.
+        """
         await self._metaservers.call("DeleteRule", access.DeleteRuleRequest(id=rule_id))
 
     async def set_mode(self, mode: str) -> str:
-        """Set the mode, "off", "watch" or "enforce", and return the previous one. Raises InvalidArgument."""
+        """Set the mode, "off", "watch" or "enforce", and return the previous one. Raises
+        InvalidArgument.
+        """
         found: access.SetAccessModeResponse = await self._metaservers.call(
             "SetAccessMode", access.SetAccessModeRequest(mode=mode)
         )
@@ -988,7 +1059,9 @@ class AccessClient:
         return found
 
     async def create_token(self, principal: str, *, ends_ms: int = 0) -> access.CreateTokenResponse:
-        """Make a token. Its text is in this answer only. `ends_ms` is milliseconds since 1970, 0 for a token that does not expire."""
+        """Make a token. Its text is in this answer only. `ends_ms` is milliseconds since 1970, 0
+        for a token that does not expire.
+        """
         request = access.CreateTokenRequest(principal=principal, ends_ms=ends_ms)
         found: access.CreateTokenResponse = await self._metaservers.call("CreateToken", request)
         return found
@@ -1001,8 +1074,8 @@ class AccessClient:
         return list(found.tokens)
 
     async def delete_tokens(self, *, token_id: str = "", principal: str = "") -> list[str]:
-        """Revoke one token, or all tokens of a principal, and return their ids. Connections that showed them are closed. Raises
-        InvalidArgument.
+        """Revoke one token, or all tokens of a principal, and return their ids. Connections that
+        showed them are closed. Raises InvalidArgument.
         """
         request = access.DeleteTokensRequest(id=token_id, principal=principal)
         found: access.DeleteTokensResponse = await self._metaservers.call("DeleteTokens", request)
@@ -1011,7 +1084,9 @@ class AccessClient:
     async def put_quota(
         self, principal: str, limits: Mapping[str, int], *, quota_id: str = ""
     ) -> access.AccessQuota:
-        """Set the limits of a principal, of a role or of a pattern. Raises InvalidArgument, InvalidName."""
+        """Set the limits of a principal, of a role or of a pattern. Raises InvalidArgument,
+        InvalidName.
+        """
         quota = access.AccessQuota(id=quota_id, principal=principal, limits=limits)
         found: access.AccessQuota = await self._metaservers.call(
             "PutQuota", access.PutQuotaRequest(quota=quota)

@@ -1,11 +1,14 @@
-"""A producer's batches, open and closed, and the checks of what an application puts into them. Pure.
+"""A producer's batches, open and closed, and the checks of what an application puts into them.
+Pure.
 
-Checks are made before anything else, so that the error is raised at the caller. In the common case, a body and nothing else, a message
-costs an append and an addition. The columns for keys, tags and headers are created with the first message that has one.
+Checks are made before anything else, so that the error is raised at the caller. In the common case,
+a body and nothing else, a message costs an append and an addition. The columns for keys, tags and
+headers are created with the first message that has one.
 
-The closed batches of a producer of an unordered subject are in the producer's pool, or in the in-flight window (qmq/delivery/window.py) of
-one of its pipes (`group_sender.py`), which leads to one broker group. The pool has the batches that were sent to no broker group, and the
-outcomes that the producer has not taken yet:
+The closed batches of a producer of an unordered subject are in the producer's pool, or in the
+in-flight window (qmq/delivery/window.py) of one of its pipes (`group_sender.py`), which leads to
+one broker group. The pool has the batches that were sent to no broker group, and the outcomes that
+the producer has not taken yet:
 
     put ─▶ waiting ──take──▶ a pipe ──stored, failed──▶ decided ──take_decided──▶ the producer
               ▲                │
@@ -18,10 +21,11 @@ The window of a pipe:
                └ outcome unknown ──▶ sent again, only to this group
 
 Rules of a window:
-* A batch whose outcome is unknown stays with its group. The group's replicas remember its number with the log, so sending it again to
-  *this* group is harmless; another group could store it twice.
+* A batch whose outcome is unknown stays with its group. The group's replicas remember its number
+  with the log, so sending it again to *this* group is harmless; another group could store it twice.
 * The group takes batches in any order, so a refusal affects only the refused batch.
-* While a batch is to be sent again, no new batch is sent; retries are sent in the order of their numbers.
+* While a batch is to be sent again, no new batch is sent; retries are sent in the order of their
+  numbers.
 * A batch that is refused after its timeout fails.
 """
 
@@ -59,7 +63,8 @@ def body_bytes(body: object, body_bytes_max: int) -> bytes:
 def too_large(size: int, most: int) -> MessageTooLarge:
     """The error for a body over the limit."""
     return MessageTooLarge(
-        f"a body of {size} bytes exceeds the limit of {most}: send a reference to the content instead"
+        f"a body of {size} bytes exceeds the limit of {most}: send a reference to the "
+        "content instead"
     )
 
 
@@ -77,8 +82,8 @@ def key_bytes(key: object) -> bytes:
 
 
 def texts(name: str, values: object) -> tuple[str, ...]:
-    """The values of an argument that takes several texts; None means none. One text instead of a list would be taken for the list of its
-    letters. Raises InvalidArgument.
+    """The values of an argument that takes several texts; None means none. One text instead of a
+    list would be taken for the list of its letters. Raises InvalidArgument.
     """
     if values is None:
         return ()
@@ -122,7 +127,8 @@ def header_map(headers: object) -> dict[str, bytes]:
             raise InvalidArgument(f"a header is a str with bytes or str, not {name!r}: {value!r}")
         if name.startswith(PREFIX):
             raise InvalidArgument(
-                f"the header {name!r}: names that begin with {PREFIX!r} are the system's own; choose another"
+                f"the header {name!r}: names that begin with {PREFIX!r} are the system's "
+                "own; choose another"
             )
         found[name] = utf8("a header", value) if isinstance(value, str) else value
     size = sum(len(utf8("a header's name", name)) + len(value) for name, value in found.items())
@@ -213,16 +219,20 @@ class OpenBatch:
         self._runs: list[tuple[int, int]] = [] if now_ms is None else [(0, now_ms)]
         """(first message, create time of the messages from there on)"""
         self._created: tuple[list[int] | None, int] | None = None
-        """Explicit create times: (milliseconds relative to the first for each message, the first)."""
+        """Explicit create times: (milliseconds relative to the first for each message, the
+        first).
+        """
 
     def stamp(self, now_ms: int) -> None:
-        """Set the create time of the following messages, in milliseconds since 1970. Once per round of the event loop is exact enough."""
+        """Set the create time of the following messages, in milliseconds since 1970. Once per round
+        of the event loop is exact enough.
+        """
         if not self._runs or self._runs[-1][1] != now_ms:
             self._runs.append((len(self.bodies), now_ms))
 
     def add_columns(self, key: object, tags: object, headers: object) -> None:
-        """Add the columns of the message that was just added. Raises InvalidArgument, MessageTooLarge; then the
-        message is removed again.
+        """Add the columns of the message that was just added. Raises InvalidArgument,
+        MessageTooLarge; then the message is removed again.
         """
         try:
             found_key, found_tags, found_headers = (
@@ -246,7 +256,9 @@ class OpenBatch:
         self.bytes += len(found_key) + 16 * len(found_tags) + sum(map(len, found_headers.values()))
 
     def fill(self, columns: Columns, size: int, create_time_ms: int | None = None) -> Ticket:
-        """Fill an empty batch, whose time is set. With `create_time_ms` the create time is that, plus the columns' create deltas."""
+        """Fill an empty batch, whose time is set. With `create_time_ms` the create time is that,
+        plus the columns' create deltas.
+        """
         self.bodies, self.bytes = columns.bodies, size
         self.keys, self.tags, self.headers = columns.keys, columns.tags, columns.headers
         self.due_times_ms = columns.due_times_ms  # type: ignore[assignment]  # nothing adds to it any more
@@ -336,7 +348,9 @@ class BatchPool:
         """Not taken yet; pipes add what is stored."""
 
     def give_back(self, batch: Batch) -> None:
-        """The batch is certainly not stored at its group: any pipe may send it, in the order of the numbers."""
+        """The batch is certainly not stored at its group: any pipe may send it, in the order of the
+        numbers.
+        """
         place = bisect_left(self.waiting, batch.sequence, key=lambda each: each.sequence)
         self.waiting.insert(place, batch)
 
@@ -344,7 +358,9 @@ class BatchPool:
         self.decided.append(DecidedBatch(batch, failure))
 
     def expire(self, now: float, trouble: QmqError | None) -> None:
-        """Fail the waiting batches that have timed out, with `trouble` as the reason of those that no group refused."""
+        """Fail the waiting batches that have timed out, with `trouble` as the reason of those that
+        no group refused.
+        """
         while self.waiting and self.waiting[0].until <= now:
             batch = self.waiting.popleft()
             self.failed(batch, final(batch.failure or trouble, batch))
@@ -367,7 +383,7 @@ class SenderWindow(InFlightWindow[Batch]):
         self._failed: list[tuple[Batch, QmqError]] = []
         self._given_back: list[Batch] = []
 
-    # --- out -----------------------------------------------------------------------------------------------------------
+    # --- out --------------------------------------------------------------------------------------
 
     @property
     def has_retries(self) -> bool:
@@ -404,7 +420,7 @@ class SenderWindow(InFlightWindow[Batch]):
         given_back, self._given_back = self._given_back, []
         return given_back
 
-    # --- in ------------------------------------------------------------------------------------------------------------
+    # --- in ---------------------------------------------------------------------------------------
 
     def refused(self, batch: Batch, attempt: int, failure: QmqError, now: float) -> None:
         super().refused(batch, attempt, failure, now)
@@ -427,7 +443,9 @@ class SenderWindow(InFlightWindow[Batch]):
         self.flight.sort(key=_number)
 
     def _rest(self, batch: Batch, failure: QmqError, now: float) -> None:
-        """Put the batch aside for a retry. Batches that are refused together count as one failure."""
+        """Put the batch aside for a retry. Batches that are refused together count as one
+        failure.
+        """
         self.trouble = failure
         if now >= self._rests_until:
             super()._rest(batch, failure, now)

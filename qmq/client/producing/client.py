@@ -1,4 +1,6 @@
-"""The part of `qmq.Client` that sends: producers for applications, and the shared producers of `Client.send`."""
+"""The part of `qmq.Client` that sends: producers for applications, and the shared producers of
+`Client.send`.
+"""
 
 from __future__ import annotations
 
@@ -51,13 +53,16 @@ def _body_limit(body_bytes_max: int) -> int:
     """The limit of a producer's bodies, checked as a subject's. Raises InvalidArgument."""
     if not 0 < body_bytes_max <= limits.LONG_BODY_BYTES_MAX:
         raise InvalidArgument(
-            f"body_bytes_max is 1 byte to 15 MiB, not {body_bytes_max}: as much as a subject can take"
+            f"body_bytes_max is 1 byte to 15 MiB, not {body_bytes_max}: as much as a subject "
+            "can take"
         )
     return body_bytes_max
 
 
 class _When(NamedTuple):
-    """When a message is delivered. `due_ms`, in milliseconds since 1970: at the earliest; `recurrence` is (cron, time zone)."""
+    """When a message is delivered. `due_ms`, in milliseconds since 1970: at the earliest;
+    `recurrence` is (cron, time zone).
+    """
 
     due_ms: int
     recurrence: tuple[str, str] | None
@@ -120,19 +125,22 @@ class SendingClient:
         zone: str | None = None,
         acks: str = "quorum",
     ) -> Receipt:
-        """Send a message and wait until it is stored. On an ordered subject it needs a key, and is stored behind earlier messages of the
-        key.
+        """Send a message and wait until it is stored. On an ordered subject it needs a key, and is
+        stored behind earlier messages of the key.
 
-        The body is bytes, or a value that `qmq.payload.encode` takes: a str, a dataclass, a model, anything that JSON can express.
+        The body is bytes, or a value that `qmq.payload.encode` takes: a str, a dataclass, a model,
+        anything that JSON can express.
 
-        With `delay`, or `at` (a datetime with a time zone), the message is delivered at that time, or immediately if the time is past;
-        `delayed` finds it by the receipt's `delayed_id`. With `cron` (five fields) and `zone` (such as "Europe/Berlin") the message is
-        recurring; `at` is the earliest time of its first delivery.
+        With `delay`, or `at` (a datetime with a time zone), the message is delivered at that time,
+        or immediately if the time is past; `delayed` finds it by the receipt's `delayed_id`. With
+        `cron` (five fields) and `zone` (such as "Europe/Berlin") the message is recurring; `at` is
+        the earliest time of its first delivery.
 
-        `acks` is as for `producer`. On an ordered subject, the messages of a key are in order among those sent with the same `acks`.
+        `acks` is as for `producer`. On an ordered subject, the messages of a key are in order among
+        those sent with the same `acks`.
 
-        Raises InvalidName, InvalidArgument, MessageTooLarge, UnknownSubject, DelayTooLong, DeadlineExceeded (see its `outcome`),
-        ClientClosed.
+        Raises InvalidName, InvalidArgument, MessageTooLarge, UnknownSubject, DelayTooLong,
+        DeadlineExceeded (see its `outcome`), ClientClosed.
         """
         if not isinstance(body, bytes):
             body = payloads.encode(body)
@@ -160,9 +168,11 @@ class SendingClient:
         ats: Sequence[datetime] | datetime | None = None,
         acks: str = "quorum",
     ) -> Receipts:
-        """Send many messages and wait until all are stored. `keys`, `tags` and `headers` have one item for each message, if they are given.
+        """Send many messages and wait until all are stored. `keys`, `tags` and `headers` have one
+        item for each message, if they are given.
 
-        `delays` or `ats` (with time zones) delay the messages: one item for each message, or one for all. Raises as `send`.
+        `delays` or `ats` (with time zones) delay the messages: one item for each message, or one
+        for all. Raises as `send`.
         """
         if delays is not None or ats is not None:
             due_ms = delayed.many_of(delays, ats, len(bodies), self._now_ns())
@@ -211,7 +221,8 @@ class SendingClient:
             )
         if cron is not None and delay is not None:
             raise InvalidArgument(
-                "a recurring message has no delay: its times are those of `cron`, from `at` on if that is given"
+                "a recurring message has no delay: its times are those of `cron`, from `at` "
+                "on if that is given"
             )
         recurrence = None if cron is None else delayed.check_recurrence(cron, zone)
         return _When(
@@ -244,7 +255,9 @@ class SendingClient:
     async def _shared_producer(
         self, subject: str, acks: str = "quorum"
     ) -> Producer | OrderedProducer:
-        """The shared producer of a subject. The first use finds out which kind the subject needs."""
+        """The shared producer of a subject. The first use finds out which kind the subject
+        needs.
+        """
         self._links.check_usable()
         check_name("subject", subject)
         ordering = await self._ordering(subject)
@@ -303,10 +316,12 @@ class SendingClient:
     ) -> Producer:
         """A batching producer for one unordered subject. `compression` is "zstd" or "lz4".
 
-        With `acks="flushed"` a message is acknowledged when a majority of the group has flushed it to disk, so that it survives a power cut
-        of all replicas. With `acks="master"` it is acknowledged when the master has it: faster, but the last messages may be lost with the
-        master. The broker refuses a body that is longer than the subject takes. One longer than `body_bytes_max` is refused here.
-        Raises InvalidName, InvalidArgument. On an ordered subject, tickets fail with OrderMismatch: use `ordered_producer`.
+        With `acks="flushed"` a message is acknowledged when a majority of the group has flushed it
+        to disk, so that it survives a power cut of all replicas. With `acks="master"` it is
+        acknowledged when the master has it: faster, but the last messages may be lost with the
+        master. The broker refuses a body that is longer than the subject takes. One longer than
+        `body_bytes_max` is refused here. Raises InvalidName, InvalidArgument. On an ordered
+        subject, tickets fail with OrderMismatch: use `ordered_producer`.
         """
         self._links.check_usable()
         producer = self._make_producer(
@@ -334,10 +349,12 @@ class SendingClient:
         acks: str = "quorum",
         is_half: bool = False,
     ) -> DelayedProducer:
-        """A batching producer of delayed messages for one subject, unordered or ordered. It does not compress bodies.
+        """A batching producer of delayed messages for one subject, unordered or ordered. It does
+        not compress bodies.
 
-        With `is_half` its messages are half messages, which wait for a decision until they are due: `delayed.move` commits one, to be
-        delivered at the new time, and `delayed.cancel` rolls it back. Without a decision it is cancelled when it is due.
+        With `is_half` its messages are half messages, which wait for a decision until they are due:
+        `delayed.move` commits one, to be delivered at the new time, and `delayed.cancel` rolls it
+        back. Without a decision it is cancelled when it is due.
 
         Raises InvalidName, InvalidArgument.
         """
@@ -368,13 +385,16 @@ class SendingClient:
         body_bytes_max: int = limits.LONG_BODY_BYTES_MAX,
         unknown: str = "resend",
     ) -> OrderedProducer:
-        """A batching producer for one ordered subject: messages of one key are stored in the order of the calls.
+        """A batching producer for one ordered subject: messages of one key are stored in the order
+        of the calls.
 
-        `unknown` is about messages whose broker group was fenced before it answered, so that they may be stored: "resend" sends them again
-        with the same ids, so that some may be stored twice, in order; "fail" fails them with an unknown outcome. When a message times out,
-        the messages behind it in its partition fail with it. `acks="master"` needs best-effort order; `acks="flushed"` works with any.
-        `body_bytes_max` is as for `producer`.
-        Raises InvalidName, InvalidArgument. On an unordered subject, tickets and the next `send` fail with OrderMismatch.
+        `unknown` is about messages whose broker group was fenced before it answered, so that they
+        may be stored: "resend" sends them again with the same ids, so that some may be stored
+        twice, in order; "fail" fails them with an unknown outcome. When a message times out, the
+        messages behind it in its partition fail with it. `acks="master"` needs best-effort order;
+        `acks="flushed"` works with any. `body_bytes_max` is as for `producer`. Raises InvalidName,
+        InvalidArgument. On an unordered subject, tickets and the next `send` fail with
+        OrderMismatch.
         """
         self._links.check_usable()
         producer = self._make_ordered_producer(
@@ -397,7 +417,9 @@ class SendingClient:
         self._owned.pop(producer, None)
 
     async def _send_directed(self, subject: str, columns: Columns, create_time_ms: int) -> None:
-        """Send messages to one group again, at the end of this round of the event loop. Raises as `send`."""
+        """Send messages to one group again, at the end of this round of the event loop. Raises as
+        `send`.
+        """
         producer = await self._ready_delayed_producer(subject)
         await producer.put(columns, BatchFlag.DIRECTED, create_time_ms=create_time_ms)
 

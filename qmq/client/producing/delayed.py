@@ -1,51 +1,62 @@
-"""Delayed messages at the client: their producer, their due times, the delay group that takes them, what is done with them until they are
-due, and retries after more than an hour.
+"""Delayed messages at the client: their producer, their due times, the delay group that takes them,
+what is done with them until they are due, and retries after more than an hour.
 
-`DelayedProducer` is like `Producer`, with a column of due times, and with delay groups instead of broker groups. Any delay group may take a
-message of an unordered subject. All delayed messages of an ordered subject go to one delay group, its home (`DelayHome`), one batch at a
-time, so that messages of a key that are due in the same millisecond keep their order; and each message needs a key.
+`DelayedProducer` is like `Producer`, with a column of due times, and with delay groups instead of
+broker groups. Any delay group may take a message of an unordered subject. All delayed messages of
+an ordered subject go to one delay group, its home (`DelayHome`), one batch at a time, so that
+messages of a key that are due in the same millisecond keep their order; and each message needs a
+key.
 
-The producer learns whether the subject is ordered when it locates its delay groups: before a batch leaves, but perhaps after its first
-messages were sent. If the producer knows, `send` refuses a message without a key; otherwise the whole batch is refused and not stored.
+The producer learns whether the subject is ordered when it locates its delay groups: before a batch
+leaves, but perhaps after its first messages were sent. If the producer knows, `send` refuses a
+message without a key; otherwise the whole batch is refused and not stored.
 
-Due times are milliseconds since 1970, made from timedeltas and datetimes without a clock: the caller passes the current time.
+Due times are milliseconds since 1970, made from timedeltas and datetimes without a clock: the
+caller passes the current time.
 
-* A `timedelta` counts from now. A `datetime` needs a time zone, since without one it means another moment on each machine.
+* A `timedelta` counts from now. A `datetime` needs a time zone, since without one it means another
+  moment on each machine.
 * Fractions of a millisecond are rounded up: a message is never early.
 * A time in the past is allowed and means now; a time before 1970 counts as 1970.
-* Delays longer than `limits.DELAY_MS_MAX` are refused here. A delay group may be configured for less, and refuses them itself.
-* Only the shape of a recurrence is checked here; the delay server knows cron's grammar and the time zones.
+* Delays longer than `limits.DELAY_MS_MAX` are refused here. A delay group may be configured for
+  less, and refuses them itself.
+* Only the shape of a recurrence is checked here; the delay server knows cron's grammar and the time
+  zones.
 
-All clients send an ordered subject's delayed messages to its *home*. The guarantee about the order of a key (docs/DELAY.md, 5) holds within
-one delay group, because delay groups do not communicate with each other. Each subject has an order of preference among the delay groups, by
-a hash of both names: subjects are spread over the groups, and clients agree without communicating. The home is the first delay group that
-takes messages.
+All clients send an ordered subject's delayed messages to its *home*. The guarantee about the order
+of a key (docs/DELAY.md, 5) holds within one delay group, because delay groups do not communicate
+with each other. Each subject has an order of preference among the delay groups, by a hash of both
+names: subjects are spread over the groups, and clients agree without communicating. The home is the
+first delay group that takes messages.
 
 * A drained group is skipped immediately, and is the home again when it is resumed.
-* A group that is missing in an answer has no master, usually for seconds: it stays the home for `MISSING_S`, and messages wait.
+* A group that is missing in an answer has no master, usually for seconds: it stays the home for
+  `MISSING_S`, and messages wait.
 
-`Delayed` cancels, moves, shows and lists pending messages. Requests go through a metaserver to the master of the delay group. If the answer
-to a change is lost, the client repeats the request until it knows the outcome, or until its time limit:
+`Delayed` cancels, moves, shows and lists pending messages. Requests go through a metaserver to the
+master of the delay group. If the answer to a change is lost, the client repeats the request until
+it knows the outcome, or until its time limit:
 
-* Cancel: a cancelled message answers as cancelled, so repeating is harmless. TooLate means that the message is delivered, whichever request
-  came first.
-* Move: the new due time is fixed at the first request, so repeating changes nothing more. If the first request moved the message and it was
-  delivered since, the second one gets TooLate: then the client asks for the message's due time, and if that is not known, the error's
-  outcome is unknown.
+* Cancel: a cancelled message answers as cancelled, so repeating is harmless. TooLate means that the
+  message is delivered, whichever request came first.
+* Move: the new due time is fixed at the first request, so repeating changes nothing more. If the
+  first request moved the message and it was delivered since, the second one gets TooLate: then the
+  client asks for the message's due time, and if that is not known, the error's outcome is unknown.
 
-For a retry after more than an hour a copy of the message, directed to this group, goes to a delay group; then the message is acknowledged
-(`Retries`):
+For a retry after more than an hour a copy of the message, directed to this group, goes to a delay
+group; then the message is acknowledged (`Retries`):
 
     nack(ten days)  ──▶  postponed  ──▶  stored by a delay group  ──▶  ACK
                                     └─▶  not stored, or outcome unknown  ──▶  NACK for an hour, at the broker that has it
 
 Rules:
-* Until its verdict is sent, this consumer holds the postponed message and renews its lease. If the consumer dies before that, the message
-  is handed out again, and may also come from the delay group: at least once.
-* The copy keeps the message's id, key, tags, headers and create time. Two headers are added: the group that it is for, and how often the
-  message failed.
-* Messages that are postponed in one round of the event loop are sent together, in batches that a producer does not cut, so that each batch
-  is stored as a whole or not at all.
+* Until its verdict is sent, this consumer holds the postponed message and renews its lease. If the
+  consumer dies before that, the message is handed out again, and may also come from the delay
+  group: at least once.
+* The copy keeps the message's id, key, tags, headers and create time. Two headers are added: the
+  group that it is for, and how often the message failed.
+* Messages that are postponed in one round of the event loop are sent together, in batches that a
+  producer does not cut, so that each batch is stored as a whole or not at all.
 """
 
 from __future__ import annotations
@@ -129,33 +140,40 @@ _FIELD: Final = re.compile(r"[0-9A-Za-z*,/#-]+", re.ASCII)
 _ZONE: Final = re.compile(r"[A-Za-z0-9_+-]+(/[A-Za-z0-9_+-]+)*", re.ASCII)
 CRON_CHARS_MAX: Final = 1_000
 DECIDE_S: Final = 30.0
-"""How long the client asks for the outcome of a change to a delayed message. A delay group elects a new master much faster than this."""
+"""How long the client asks for the outcome of a change to a delayed message. A delay group elects a
+new master much faster than this.
+"""
 
 
 def time_ms(at: object, what: str = "at") -> int:
-    """A datetime as milliseconds since 1970, rounded up. Raises InvalidArgument if it is not a datetime, or has no time zone."""
+    """A datetime as milliseconds since 1970, rounded up. Raises InvalidArgument if it is not a
+    datetime, or has no time zone.
+    """
     if not isinstance(at, datetime):
         raise InvalidArgument(f"{what} is a datetime with a time zone, not {type(at).__name__}")
     if at.utcoffset() is None:
         raise InvalidArgument(
-            f"{what}={at.isoformat()} has no time zone: add one, datetime(..., tzinfo=ZoneInfo('Europe/Berlin'))"
+            f"{what}={at.isoformat()} has no time zone: add one, datetime(..., "
+            "tzinfo=ZoneInfo('Europe/Berlin'))"
         )
     return -((_EPOCH - at) // _MILLISECOND)
 
 
 def due_at_ms(when: object, now_ns: int) -> int:
-    """When a message is due, in milliseconds since 1970; `now_ns` is the current time in nanoseconds. Raises
-    InvalidArgument, DelayTooLong.
+    """When a message is due, in milliseconds since 1970; `now_ns` is the current time in
+    nanoseconds. Raises InvalidArgument, DelayTooLong.
     """
     if isinstance(when, timedelta):
-        # `when // timedelta(microseconds=1)` is slower, and some applications pass a delay with every message
+        # `when // timedelta(microseconds=1)` is slower, and some applications pass a delay with
+        # every message
         microseconds = (when.days * 86_400 + when.seconds) * 1_000_000 + when.microseconds
         due = -(-(now_ns + microseconds * 1000) // _NS_PER_MS)
     elif isinstance(when, datetime):
         due = time_ms(when)
     else:
         raise InvalidArgument(
-            f"a delay is a timedelta, and a time is a datetime with a time zone, not {type(when).__name__}"
+            "a delay is a timedelta, and a time is a datetime with a time zone, not "
+            f"{type(when).__name__}"
         )
     return _bounded(due, now_ns)
 
@@ -173,7 +191,8 @@ def _bounded(due: int, now_ns: int) -> int:
     now = ms_of(now_ns)
     if due > now + limits.DELAY_MS_MAX:
         raise DelayTooLong(
-            f"{_span(due - now)} from now is too long: the longest delay is {_span(limits.DELAY_MS_MAX)} (two years)"
+            f"{_span(due - now)} from now is too long: the longest delay is "
+            f"{_span(limits.DELAY_MS_MAX)} (two years)"
         )
     return due if due > 0 else 0
 
@@ -186,7 +205,8 @@ def due_of(delay: object, at: object, now_ns: int) -> int:
         )
     if delay is not None and not isinstance(delay, timedelta):
         raise InvalidArgument(
-            f"delay is a timedelta, not {type(delay).__name__}: write timedelta(seconds=...), or give a date and time as `at`"
+            f"delay is a timedelta, not {type(delay).__name__}: write "
+            "timedelta(seconds=...), or give a date and time as `at`"
         )
     if at is not None and not isinstance(at, datetime):
         raise InvalidArgument(f"at is a datetime with a time zone, not {type(at).__name__}")
@@ -194,14 +214,18 @@ def due_of(delay: object, at: object, now_ns: int) -> int:
 
 
 def many(due_times: object, count: int, now_ns: int, what: str = "due") -> list[int]:
-    """When `count` messages are due: one item for each, or one for all. Raises InvalidArgument, DelayTooLong."""
+    """When `count` messages are due: one item for each, or one for all. Raises InvalidArgument,
+    DelayTooLong.
+    """
     if isinstance(due_times, timedelta | datetime):
         return [due_at_ms(due_times, now_ns)] * count
     return [due_at_ms(each, now_ns) for each in _column(due_times, count, what)]
 
 
 def many_ms(due_times_ms: Any, count: int, now_ns: int) -> Sequence[int]:
-    """`many` for milliseconds since 1970, with little work for each message. Raises InvalidArgument, DelayTooLong."""
+    """`many` for milliseconds since 1970, with little work for each message. Raises
+    InvalidArgument, DelayTooLong.
+    """
     if hasattr(due_times_ms, "__index__"):
         return [checked(due_times_ms, now_ns)] * count
     found = _column(due_times_ms, count, "due_ms")
@@ -227,7 +251,8 @@ def many_of(delays: object, ats: object, count: int, now_ns: int) -> list[int]:
     for each in items:
         if not isinstance(each, kind):
             raise InvalidArgument(
-                f"{what} are {kind.__name__}s, one for each message or one for all, not {type(each).__name__}"
+                f"{what} are {kind.__name__}s, one for each message or one for all, not "
+                f"{type(each).__name__}"
             )
     return many(given, count, now_ns, what)
 
@@ -254,7 +279,8 @@ def check_recurrence(cron: object, zone: object) -> tuple[str, str]:
     fields = cron.split()
     if len(fields) != 5 or len(cron) > CRON_CHARS_MAX or not all(map(_FIELD.fullmatch, fields)):
         raise InvalidArgument(
-            f'cron is five fields (minute, hour, day, month, weekday), such as "0 9 * * *", not {cron[:80]!r}'
+            'cron is five fields (minute, hour, day, month, weekday), such as "0 9 * * *", '
+            f"not {cron[:80]!r}"
         )
     if not isinstance(zone, str) or len(zone) > limits.NAME_CHARS_MAX or not _ZONE.fullmatch(zone):
         raise InvalidArgument(
@@ -273,7 +299,9 @@ DueTimes: TypeAlias = Sequence[When] | When
 
 
 MISSING_S: Final = 15.0
-"""Longer than a failover takes, and much shorter than the time in which a message must be stored."""
+"""Longer than a failover takes, and much shorter than the time in which a message must be
+stored.
+"""
 
 
 class DelayHome:
@@ -282,7 +310,9 @@ class DelayHome:
         self._seen_s: dict[str, float] = {}
 
     def choose(self, groups: Mapping[str, bool], now_s: float) -> dict[str, bool]:
-        """The answer of a metaserver (whether each group is writable), with only the home writable."""
+        """The answer of a metaserver (whether each group is writable), with only the home
+        writable.
+        """
         for group, is_writable in groups.items():
             if is_writable:
                 self._seen_s[group] = now_s
@@ -299,7 +329,9 @@ class DelayHome:
 
 
 class DelayGroupDestination:
-    """The destination of a subject's delayed batches: any delay group, or the home of an ordered subject."""
+    """The destination of a subject's delayed batches: any delay group, or the home of an ordered
+    subject.
+    """
 
     def __init__(
         self,
@@ -324,7 +356,9 @@ class DelayGroupDestination:
 
     @property
     def inflight_max(self) -> int:
-        """One batch for an ordered subject. If a batch were refused while the next one is stored, it would end up behind it."""
+        """One batch for an ordered subject. If a batch were refused while the next one is stored,
+        it would end up behind it.
+        """
         return 1 if self.is_ordered else INFLIGHT_BATCHES_MAX
 
     def usable(self, groups: Mapping[str, bool]) -> Mapping[str, bool]:
@@ -347,8 +381,8 @@ class DelayGroupDestination:
 
 
 class DelayedProducer(Producer):
-    """A producer of delayed messages for one subject. Make it with `Client.delayed_producer`; use it with `async with`, or `flush` and
-    `close` it.
+    """A producer of delayed messages for one subject. Make it with `Client.delayed_producer`; use
+    it with `async with`, or `flush` and `close` it.
     """
 
     def __init__(
@@ -385,7 +419,7 @@ class DelayedProducer(Producer):
             on_closed=on_closed,
         )
 
-    # --- sending -------------------------------------------------------------------------------------------------------
+    # --- sending ----------------------------------------------------------------------------------
 
     def send(
         self,
@@ -399,8 +433,9 @@ class DelayedProducer(Producer):
     ) -> Ticket:
         """Put a message into the open batch; `await` the ticket to know that it is stored.
 
-        `due` is a timedelta from now, or a datetime with a time zone. `due_ms`, milliseconds since 1970, is the fastest way. A time in the
-        past means now. Raises as `Producer.send`, and DelayTooLong.
+        `due` is a timedelta from now, or a datetime with a time zone. `due_ms`, milliseconds since
+        1970, is the fastest way. A time in the past means now. Raises as `Producer.send`, and
+        DelayTooLong.
         """
         if type(body) is not bytes or len(body) > self._body_bytes_max:
             body = body_bytes(body, self._body_bytes_max)
@@ -441,7 +476,9 @@ class DelayedProducer(Producer):
         due: DueTimes | None = None,
         due_ms: Sequence[int] | int | None = None,
     ) -> Tickets:
-        """Send many messages with less work for each; `due` or `due_ms` has one item a message, or is one for all. Raises as `send`."""
+        """Send many messages with less work for each; `due` or `due_ms` has one item a message, or
+        is one for all. Raises as `send`.
+        """
         if (due is None) == (due_ms is None):
             raise _one_of_two()
         columns = columns_of(bodies, tags, headers, self._body_bytes_max)
@@ -465,9 +502,11 @@ class DelayedProducer(Producer):
         tags: Iterable[str] | None = None,
         headers: Mapping[str, str | bytes] | None = None,
     ) -> Ticket:
-        """Send a recurring message: it is delivered at the times of `cron`, in the time zone `zone`, from `start_ms` (default: now) on.
+        """Send a recurring message: it is delivered at the times of `cron`, in the time zone
+        `zone`, from `start_ms` (default: now) on.
 
-        The message is the only one of its batch. Its first run is the first time after `start_ms`. Raises as `send`.
+        The message is the only one of its batch. Its first run is the first time after `start_ms`.
+        Raises as `send`.
         """
         cron, zone = check_recurrence(cron, zone)
         now_ns = self._links.now_ns()
@@ -530,13 +569,15 @@ def _due(due: When | None, due_ms: SupportsIndex | None, now_ns: int) -> int:
 
 def _one_of_two() -> InvalidArgument:
     return InvalidArgument(
-        "a delayed message needs its time, once: due (a timedelta, or a datetime with a time zone) or due_ms"
+        "a delayed message needs its time, once: due (a timedelta, or a datetime with a time "
+        "zone) or due_ms"
     )
 
 
 def _keyless(subject: str) -> InvalidArgument:
     return InvalidArgument(
-        f"subject {subject!r} is ordered, so a delayed message to it needs a key: nothing of its batch is stored"
+        f"subject {subject!r} is ordered, so a delayed message to it needs a key: nothing of "
+        "its batch is stored"
     )
 
 
@@ -556,11 +597,13 @@ class DelayedMessage:
     tags: tuple[str, ...]
     headers: Mapping[str, bytes]
     body: bytes | None
-    """None where the delay group did not read it: in lists, and for cancelled or moved messages. See `Delayed.show`."""
+    """None where the delay group did not read it: in lists, and for cancelled or moved messages.
+    See `Delayed.show`.
+    """
     body_bytes: int
     state: str
-    """"half" (waiting for a decision), "pending", "planned" (on its way), "delivered", "cancelled", or "moved" (and no longer pending at
-    its new time).
+    """"half" (waiting for a decision), "pending", "planned" (on its way), "delivered", "cancelled",
+    or "moved" (and no longer pending at its new time).
     """
     cron: str
     """The schedule of a recurring message; empty for others."""
@@ -569,7 +612,9 @@ class DelayedMessage:
 
     @property
     def key(self) -> str | None:
-        """The message's key as text; None if it has none. Raises UnicodeDecodeError for a key that is not UTF-8: see `key_bytes`."""
+        """The message's key as text; None if it has none. Raises UnicodeDecodeError for a key that
+        is not UTF-8: see `key_bytes`.
+        """
         return None if self.key_bytes is None else self.key_bytes.decode()
 
 
@@ -709,17 +754,19 @@ class Delayed:
         self._timing = timing
 
     async def cancel(self, id: str | DelayedId) -> DelayedMessage:
-        """Cancel a delayed message, or all further runs of a recurring one. Cancelling it again has the same result.
+        """Cancel a delayed message, or all further runs of a recurring one. Cancelling it again has
+        the same result.
 
-        Raises TooLate if the message is on its way or delivered, MessageNotFound, InvalidArgument; Unavailable (see its `outcome`),
-        ClientClosed.
+        Raises TooLate if the message is on its way or delivered, MessageNotFound, InvalidArgument;
+        Unavailable (see its `outcome`), ClientClosed.
         """
         found = await self._ask("CancelDelayed", pb.CancelDelayedRequest(id=_id_text(id)))
         return message_of(found)
 
     async def move(self, id: str | DelayedId, when: When) -> DelayedMessage:
-        """Change the due time, by a timedelta from now or a datetime; a time in the past means now. For a recurring message this moves the
-        next run only: the runs between its time by the schedule and the new one come after it, late, and none comes twice.
+        """Change the due time, by a timedelta from now or a datetime; a time in the past means now.
+        For a recurring message this moves the next run only: the runs between its time by the
+        schedule and the new one come after it, late, and none comes twice.
 
         Raises as `cancel`, and DelayTooLong.
         """
@@ -747,7 +794,9 @@ class Delayed:
         return found
 
     async def show(self, id: str | DelayedId) -> DelayedMessage:
-        """The message and its state. Raises MessageNotFound, InvalidArgument, Unavailable, ClientClosed."""
+        """The message and its state. Raises MessageNotFound, InvalidArgument, Unavailable,
+        ClientClosed.
+        """
         found = await self._ask("ShowDelayed", pb.ShowDelayedRequest(id=_id_text(id)))
         return message_of(found)
 
@@ -761,11 +810,13 @@ class Delayed:
         is_half: bool = False,
         silent: dict[str, str] | None = None,
     ) -> AsyncIterator[DelayedMessage]:
-        """Pending messages of a subject (default: all subjects) that are due from `start` on and before `end`, ordered by due time, without
-        bodies; at most `limit`. With `is_half`, only half messages, which wait for a decision: see `Client.delayed_producer`.
+        """Pending messages of a subject (default: all subjects) that are due from `start` on and
+        before `end`, ordered by due time, without bodies; at most `limit`. With `is_half`, only
+        half messages, which wait for a decision: see `Client.delayed_producer`.
 
-        Raises InvalidName, InvalidArgument; NotConnected if a delay group does not answer, because the list would be incomplete. With a
-        dict as `silent` an incomplete list is returned if at least one group answers; the dict then says which groups are missing, and why.
+        Raises InvalidName, InvalidArgument; NotConnected if a delay group does not answer, because
+        the list would be incomplete. With a dict as `silent` an incomplete list is returned if at
+        least one group answers; the dict then says which groups are missing, and why.
         """
         if limit is not None and (
             isinstance(limit, bool) or not isinstance(limit, int) or limit < 0
@@ -783,7 +834,8 @@ class Delayed:
             page = await self._metadata().list_delayed(request)
             if page.silent and silent is None:
                 raise NotConnected(
-                    f"{', '.join(sorted(page.silent))} did not answer, so those messages are missing: {'; '.join(page.silent.values())}"
+                    f"{', '.join(sorted(page.silent))} did not answer, so those messages are "
+                    f"missing: {'; '.join(page.silent.values())}"
                 )
             if silent is not None:
                 silent.update(page.silent)
@@ -795,11 +847,15 @@ class Delayed:
             request.after = page.next
 
     async def stats(self) -> DelayStats:
-        """Pending messages, lateness of deliveries, and which delay groups did not answer. Raises NotConnected, ClientClosed."""
+        """Pending messages, lateness of deliveries, and which delay groups did not answer. Raises
+        NotConnected, ClientClosed.
+        """
         return stats_of(await self._metadata().describe_delays())
 
     async def _ask(self, method: str, request: Any) -> Any:
-        """The answer. A failure after an earlier try that may have done the request has an unknown outcome, except TooLate to a cancel."""
+        """The answer. A failure after an earlier try that may have done the request has an unknown
+        outcome, except TooLate to a cancel.
+        """
         loop = asyncio.get_running_loop()
         begun_s = loop.time()
         is_uncertain, attempt = False, 0
@@ -827,7 +883,9 @@ def _id_text(given: object) -> str:
 
 
 def _may_be_done(failure: Unavailable) -> bool:
-    """Whether the delay group may have done the request. A broken connection says nothing about it."""
+    """Whether the delay group may have done the request. A broken connection says nothing about
+    it.
+    """
     cause = failure.__cause__
     trailers = (
         cause.trailing_metadata() or ()
@@ -855,7 +913,9 @@ _OTHERS_BYTES: Final = 200
 """The most that a copy adds to a message: two headers and a due time."""
 
 SendDirected = Callable[[str, Columns, int], Awaitable[None]]
-"""(subject, columns, create time of the batch): returns when a delay group has stored them. Raises QmqError."""
+"""(subject, columns, create time of the batch): returns when a delay group has stored them. Raises
+QmqError.
+"""
 
 
 class RetryHolder(Protocol):
@@ -867,7 +927,9 @@ class RetryHolder(Protocol):
 
 
 class LongRetry(NamedTuple):
-    """A message to be delivered again at `due_ms`, milliseconds since 1970, and the error of its attempt."""
+    """A message to be delivered again at `due_ms`, milliseconds since 1970, and the error of its
+    attempt.
+    """
 
     holder: RetryHolder
     message: Message
@@ -914,7 +976,8 @@ class Retries:
             verdict, delay_ms = Verdict.ACK, 0
         except (QmqError, TimeoutError) as failure:
             log.warning(
-                "%d failed messages of subject %s, group %s: no delay group confirmed that it stores them for a later retry; "
+                "%d failed messages of subject %s, group %s: no delay group confirmed that "
+                "it stores them for a later retry; "
                 "they are handed out again in an hour: %s",
                 len(batch),
                 self._subject,
@@ -925,8 +988,9 @@ class Retries:
             _settle(batch, verdict, delay_ms)
 
     async def close(self) -> None:
-        """Wait until every message has its verdict, for `timeout_s` at most. Messages that are added later are not sent. If the wait is
-        cancelled, messages that no delay group has confirmed come back in an hour.
+        """Wait until every message has its verdict, for `timeout_s` at most. Messages that are
+        added later are not sent. If the wait is cancelled, messages that no delay group has
+        confirmed come back in an hour.
         """
         self._leave()
         try:
@@ -946,7 +1010,9 @@ def _settle(batch: Sequence[LongRetry], verdict: int, delay_ms: int) -> None:
 
 
 def batches(retries: Iterable[LongRetry]) -> Iterator[list[LongRetry]]:
-    """Batches in the order of the messages, cut where a batch is full, or where create times are too far apart. Pure."""
+    """Batches in the order of the messages, cut where a batch is full, or where create times are
+    too far apart. Pure.
+    """
     batch: list[LongRetry] = []
     size = low = high = 0
     for each in retries:

@@ -1,22 +1,26 @@
-"""A producer's pipes, one for each broker group it uses, and the pool of batches that are not sent yet.
+"""A producer's pipes, one for each broker group it uses, and the pool of batches that are not sent
+yet.
 
-A batch is assigned to a group at the moment it is sent, so a stalled group delays only the batches that are in flight there:
+A batch is assigned to a group at the moment it is sent, so a stalled group delays only the batches
+that are in flight there:
 
     closed batch -> pool -> a pipe with room
     certainly not stored -> pool again, in its place
 
 Rules:
-* `Balancer` (qmq/delivery/balancer.py) says which pipe gets the next batch. A pipe that is skipped because it is not connected yet is
-  connected meanwhile, one at a time.
+* `Balancer` (qmq/delivery/balancer.py) says which pipe gets the next batch. A pipe that is skipped
+  because it is not connected yet is connected meanwhile, one at a time.
 * If no group takes messages, batches wait until they time out, and their error says why.
 
-A pipe sends one producer's batches to one broker group, through changes of the group's master. `SenderWindow` (`batch.py`) decides about
-batches. The pipe owns the connection, and puts decided batches into the pool.
+A pipe sends one producer's batches to one broker group, through changes of the group's master.
+`SenderWindow` (`batch.py`) decides about batches. The pipe owns the connection, and puts decided
+batches into the pool.
 
-`MasterConnection` is what all senders of batches have in common: the connection to a broker group's master sends the batches of a window,
-and reports answers, lost connections and time to the window. It follows the group's masters: after NotMaster, or news of another master, it
-connects there, and late answers of the old master still count. Subclasses say how a batch is encoded, whether a connection is needed, and
-what to do with the batches when no master can be found.
+`MasterConnection` is what all senders of batches have in common: the connection to a broker group's
+master sends the batches of a window, and reports answers, lost connections and time to the window.
+It follows the group's masters: after NotMaster, or news of another master, it connects there, and
+late answers of the old master still count. Subclasses say how a batch is encoded, whether a
+connection is needed, and what to do with the batches when no master can be found.
 """
 
 from __future__ import annotations
@@ -55,8 +59,8 @@ B = TypeVar("B", bound=InFlightBatch)
 
 
 class MasterConnection(Generic[B]):
-    """`target` is the locator's name for the destination. `encode` returns the encoded batch, or raises QmqError. `changed` tells the
-    owner of changes.
+    """`target` is the locator's name for the destination. `encode` returns the encoded batch, or
+    raises QmqError. `changed` tells the owner of changes.
     """
 
     kind: int = FrameKind.PRODUCE
@@ -90,7 +94,7 @@ class MasterConnection(Generic[B]):
         self._is_watched = False
         self._reaching: asyncio.Task[None] | None = None
 
-    # --- what subclasses say -------------------------------------------------------------------------------------------
+    # --- what subclasses say ----------------------------------------------------------------------
 
     def _stored(self, batch: B, produced: Produced, now: float) -> None:
         """Tell the window that the batch is stored."""
@@ -102,7 +106,9 @@ class MasterConnection(Generic[B]):
         raise NotImplementedError
 
     async def _gives_up(self, failure: QmqError, failures: int) -> bool:
-        """Whether to give up, because waiting for a master will not help: the subject is gone, or the client is closed."""
+        """Whether to give up, because waiting for a master will not help: the subject is gone, or
+        the client is closed.
+        """
         raise NotImplementedError
 
     def _tick(self, now: float) -> None:
@@ -113,7 +119,7 @@ class MasterConnection(Generic[B]):
         """The window has processed an answer."""
         self._tell()
 
-    # --- the way out ---------------------------------------------------------------------------------------------------
+    # --- the way out ------------------------------------------------------------------------------
 
     def pump(self) -> None:
         """Send what may be sent now, or connect if batches wait."""
@@ -150,7 +156,7 @@ class MasterConnection(Generic[B]):
             self._is_watched = True
             self._links.answer_watch.expect(self._look, self._answers, self._loop)
 
-    # --- the way back --------------------------------------------------------------------------------------------------
+    # --- the way back -----------------------------------------------------------------------------
 
     def _answered(
         self, connection: Connection, batch: B, attempt: int, answer: Frame | QmqError
@@ -199,7 +205,7 @@ class MasterConnection(Generic[B]):
             self._is_watched = True
             self._links.answer_watch.expect(self._look, self._answers, self._loop)
 
-    # --- time ----------------------------------------------------------------------------------------------------------
+    # --- time -------------------------------------------------------------------------------------
 
     def _arm(self) -> None:
         at = self._window.wake_at(self._loop.time())
@@ -213,10 +219,12 @@ class MasterConnection(Generic[B]):
         self._tick(self._loop.time())
         self._tell()
 
-    # --- masters come and go -------------------------------------------------------------------------------------------
+    # --- masters come and go ----------------------------------------------------------------------
 
     def reach(self, *, ahead: bool = False) -> None:
-        """Find the master and connect, repeatedly while batches wait; with `ahead` once, to be ready soon."""
+        """Find the master and connect, repeatedly while batches wait; with `ahead` once, to be
+        ready soon.
+        """
         if (
             self._reaching is None
             and self.connection is None
@@ -285,7 +293,7 @@ class MasterConnection(Generic[B]):
         if not self.is_closed:
             self._tell()
 
-    # --- the end -------------------------------------------------------------------------------------------------------
+    # --- the end ----------------------------------------------------------------------------------
 
     def close(self) -> None:
         """Send no more batches; late answers are ignored."""
@@ -298,11 +306,15 @@ class MasterConnection(Generic[B]):
 
 
 INFLIGHT_BATCHES_MAX: Final = 32
-"""Half of the batches that a broker remembers for each producer (qmq/log/producers.py), so that it always recognises a retry."""
+"""Half of the batches that a broker remembers for each producer (qmq/log/producers.py), so that it
+always recognises a retry.
+"""
 
 
 class BatchDestination(Protocol):
-    """The destination and the encoding of a producer's batches: the difference between the kinds of producers."""
+    """The destination and the encoding of a producer's batches: the difference between the kinds of
+    producers.
+    """
 
     target: str
     """The target under which the locator knows the subject (qmq/client/metadata/cache.py)."""
@@ -348,10 +360,12 @@ class GroupSender(MasterConnection[Batch]):
 
     @property
     def is_stalled(self) -> bool:
-        """Whether the group has not answered for a while: then it gets no new batches if there is another group."""
+        """Whether the group has not answered for a while: then it gets no new batches if there is
+        another group.
+        """
         return self.window.is_stalled
 
-    # --- the way out ---------------------------------------------------------------------------------------------------
+    # --- the way out ------------------------------------------------------------------------------
 
     def has_room(self, size: int) -> bool:
         """Whether a new batch of `size` bytes can be sent now."""
@@ -371,7 +385,7 @@ class GroupSender(MasterConnection[Batch]):
         super().pump()
         self._after_change()
 
-    # --- the way back --------------------------------------------------------------------------------------------------
+    # --- the way back -----------------------------------------------------------------------------
 
     def _stored(self, batch: Batch, produced: Produced, now: float) -> None:
         if self.window.acknowledged(batch, now):
@@ -406,7 +420,7 @@ class GroupSender(MasterConnection[Batch]):
         self._loop.call_soon(self._changed)
         return True
 
-    # --- the end -------------------------------------------------------------------------------------------------------
+    # --- the end ----------------------------------------------------------------------------------
 
     def expire(self, now: float) -> None:
         """Fail batches that were to be sent again and have timed out."""
@@ -414,7 +428,9 @@ class GroupSender(MasterConnection[Batch]):
         self._report()
 
     def abort(self, fail: Callable[[Batch, bool], None]) -> None:
-        """End now: `fail` is called for each batch, with whether its answer is still outstanding."""
+        """End now: `fail` is called for each batch, with whether its answer is still
+        outstanding.
+        """
         self.close()
         for batch in self.window.drop():
             fail(batch, batch.unanswered > 0)
@@ -425,8 +441,9 @@ STAY_BYTES: Final = 2 * limits.MIB
 
 
 class GroupSenders:
-    """`answered` is called after each answer: time to take what is decided and to send the open batch. `changed` is called after every
-    other change: time to take what is decided, and to send the open batch if the pipes are idle.
+    """`answered` is called after each answer: time to take what is decided and to send the open
+    batch. `changed` is called after every other change: time to take what is decided, and to send
+    the open batch if the pipes are idle.
     """
 
     def __init__(
@@ -462,7 +479,7 @@ class GroupSenders:
     def __iter__(self) -> Iterator[GroupSender]:
         return iter(self._balancer)
 
-    # --- the way out ---------------------------------------------------------------------------------------------------
+    # --- the way out ------------------------------------------------------------------------------
 
     def send(self) -> None:
         """Send what waits, as far as pipes have room."""
@@ -486,7 +503,9 @@ class GroupSenders:
 
     @property
     def is_idle(self) -> bool:
-        """Whether no batch is in flight at the pipe that gets the next one: then the open batch need not gather more."""
+        """Whether no batch is in flight at the pipe that gets the next one: then the open batch
+        need not gather more.
+        """
         if self._pool.waiting:
             return False
         if not any([each.window.is_sending for each in self._balancer]):  # noqa: C419 - faster than a generator
@@ -508,14 +527,14 @@ class GroupSenders:
                 if pipe.window.trouble is None:
                     break
 
-    # --- the way back --------------------------------------------------------------------------------------------------
+    # --- the way back -----------------------------------------------------------------------------
 
     @property
     def has_groups(self) -> bool:
         """Whether the subject's broker groups are known."""
         return bool(self._balancer)
 
-    # --- which groups there are ----------------------------------------------------------------------------------------
+    # --- which groups there are -------------------------------------------------------------------
 
     def _wait(self) -> None:
         """Batches wait and no pipe takes them: look for other groups."""
@@ -540,7 +559,8 @@ class GroupSenders:
                 if self._balancer.is_writable:
                     return
                 self._trouble = ReadOnly(
-                    f"all broker groups of {spoken(self._target)} are drained: resume one with `qmq broker resume`"
+                    f"all broker groups of {spoken(self._target)} are drained: resume one "
+                    "with `qmq broker resume`"
                 )
         finally:
             self._finding = None
@@ -571,7 +591,7 @@ class GroupSenders:
                 pipe.moved()
             self._changed()
 
-    # --- time ----------------------------------------------------------------------------------------------------------
+    # --- time -------------------------------------------------------------------------------------
 
     def _watch_time(self) -> None:
         """Wake up when the first waiting batch times out."""
@@ -597,10 +617,12 @@ class GroupSenders:
             pipe.expire(now)
         self._changed()
 
-    # --- the end -------------------------------------------------------------------------------------------------------
+    # --- the end ----------------------------------------------------------------------------------
 
     def abort(self, fail: Callable[[Batch, bool], None]) -> None:
-        """End now: `fail` is called for each batch, with whether its answer is still outstanding."""
+        """End now: `fail` is called for each batch, with whether its answer is still
+        outstanding.
+        """
         self._is_closed = True
         self._links.locator.unlisten(self._target, self._rerouted)
         if self._finding is not None:

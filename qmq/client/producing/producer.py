@@ -1,18 +1,23 @@
 """The batching producer of an unordered subject. It stores every message once, or reports why not.
 
-There is no linger time: the first message is sent at the end of this round of the event loop. Messages that are sent while a batch is in
-flight form the next batch, which is sent when the first one is answered, or has 1,000 messages or 256 KiB.
+There is no linger time: the first message is sent at the end of this round of the event loop.
+Messages that are sent while a batch is in flight form the next batch, which is sent when the first
+one is answered, or has 1,000 messages or 256 KiB.
 
-A batch keeps its number through every retry, and a broker group stores a number once. After a lost answer, a broken connection, an
-overloaded broker or a change of master the batch is sent again, until `delivery_timeout`. Only then does the ticket fail, and its error
-says whether the batch is not stored or its outcome is unknown. `group_sender.py` chooses the broker group, and sends to it. Batches go down
-by calls; decisions are taken from the pipes when they say that something changed.
+A batch keeps its number through every retry, and a broker group stores a number once. After a lost
+answer, a broken connection, an overloaded broker or a change of master the batch is sent again,
+until `delivery_timeout`. Only then does the ticket fail, and its error says whether the batch is
+not stored or its outcome is unknown. `group_sender.py` chooses the broker group, and sends to it.
+Batches go down by calls; decisions are taken from the pipes when they say that something changed.
 
-Both kinds of producer derive from `ProducerBase`, the undecided messages of a producer: back-pressure, flushing, closing.
+Both kinds of producer derive from `ProducerBase`, the undecided messages of a producer:
+back-pressure, flushing, closing.
 
-Shared producers of `Client.send` that are no longer used are ended: a client that sends to ten thousand subjects holds memory for the busy
-ones only. A producer is closed when two checks, `idle_s` apart, find no undecided message and no message was sent in between. The next
-`send` makes another one. Each tick looks at a part of the producers, so that many of them never hold up the event loop.
+Shared producers of `Client.send` that are no longer used are ended: a client that sends to ten
+thousand subjects holds memory for the busy ones only. A producer is closed when two checks,
+`idle_s` apart, find no undecided message and no message was sent in between. The next `send` makes
+another one. Each tick looks at a part of the producers, so that many of them never hold up the
+event loop.
 """
 
 from __future__ import annotations
@@ -56,7 +61,9 @@ from qmq.wire.frame_payloads import Produced
 DRAIN_BYTES: Final = 4 * limits.MIB
 BUFFER_BYTES_MAX: Final = 64 * limits.MIB
 _WOKEN_AT_ONCE: Final = 64
-"""Senders that are woken when there is room: enough for a batch, and few of them find that the others took the room."""
+"""Senders that are woken when there is room: enough for a batch, and few of them find that the
+others took the room.
+"""
 
 
 def _wake(waiting: deque[asyncio.Future[None]], count: int) -> None:
@@ -73,11 +80,15 @@ def ignored(_closed: object) -> None:
 
 
 FAILED_MAX: Final = 1_000
-"""Failures that `flush` looks through for one that nobody has seen: an application that never flushes keeps no more of them."""
+"""Failures that `flush` looks through for one that nobody has seen: an application that never
+flushes keeps no more of them.
+"""
 
 
 class ProducerBase:
-    """A producer calls `_taken` and `_decided`; applications use the public methods. `on_closed` is called when it has ended."""
+    """A producer calls `_taken` and `_decided`; applications use the public methods. `on_closed` is
+    called when it has ended.
+    """
 
     def __init__(
         self, links: ConnectionPool, on_closed: Callable[[Self], object] = ignored
@@ -103,7 +114,8 @@ class ProducerBase:
         self._links.round.own_loop()
         if self.waiting_bytes > BUFFER_BYTES_MAX:
             raise BufferFull(
-                f"{self.waiting_bytes} bytes wait to be stored: `await producer.drain()` before sending more"
+                f"{self.waiting_bytes} bytes wait to be stored: `await producer.drain()` "
+                "before sending more"
             )
 
     def _taken(self, size: int) -> None:
@@ -150,7 +162,9 @@ class ProducerBase:
         return self.waiting_bytes <= DRAIN_BYTES // 2
 
     async def flush(self) -> None:
-        """Wait until all messages sent so far are decided. Raises the first failure that no caller has seen through a ticket."""
+        """Wait until all messages sent so far are decided. Raises the first failure that no caller
+        has seen through a ticket.
+        """
         if not self.is_idle:
             self._links.round.own_loop()
         self._close_all()
@@ -164,7 +178,9 @@ class ProducerBase:
                 raise failure
 
     def _wake_waiting(self) -> None:
-        """Batches were decided: wake those who wait for all of them, and the next senders who wait for room."""
+        """Batches were decided: wake those who wait for all of them, and the next senders who wait
+        for room.
+        """
         if not self._undecided:
             _wake(self._for_flush, len(self._for_flush))
         if self._for_room and not self._is_waking:
@@ -222,8 +238,8 @@ class ProducerBase:
 BATCH_MESSAGES: Final = 1_000
 BATCH_BYTES: Final = 256 * limits.KIB
 NONE_OPEN: Final = OpenBatch()
-"""Stands for the open batch while there is none. A producer that rests keeps no batch for its next message: with 10,000 producers these
-would be cold memory when they are needed.
+"""Stands for the open batch while there is none. A producer that rests keeps no batch for its next
+message: with 10,000 producers these would be cold memory when they are needed.
 """
 _KINDS: Final = {
     "quorum": FrameKind.PRODUCE,
@@ -233,7 +249,9 @@ _KINDS: Final = {
 
 
 def new_producer_id() -> int:
-    """64 bits: milliseconds since 1970 in the upper 44, random in the lower 20. A producer's messages are not older than its id."""
+    """64 bits: milliseconds since 1970 in the upper 44, random in the lower 20. A producer's
+    messages are not older than its id.
+    """
     return ms_of(time.time_ns()) << 20 | int.from_bytes(os.urandom(3), "little") & 0xFFFFF
 
 
@@ -299,7 +317,9 @@ class BrokerGroupDestination:
 
 
 class Producer(ProducerBase):
-    """Sends to one subject. Make it with `Client.producer`; use it with `async with`, or `flush` and `close` it."""
+    """Sends to one subject. Make it with `Client.producer`; use it with `async with`, or `flush`
+    and `close` it.
+    """
 
     def __init__(
         self,
@@ -335,7 +355,7 @@ class Producer(ProducerBase):
         self.stored_by_group: dict[str, int] = {}
         """Stored messages by broker group."""
 
-    # --- sending -------------------------------------------------------------------------------------------------------
+    # --- sending ----------------------------------------------------------------------------------
 
     def send(
         self,
@@ -348,8 +368,8 @@ class Producer(ProducerBase):
 
         Check `full` from time to time, and `await drain()`.
 
-        Raises: InvalidArgument, MessageTooLarge: the message is invalid. BufferFull: more than 64 MiB are waiting to be stored.
-        ClientClosed: the producer or its client was closed.
+        Raises: InvalidArgument, MessageTooLarge: the message is invalid. BufferFull: more than 64
+        MiB are waiting to be stored. ClientClosed: the producer or its client was closed.
         """
         if type(body) is not bytes or len(body) > self._body_bytes_max:
             body = body_bytes(body, self._body_bytes_max)
@@ -374,7 +394,9 @@ class Producer(ProducerBase):
         return ticket
 
     def _wake(self) -> None:
-        """First message in this round of the event loop: stamp the time, and flush at the end of the round."""
+        """First message in this round of the event loop: stamp the time, and flush at the end of
+        the round.
+        """
         self._check_open()
         self._is_awake = True
         now_ms = self._links.now_ns() // 1_000_000
@@ -403,7 +425,9 @@ class Producer(ProducerBase):
         tags: Sequence[Iterable[str]] | None = None,
         headers: Sequence[Mapping[str, str | bytes]] | None = None,
     ) -> Tickets:
-        """Send many messages with less work for each; each given column has one item for each message. Raises as `send`."""
+        """Send many messages with less work for each; each given column has one item for each
+        message. Raises as `send`.
+        """
         columns = columns_of(bodies, tags, headers, self._body_bytes_max)
         check_length("keys", keys, len(columns.bodies))
         columns.keys = [key_bytes(key) for key in keys] if keys else None
@@ -414,7 +438,8 @@ class Producer(ProducerBase):
     ) -> Tickets:
         """Send columns unchecked, in separate batches: for messages that QMQ itself makes.
 
-        The create time is now, or `create_time_ms` plus the columns' `create_deltas`. Raises BufferFull, ClientClosed.
+        The create time is now, or `create_time_ms` plus the columns' `create_deltas`. Raises
+        BufferFull, ClientClosed.
         """
         return self._put(columns, flags, create_time_ms)
 
@@ -468,15 +493,19 @@ class Producer(ProducerBase):
         self._pipes.send()
 
     def place_of_last(self, ticket: Ticket) -> int:
-        """The place, in its batch, of the message that `send` just took; valid only right after `send`."""
+        """The place, in its batch, of the message that `send` just took; valid only right after
+        `send`.
+        """
         return (len(self._open.bodies) if ticket is self._open.ticket else self._last_count) - 1
 
     @property
     def pipes(self) -> Sequence[GroupSender]:
-        """One for each broker group that this producer has sent to: its connection, and the batches on their way."""
+        """One for each broker group that this producer has sent to: its connection, and the batches
+        on their way.
+        """
         return tuple(self._pipes)
 
-    # --- what became of them -------------------------------------------------------------------------------------------
+    # --- what became of them ----------------------------------------------------------------------
 
     def _take_decided(self) -> None:
         for batch, outcome, group in self._pipes.take_decided():
@@ -525,7 +554,9 @@ class Producer(ProducerBase):
             self._wake_waiting()
 
     def _changed(self) -> None:
-        """Batches may have failed, or another group may take an open batch that waited for a stalled one."""
+        """Batches may have failed, or another group may take an open batch that waited for a
+        stalled one.
+        """
         self._take_decided()
         if (
             self._open.bodies
@@ -535,7 +566,7 @@ class Producer(ProducerBase):
         ):
             self._close_open()
 
-    # --- the end -------------------------------------------------------------------------------------------------------
+    # --- the end ----------------------------------------------------------------------------------
 
     @property
     def _has_open(self) -> bool:
@@ -571,13 +602,15 @@ class IdleProducers:
     def __init__(self, idle_s: float) -> None:
         self._tick_s = idle_s / PARTS
         self._queue: deque[tuple[MutableMapping[Any, Any], Hashable, int]] = deque()
-        """(the producers that it belongs to, key, tickets that it had given out when it was idle at the last look; -1 if it was busy or
-        new)
+        """(the producers that it belongs to, key, tickets that it had given out when it was idle at
+        the last look; -1 if it was busy or new)
         """
         self._timer: asyncio.TimerHandle | None = None
 
     def watch(self, shared: MutableMapping[K, P], key: K) -> None:
-        """Examine the new producer `shared[key]` from now on, and delete it there when it is closed."""
+        """Examine the new producer `shared[key]` from now on, and delete it there when it is
+        closed.
+        """
         self._queue.append((shared, key, -1))
         if self._timer is None:
             self._timer = asyncio.get_running_loop().call_later(self._tick_s, self._tick)

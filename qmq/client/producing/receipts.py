@@ -1,11 +1,12 @@
-"""The results of a send: where its messages are stored. No I/O. There is one ticket for each batch, because a future for each message would
-cost more than sending it.
+"""The results of a send: where its messages are stored. No I/O. There is one ticket for each batch,
+because a future for each message would cost more than sending it.
 
-A ticket follows its messages through all the batches that they were cut into. It is decided when every piece is decided: with a receipt if
-all pieces are stored, otherwise with the first failure. The failure's outcome is about *all* messages: if some are stored and some are not,
-it is unknown.
+A ticket follows its messages through all the batches that they were cut into. It is decided when
+every piece is decided: with a receipt if all pieces are stored, otherwise with the first failure.
+The failure's outcome is about *all* messages: if some are stored and some are not, it is unknown.
 
-`send_many` of an ordered producer has its receipts in the caller's order, although the messages go to several partitions.
+`send_many` of an ordered producer has its receipts in the caller's order, although the messages go
+to several partitions.
 """
 
 from __future__ import annotations
@@ -23,8 +24,9 @@ from qmq.process.event_loop import EventLoopTick, TickFuture, not_here
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
 class Receipt:
-    """One stored message: message number `index` of its batch. Its values are taken from the batch's receipt when they are asked for:
-    making them for each message took a quarter of a sender's time.
+    """One stored message: message number `index` of its batch. Its values are taken from the
+    batch's receipt when they are asked for: making them for each message took a quarter of a
+    sender's time.
     """
 
     batch: BatchReceipt
@@ -62,7 +64,9 @@ class Receipt:
 
     @property
     def delayed_id(self) -> str | None:
-        """For a delayed message, the id for `Client.delayed` (cancel, move, show). None for others."""
+        """For a delayed message, the id for `Client.delayed` (cancel, move, show). None for
+        others.
+        """
         return None
 
     def _values(self) -> tuple[object, ...]:
@@ -82,13 +86,16 @@ class Receipt:
         return hash(self.id)
 
     def __repr__(self) -> str:
-        return f"<{type(self).__name__} {self.id} {self.subject}/{self.partition}/{self.sequence} at {self.broker_group}>"
+        return (
+            f"<{type(self).__name__} {self.id} {self.subject}/{self.partition}/{self.sequence} "
+            f"at {self.broker_group}>"
+        )
 
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
 class DelayedReceipt(Receipt):
-    """The receipt of a delayed message. `sequence`, `append_time_ms` and `broker_group` are those at its delay group;
-    `id` stays the same.
+    """The receipt of a delayed message. `sequence`, `append_time_ms` and `broker_group` are those
+    at its delay group; `id` stays the same.
     """
 
     batch: DelayedBatchReceipt
@@ -109,9 +116,12 @@ class DelayedReceipt(Receipt):
 
 @dataclass(slots=True, unsafe_hash=True)
 class BatchReceipt:
-    """A stored batch: its messages have consecutive sequences from `base_sequence` on. Do not change it."""
+    """A stored batch: its messages have consecutive sequences from `base_sequence` on. Do not
+    change it.
+    """
 
-    # Not frozen: a frozen dataclass sets each field by a function call, which took a tenth of the client's own time for a lone message.
+    # Not frozen: a frozen dataclass sets each field by a function call, which took a tenth of the
+    # client's own time for a lone message.
 
     subject: str
     partition: int
@@ -122,7 +132,9 @@ class BatchReceipt:
     append_time_ms: int
     broker_group: str
     ids: Sequence[bytes] | None = None
-    """The messages' ids, if they do not follow from the producer's id: after a resend because their partition was fenced."""
+    """The messages' ids, if they do not follow from the producer's id: after a resend because their
+    partition was fenced.
+    """
 
     def id(self, index: int) -> MessageId:
         """The id of message number `index` of the batch."""
@@ -147,7 +159,9 @@ class BatchReceipt:
 
 @dataclass(slots=True, unsafe_hash=True)
 class DelayedBatchReceipt(BatchReceipt):
-    """The receipt of delayed messages, stored at the delay group `broker_group`; message number `index` is due at `due_times_ms[index]`."""
+    """The receipt of delayed messages, stored at the delay group `broker_group`; message number
+    `index` is due at `due_times_ms[index]`.
+    """
 
     due_times_ms: Sequence[int] = ()
 
@@ -166,7 +180,8 @@ class DelayedBatchReceipt(BatchReceipt):
 
 @dataclass(slots=True, unsafe_hash=True)
 class CutReceipt(BatchReceipt):
-    """Messages that were sent together and stored in different partitions, because a route changed in between.
+    """Messages that were sent together and stored in different partitions, because a route changed
+    in between.
 
     `receipt(index)` is exact; the fields describe the part of the first message.
     """
@@ -218,7 +233,9 @@ class CutReceipt(BatchReceipt):
 
 
 class Ticket:
-    """An undecided or decided batch. `await` it any number of times for its BatchReceipt; a failed batch raises its error."""
+    """An undecided or decided batch. `await` it any number of times for its BatchReceipt; a failed
+    batch raises its error.
+    """
 
     __slots__ = ("_error", "_receipt", "_round", "_waiters", "_watchers", "is_awaited", "seen")
 
@@ -230,7 +247,9 @@ class Ticket:
         self._watchers: list[Callable[[], None]] | None = None
         self.seen = False
         self.is_awaited = False
-        """Whether a task waits, or is about to wait, for the decision: then the batch does not gather messages."""
+        """Whether a task waits, or is about to wait, for the decision: then the batch does not
+        gather messages.
+        """
 
     @property
     def is_done(self) -> bool:
@@ -254,8 +273,8 @@ class Ticket:
 
     @property
     def decided(self) -> BatchReceipt | QmqError | None:
-        """The decision; None before there is one. Reading it does not mark an error as seen: `flush` raises errors that were not
-        awaited.
+        """The decision; None before there is one. Reading it does not mark an error as seen:
+        `flush` raises errors that were not awaited.
         """
         return self._receipt if self._receipt is not None else self._error
 
@@ -291,7 +310,9 @@ class Ticket:
 
 
 class Tickets:
-    """Several batches sent together. `await` it for their BatchReceipts, in order; raises the first failure."""
+    """Several batches sent together. `await` it for their BatchReceipts, in order; raises the first
+    failure.
+    """
 
     __slots__ = ("tickets",)
 
@@ -391,7 +412,9 @@ class SplitTicket:
 
 
 class TicketChunk(NamedTuple):
-    """Messages of one call in one batch: the ticket's message `place` is the call's message `indices[0]`, and so on."""
+    """Messages of one call in one batch: the ticket's message `place` is the call's message
+    `indices[0]`, and so on.
+    """
 
     ticket: Ticket
     place: int

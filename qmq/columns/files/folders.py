@@ -1,13 +1,17 @@
-"""Finds the stores named by `qmq.path`, their broker groups, and up to which position their logs are committed.
+"""Finds the stores named by `qmq.path`, their broker groups, and up to which position their logs
+are committed.
 
-    DATA                a data folder of a replica (replica.json names its group), or of `qmq dev` (its database names the group)
+    DATA                a data folder of a replica (replica.json names its group), or of `qmq dev`
+                        (its database names the group)
     DATA/broker         the store in a data folder
     anything else       copies of message/*.log; the folder's name is the broker group. A commit mark may be next to them
 
-A store with a schedule belongs to a delay group. It has pending messages for subjects that are stored elsewhere, so it is left out.
+A store with a schedule belongs to a delay group. It has pending messages for subjects that are
+stored elsewhere, so it is left out.
 
-A folder's commit mark and its newest checkpoint name only committed positions, so the larger one is used. For a folder with neither, the
-user must say that everything is committed (`qmq.committed=all`); then all whole entries count. In an empty folder, no entry is committed.
+A folder's commit mark and its newest checkpoint name only committed positions, so the larger one is
+used. For a folder with neither, the user must say that everything is committed
+(`qmq.committed=all`); then all whole entries count. In an empty folder, no entry is committed.
 """
 
 from __future__ import annotations
@@ -42,7 +46,9 @@ class LogFolder:
     """One store's files."""
 
     path: Path
-    """The folder with the commit mark and the subfolders `checkpoint`, `consume` and `action`, if they exist."""
+    """The folder with the commit mark and the subfolders `checkpoint`, `consume` and `action`, if
+    they exist.
+    """
     messages: Path
     """The folder with the segments of the message log."""
     broker_group: str
@@ -55,7 +61,8 @@ class LogFolder:
 
 
 def find_folders(paths: Iterable[str], *, with_delay: bool = False) -> list[LogFolder]:
-    """The stores named by these paths, each once, with all replicas of a group. `with_delay`: include delay groups.
+    """The stores named by these paths, each once, with all replicas of a group. `with_delay`:
+    include delay groups.
 
     Raises InvalidArgument if a path cannot be read.
     """
@@ -67,7 +74,8 @@ def find_folders(paths: Iterable[str], *, with_delay: bool = False) -> list[LogF
     if not kept:
         names = ", ".join(str(each.path) for each in found.values())
         raise InvalidArgument(
-            f"{names} belongs to a delay group: it has pending delayed messages, not the subjects' logs. Give folders of brokers"
+            f"{names} belongs to a delay group: it has pending delayed messages, not the "
+            "subjects' logs. Give folders of brokers"
         )
     return kept
 
@@ -85,13 +93,16 @@ def _expanded(paths: Iterable[str]) -> list[Path]:
         found += [Path(name).absolute() for name in names]
     if not found:
         raise InvalidArgument(
-            "qmq.path is empty: give a broker's data folder, or a folder with copies of its message/*.log"
+            "qmq.path is empty: give a broker's data folder, or a folder with copies of its "
+            "message/*.log"
         )
     return found
 
 
 def _stores(path: Path) -> list[LogFolder]:
-    """The stores in a folder. A node's folder has a broker's store and possibly a delay group's. Raises InvalidArgument."""
+    """The stores in a folder. A node's folder has a broker's store and possibly a delay group's.
+    Raises InvalidArgument.
+    """
     if not path.is_dir():
         raise InvalidArgument(f"qmq.path {str(path)!r} is not a folder")
     if path.name == _MESSAGES and _is_store(path.parent):
@@ -119,7 +130,7 @@ def _store(path: Path) -> LogFolder:
     return LogFolder(path, path / _MESSAGES, _group_of(path.resolve(), is_delay=is_delay), is_delay)
 
 
-# --- whose it is -------------------------------------------------------------------------------------------------------
+# --- whose it is ----------------------------------------------------------------------------------
 
 
 def _group_of(store: Path, *, is_delay: bool) -> str:
@@ -207,12 +218,16 @@ def checkpoint_folder(folder: LogFolder) -> Path:
 
 
 def newest_checkpoint(folder: LogFolder) -> str:
-    """The file name of the newest checkpoint; empty if there is none. It changes with each new checkpoint."""
+    """The file name of the newest checkpoint; empty if there is none. It changes with each new
+    checkpoint.
+    """
     return max((each.name for each in checkpoint_folder(folder).glob(_CHECKPOINT)), default="")
 
 
 def load_checkpoint(folder: LogFolder) -> Checkpoint | None:
-    """The newest valid checkpoint. A running broker deletes old ones, so a failed read is repeated once. Raises OSError."""
+    """The newest valid checkpoint. A running broker deletes old ones, so a failed read is repeated
+    once. Raises OSError.
+    """
     try:
         return checkpoint.load(checkpoint_folder(folder))
     except FileNotFoundError:
@@ -227,7 +242,9 @@ def bound_of_checkpoint(found: Checkpoint | None) -> Bound | None:
 
 
 def read_bound(folder: LogFolder, of_checkpoint: Bound | None, committed: str = "") -> Bound:
-    """The committed positions of a folder. Raises InvalidArgument if they are unknown, NotConnected if the folder is gone."""
+    """The committed positions of a folder. Raises InvalidArgument if they are unknown, NotConnected
+    if the folder is gone.
+    """
     if not folder.messages.is_dir():
         raise NotConnected(f"{folder.messages} does not exist: is its disk mounted?")
     mark = commit_mark.read(folder.path, lambda: time.sleep(_PAUSE_S))
@@ -247,7 +264,9 @@ def read_bound(folder: LogFolder, of_checkpoint: Bound | None, committed: str = 
     ):
         return Bound(0, 0, 0)
     raise InvalidArgument(
-        f"{folder.path} has neither {commit_mark.FILE} nor a checkpoint, so its committed position is unknown. A running broker writes "
-        "the former within a second of its start; copy it too, before the segments. If all messages of the folder are known to be "
+        f"{folder.path} has neither {commit_mark.FILE} nor a checkpoint, so its committed "
+        "position is unknown. A running broker writes "
+        "the former within a second of its start; copy it too, before the segments. If all "
+        "messages of the folder are known to be "
         "committed, set qmq.committed to 'all'"
     )

@@ -1,18 +1,24 @@
-"""An index of the committed part of all queues in a folder, while a broker may be writing to it and deleting from it.
+"""An index of the committed part of all queues in a folder, while a broker may be writing to it and
+deleting from it.
 
     load        read the queues from the newest checkpoint; their consume logs are read on demand
     walk        read envelopes from the checkpoint (or the start of the log) to the committed position; the next walk continues there
     refresh     a newer checkpoint only moves the queues' starts. If the log is no longer the one that was walked (truncated after a power
-                cut, started again, or unwalked segments deleted by retention), everything is loaded again
+                cut, started again, or unwalked segments deleted by retention), everything is loaded
+                again
 
-A broker may delete segments, checkpoints and consume logs at any time. If a file disappears during a read, the read is repeated once with
-fresh information. If the file is still missing then, that is damage.
+A broker may delete segments, checkpoints and consume logs at any time. If a file disappears during
+a read, the read is repeated once with fresh information. If the file is still missing then, that is
+damage.
 
-A walk verifies the envelope of each batch and reads the first bytes of its region, which name the queue. Readers verify the rest.
+A walk verifies the envelope of each batch and reads the first bytes of its region, which name the
+queue. Readers verify the rest.
 
-A queue's index has the positions of its batches, in columns: from its consume log up to a checkpoint, then from the walk.
-The consume log is read at the first use of the queue, because a folder may have ten thousand queues of which a job reads two. Its files
-have no checksums, so they are validated (sequences without gaps, ascending positions within bounds) and not used if they are inconsistent.
+A queue's index has the positions of its batches, in columns: from its consume log up to a
+checkpoint, then from the walk. The consume log is read at the first use of the queue, because a
+folder may have ten thousand queues of which a job reads two. Its files have no checksums, so they
+are validated (sequences without gaps, ascending positions within bounds) and not used if they are
+inconsistent.
 """
 
 from __future__ import annotations
@@ -73,7 +79,9 @@ _CAPACITY_MIN: Final = 64
 
 
 class IndexLost(Exception):
-    """The consume log's files are missing, short or inconsistent. If there is no newer checkpoint, the message log must be walked."""
+    """The consume log's files are missing, short or inconsistent. If there is no newer checkpoint,
+    the message log must be walked.
+    """
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +113,9 @@ class Persisted:
         )
 
     def load(self, start: int) -> tuple[Entries, int]:
-        """The whole consume log, and the sequence of the mark of a purge right before `start`, or -1. Raises IndexLost."""
+        """The whole consume log, and the sequence of the mark of a purge right before `start`, or
+        -1. Raises IndexLost.
+        """
         bases = range(self.first - self.first % FILE_ENTRIES, self.persisted, FILE_ENTRIES)
         parts = [self._file(base) for base in bases if self.first < self.persisted]
         parts.append(self.tail)
@@ -153,7 +163,9 @@ class Persisted:
 
 
 class QueueIndex:
-    """One queue on one broker group. Its sequences `start` to `end` - 1 are stored and committed."""
+    """One queue on one broker group. Its sequences `start` to `end` - 1 are stored and
+    committed.
+    """
 
     __slots__ = (
         "_data",
@@ -178,8 +190,9 @@ class QueueIndex:
     ) -> None:
         self._persisted = persisted
         self._mark = mark
-        """The sequence of the mark of a purge or a drop at which the queue starts; -1: none. A reader that had read everything before the
-        purge continues there, and no message is missing."""
+        """The sequence of the mark of a purge or a drop at which the queue starts; -1: none. A
+        reader that had read everything before the purge continues there, and no message is missing.
+        """
         self._data: Entries = np.empty(0, ENTRY)
         self._size = 0
         self.sealed_at = sealed_at
@@ -278,7 +291,9 @@ def sealed_at_of(snapshot: list[Any]) -> int | None:
 
 
 class WalkedBatch(NamedTuple):
-    """An entry of the message log. `header` and `subject` are set for batches and command messages."""
+    """An entry of the message log. `header` and `subject` are set for batches and command
+    messages.
+    """
 
     position: int
     envelope: Envelope
@@ -344,7 +359,9 @@ def entry_at(mapped: Mapped, position: int) -> WalkedBatch:
 
 
 def whole_end(mapped: Mapped, position: int = -1) -> int:
-    """The end of the last whole entry in a log's last segment; a partial entry may follow. Raises LogDamaged if it is not the last."""
+    """The end of the last whole entry in a log's last segment; a partial entry may follow. Raises
+    LogDamaged if it is not the last.
+    """
     position = max(position, mapped.base)
     while position + ENVELOPE_BYTES <= mapped.end:
         if mapped.is_blank(position):
@@ -424,7 +441,9 @@ class FolderIndex:
                     ) from cause
 
     def require(self, key: Key) -> QueueIndex | None:
-        """The queue, with its consume log loaded; None if the folder does not have the queue. Raises what `refresh` raises."""
+        """The queue, with its consume log loaded; None if the folder does not have the queue.
+        Raises what `refresh` raises.
+        """
         for _ in range(_TRIES):
             queue = self.queues.get(key)
             if queue is None:
@@ -438,10 +457,11 @@ class FolderIndex:
                 self._position = -1
                 self.refresh()
         raise LogDamaged(
-            f"{self.folder.path}: retention deletes the consume logs faster than they can be read: try again"
+            f"{self.folder.path}: retention deletes the consume logs faster than they can be "
+            "read: try again"
         )
 
-    # --- loading -------------------------------------------------------------------------------------------------------
+    # --- loading ----------------------------------------------------------------------------------
 
     def _refresh(self) -> None:
         name = newest_checkpoint(self.folder)
@@ -497,14 +517,15 @@ class FolderIndex:
             if queue is not None:
                 queue.move_start(state.start_sequence)
 
-    # --- walking -------------------------------------------------------------------------------------------------------
+    # --- walking ----------------------------------------------------------------------------------
 
     def _walk(self) -> None:
         if 0 <= self.bound.messages <= self._position:
             return
         if not self.files.bases and self.bound.messages > 0:
             raise LogDamaged(
-                f"{self.folder.messages} has no segments, but the log is committed up to {self.bound.messages}: restore them"
+                f"{self.folder.messages} has no segments, but the log is committed up to "
+                f"{self.bound.messages}: restore them"
             )
         for found in walk(self.files, self._position, self.bound.messages):
             self._take(found)

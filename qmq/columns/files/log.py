@@ -1,9 +1,12 @@
-"""The committed log in segment files, and the action logs beside them (implements qmq.columns.model.CommittedLog).
+"""The committed log in segment files, and the action logs beside them (implements
+qmq.columns.model.CommittedLog).
 
-The driver keeps an index of each folder (`index.py`) and refreshes it at each call. It uses the replica of a broker group with the largest
-committed position. Tasks need no index: a piece contains its location and is read from there (`reading.py`).
+The driver keeps an index of each folder (`index.py`) and refreshes it at each call. It uses the
+replica of a broker group with the largest committed position. Tasks need no index: a piece contains
+its location and is read from there (`reading.py`).
 
-The log's address is small and picklable for executors, which must see the same folders under the same names.
+The log's address is small and picklable for executors, which must see the same folders under the
+same names.
 
 An action log has what groups consumed, and what a delay group did with its messages.
 """
@@ -68,7 +71,8 @@ class FileLog:
             found = {key: self._described(key) for key in self._queues_of(subject)}
             if not found:
                 raise UnknownSubject(
-                    f"no folder of qmq.path has messages of subject {subject!r}: subjects there: {', '.join(self._names()) or 'none'}"
+                    f"no folder of qmq.path has messages of subject {subject!r}: subjects "
+                    f"there: {', '.join(self._names()) or 'none'}"
                 )
             queues |= found
         return self.routed(queues, self._known_routes(subjects))
@@ -76,7 +80,9 @@ class FileLog:
     def routed(
         self, queues: Mapping[QueueKey, SourceQueue], routes: Mapping[str, Routes]
     ) -> Topology:
-        """The topology with partitions of these routes that have no message in the folders yet: other partitions may succeed them."""
+        """The topology with partitions of these routes that have no message in the folders yet:
+        other partitions may succeed them.
+        """
         return Topology({**empty_queues(routes, self._chosen), **queues}, routes)
 
     def find_time(self, queue: QueueKey, time_ms: int) -> int:
@@ -88,7 +94,8 @@ class FileLog:
         index, found = self._require(queue, end)
         if end > found.end:
             raise LogDamaged(
-                f"{queue}: messages up to {end - 1} are needed, but {index.folder.path} has committed messages only up to {found.end - 1}: "
+                f"{queue}: messages up to {end - 1} are needed, but {index.folder.path} has "
+                f"committed messages only up to {found.end - 1}: "
                 "the folder is an older copy, or a power cut has truncated it"
             )
         entries = found.between(first, end)
@@ -103,7 +110,9 @@ class FileLog:
     def read(
         self, piece: QueuePiece, selection: ReadSelection, *, skips_lost: bool
     ) -> Iterator[SourceBatch]:
-        """See `CommittedLog.read`. Regions are views of mapped memory, which stays while they do."""
+        """See `CommittedLog.read`. Regions are views of mapped memory, which stays while they
+        do.
+        """
         return FilePieceReader(piece, selection, skips_lost=skips_lost).batches()
 
     def close(self) -> None:
@@ -111,10 +120,12 @@ class FileLog:
         self._indexes.clear()
         self._chosen.clear()
 
-    # --- folders -------------------------------------------------------------------------------------------------------
+    # --- folders ----------------------------------------------------------------------------------
 
     def _refresh(self) -> None:
-        """Choose the replica of each group with the largest committed position, and read that position."""
+        """Choose the replica of each group with the largest committed position, and read that
+        position.
+        """
         self._look_for_folders()
         groups: dict[str, list[FolderIndex]] = {}
         for folder, index in self._indexes.items():
@@ -131,7 +142,9 @@ class FileLog:
             self._chosen[group] = best
 
     def _look_for_folders(self) -> None:
-        """Evaluate the globs again. Folders found earlier are kept, because a replica may be restarting. Raises InvalidArgument."""
+        """Evaluate the globs again. Folders found earlier are kept, because a replica may be
+        restarting. Raises InvalidArgument.
+        """
         try:
             found = find_folders(self._paths)
         except InvalidArgument:
@@ -170,7 +183,8 @@ class FileLog:
             if index is not None and found is not None and (found.end >= end or is_fresh):
                 return index, found
         raise UnknownSubject(
-            f"no folder of qmq.path has the queue {queue}: it has no message, or its broker group's folder is not named"
+            f"no folder of qmq.path has the queue {queue}: it has no message, or its broker "
+            "group's folder is not named"
         )
 
     def _described(self, key: QueueKey) -> SourceQueue:
@@ -200,7 +214,9 @@ def _committed_index(replica: FolderIndex) -> int:
 
 
 def _cuts(ends: np.ndarray[tuple[int], np.dtype[np.int64]], bytes_max: int) -> list[int]:
-    """The numbers of the first batch of each piece, and the end. There is at least one piece, even if it is empty."""
+    """The numbers of the first batch of each piece, and the end. There is at least one piece, even
+    if it is empty.
+    """
     cuts, before = [0], 0
     while cuts[-1] < len(ends):
         following = max(int(np.searchsorted(ends, before + bytes_max, "right")), cuts[-1] + 1)
@@ -219,12 +235,15 @@ class FileAddress:
     """The file written by `qmq route export`, for ordered subjects."""
 
     def open(self) -> FileLog:
-        """Does not read files yet. Raises InvalidArgument if `committed` is neither empty nor `all`."""
+        """Does not read files yet. Raises InvalidArgument if `committed` is neither empty nor
+        `all`.
+        """
         return FileLog(self.paths, self.committed, self.routes)
 
 
 def action_folders(paths: list[str], committed: str = "") -> list[LogFolder]:
-    """The folders of brokers and delay groups, one per group: the replica with the largest committed position.
+    """The folders of brokers and delay groups, one per group: the replica with the largest
+    committed position.
 
     Raises InvalidArgument if a path cannot be read, or if the committed position is unknown.
     """
@@ -236,7 +255,9 @@ def action_folders(paths: list[str], committed: str = "") -> list[LogFolder]:
 
 
 def _furthest(replicas: list[LogFolder], committed: str) -> LogFolder:
-    """The replica with the largest committed position. A new replica without one comes last. Raises InvalidArgument if none has one."""
+    """The replica with the largest committed position. A new replica without one comes last. Raises
+    InvalidArgument if none has one.
+    """
     known: list[tuple[int, LogFolder]] = []
     for folder in replicas:
         with suppress(InvalidArgument):
@@ -254,11 +275,11 @@ def bound_of(folder: LogFolder, committed: str = "") -> Bound:
 def committed_actions(
     folder: LogFolder | Path | str, committed: str = ""
 ) -> Iterator[tuple[Envelope, bytes]]:
-    """Yields all committed entries of the folder's action log, oldest first: kinds ACTIONS and SNAPSHOT, with their regions (`unwrap`
-    them).
+    """Yields all committed entries of the folder's action log, oldest first: kinds ACTIONS and
+    SNAPSHOT, with their regions (`unwrap` them).
 
-    Each segment but the first begins with a snapshot. Only the snapshot at the start of the log has information that is not in earlier
-    entries.
+    Each segment but the first begins with a snapshot. Only the snapshot at the start of the log has
+    information that is not in earlier entries.
 
     Raises:
         InvalidArgument: the folder has no action log, or its committed position is unknown.
@@ -269,7 +290,8 @@ def committed_actions(
         found = find_folders([str(folder)], with_delay=True)
         if len(found) != 1:
             raise InvalidArgument(
-                f"{folder} has {len(found)} logs: name one of {', '.join(str(each.path) for each in found)}"
+                f"{folder} has {len(found)} logs: name one of "
+                f"{', '.join(str(each.path) for each in found)}"
             )
         folder = found[0]
     if not folder.actions.is_dir():
@@ -293,7 +315,8 @@ def _mapped(segments: SegmentFiles, base: int, bound: int) -> Mapped:
         left = SegmentFiles.list(segments.folder).bases
     if not left or left[0] < base:
         raise LogDamaged(
-            f"{segments.path(base)} is missing, although retention deletes only the oldest segments and never all: restore it from a copy"
+            f"{segments.path(base)} is missing, although retention deletes only the oldest "
+            "segments and never all: restore it from a copy"
         )
     raise MessagesExpired(
         f"retention deleted {segments.path(base)} while the action log was read: read again"

@@ -1,12 +1,13 @@
 """Reads a piece from mapped segments: whole, checked batches, without those that cannot match.
 
-The Bloom filter is tested before a batch is read. All other fields are used only after both checksums were verified, so that a flipped bit
-never causes a batch to be skipped.
+The Bloom filter is tested before a batch is read. All other fields are used only after both
+checksums were verified, so that a flipped bit never causes a batch to be skipped.
 
-The location of a piece is all that a task needs to read it, without a checkpoint and without a walk. It is small and picklable, and has one
-of two forms. For a moderate number of batches, it has the position and the Bloom filter of tags of each batch, so that batches without the
-wanted tags are not read. If the queue has most batches of a stretch of the log, it has only the stretch, and the task skips the batches of
-other queues.
+The location of a piece is all that a task needs to read it, without a checkpoint and without a
+walk. It is small and picklable, and has one of two forms. For a moderate number of batches, it has
+the position and the Bloom filter of tags of each batch, so that batches without the wanted tags are
+not read. If the queue has most batches of a stretch of the log, it has only the stretch, and the
+task skips the batches of other queues.
 """
 
 from __future__ import annotations
@@ -57,7 +58,9 @@ class FileStretch:
 
 @dataclass(frozen=True, slots=True)
 class PieceLocation:
-    """A piece's stretches in the segments of `folder`. Sequences before `start` had been deleted when the piece was planned."""
+    """A piece's stretches in the segments of `folder`. Sequences before `start` had been deleted
+    when the piece was planned.
+    """
 
     folder: str
     start: int
@@ -124,7 +127,9 @@ class FilePieceReader:
                 yield from self._read(mapped, stretch)
 
     def _map(self, stretch: FileStretch) -> Mapped | None:
-        """The segment of a stretch; None if it is gone and lost messages are allowed. Raises MessagesExpired, LogDamaged."""
+        """The segment of a stretch; None if it is gone and lost messages are allowed. Raises
+        MessagesExpired, LogDamaged.
+        """
         folder = Path(self._place.folder)
         path = folder / segment_name(stretch.base)
         try:
@@ -132,12 +137,14 @@ class FilePieceReader:
         except FileNotFoundError:
             if not folder.is_dir():
                 raise NotConnected(
-                    f"{folder} does not exist here: driver and executors must see qmq.path under the same names"
+                    f"{folder} does not exist here: driver and executors must see qmq.path "
+                    "under the same names"
                 ) from None
             left = SegmentFiles.list(folder).bases
         if not left or left[0] < stretch.base:
             raise LogDamaged(
-                f"{path} is missing, although retention deletes only the oldest segments and never all: restore it from a copy"
+                f"{path} is missing, although retention deletes only the oldest segments and "
+                "never all: restore it from a copy"
             )
         if not self._skips_lost:
             raise self._expired(f"segment {path} is deleted")
@@ -146,7 +153,8 @@ class FilePieceReader:
     def _expired(self, what: str) -> MessagesExpired:
         piece = self._piece
         return MessagesExpired(
-            f"{piece.queue}: messages {piece.first} to {piece.end - 1} are needed, but retention has deleted some of them ({what}); "
+            f"{piece.queue}: messages {piece.first} to {piece.end - 1} are needed, but "
+            f"retention has deleted some of them ({what}); "
             "failOnDataLoss=false continues with the remaining ones"
         )
 
@@ -178,7 +186,9 @@ class FilePieceReader:
     def _look_through(
         self, mapped: Mapped, stretch: FileStretch
     ) -> Iterator[tuple[WalkedBatch, RegionHeader]]:
-        """Read all batches of a stretch and keep the queue's. Raises LogDamaged if their number differs from the plan's."""
+        """Read all batches of a stretch and keep the queue's. Raises LogDamaged if their number
+        differs from the plan's.
+        """
         position, count = stretch.begin, 0
         while position < stretch.end:
             found = entry_at(mapped, position)
@@ -202,12 +212,14 @@ class FilePieceReader:
 
     def _other(self, mapped: Mapped, position: int) -> LogDamaged:
         return LogDamaged(
-            f"{mapped.path}: from byte {position - mapped.base} on it no longer has the batches of {self._piece.queue} that it had when "
-            "the piece was planned: it is damaged, or the folder now has another log. Read again; if that does not help, restore "
+            f"{mapped.path}: from byte {position - mapped.base} on it no longer has the "
+            f"batches of {self._piece.queue} that it had when "
+            "the piece was planned: it is damaged, or the folder now has another log. Read "
+            "again; if that does not help, restore "
             "the file from a copy"
         )
 
-    # --- what cannot match ---------------------------------------------------------------------------------------------
+    # --- what cannot match ------------------------------------------------------------------------
 
     def _may_match(self, region: memoryview, header: RegionHeader) -> bool:
         selection = self._selection

@@ -1,4 +1,6 @@
-"""Writes and reads the file of `qmq route export` with the routes of ordered subjects (docs/FORMAT.md, "Exported routes")."""
+"""Writes and reads the file of `qmq route export` with the routes of ordered subjects
+(docs/FORMAT.md, "Exported routes").
+"""
 
 from __future__ import annotations
 
@@ -18,16 +20,20 @@ VERSION: Final = 1
 
 
 def read_routes(path: str) -> dict[str, Routes]:
-    """The routes by subject. Raises InvalidArgument if the file is missing or is not an export of routes."""
+    """The routes by subject. Raises InvalidArgument if the file is missing or is not an export of
+    routes.
+    """
     try:
         return parse_routes(Path(path).read_bytes())
     except OSError as cause:
         raise InvalidArgument(
-            f"qmq.routes: {path} cannot be read ({cause.strerror}): `qmq route export` writes such a file"
+            f"qmq.routes: {path} cannot be read ({cause.strerror}): `qmq route export` "
+            "writes such a file"
         ) from cause
     except (ValueError, KeyError, TypeError, AttributeError) as cause:
         raise InvalidArgument(
-            f"qmq.routes: {path} is not what `qmq route export` writes ({cause!r}): export the routes again"
+            f"qmq.routes: {path} is not what `qmq route export` writes ({cause!r}): export "
+            "the routes again"
         ) from cause
 
 

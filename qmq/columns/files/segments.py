@@ -1,11 +1,15 @@
-"""Maps the segment files of a log into memory, without copying, while a broker may be writing, truncating and deleting them.
+"""Maps the segment files of a log into memory, without copying, while a broker may be writing,
+truncating and deleting them.
 
-Only committed entries are read, and they are never truncated. A file deleted by retention stays readable while it is mapped.
+Only committed entries are read, and they are never truncated. A file deleted by retention stays
+readable while it is mapped.
 
-* `SegmentFiles.list` lists the segments; a gap between two is damage. Segments that a broker keeps in an object store only are refused:
-  leaving them out would be taken for their messages' end.
-* `SegmentFiles.map` maps one segment up to a position. A shorter file is damage, because the position was committed.
-* `Mapped.entry` returns an entry's verified envelope, `Mapped.region` its verified region as a view that does not change.
+* `SegmentFiles.list` lists the segments; a gap between two is damage. Segments that a broker keeps
+  in an object store only are refused: leaving them out would be taken for their messages' end.
+* `SegmentFiles.map` maps one segment up to a position. A shorter file is damage, because the
+  position was committed.
+* `Mapped.entry` returns an entry's verified envelope, `Mapped.region` its verified region as a view
+  that does not change.
 
 Errors name the file and the byte offset, and say what to do.
 """
@@ -51,12 +55,16 @@ class Mapped:
             raise self.damaged(position, cause.message) from cause
 
     def entry(self, position: int) -> Envelope:
-        """The envelope of a whole entry. Raises LogDamaged if it is damaged or the entry is incomplete."""
+        """The envelope of a whole entry. Raises LogDamaged if it is damaged or the entry is
+        incomplete.
+        """
         at, envelope = position - self.base, self.envelope(position)
         if position + envelope.total_bytes > self.end:
             raise LogDamaged(
-                f"{self.path}: the entry at byte {at} ends after byte {self.end - self.base}, which is said to be "
-                "the committed end: the commit mark is another log's, or the file is truncated. Start the broker once on its "
+                f"{self.path}: the entry at byte {at} ends after byte "
+                f"{self.end - self.base}, which is said to be "
+                "the committed end: the commit mark is another log's, or the file is "
+                "truncated. Start the broker once on its "
                 "folder, or restore the file from a copy"
             )
         return envelope
@@ -102,8 +110,10 @@ class SegmentFiles:
         found = sorted(_bases(folder, SUFFIX))
         if found and min(_bases(folder, STORED), default=found[0]) < found[0]:
             raise InvalidArgument(
-                f"{folder} begins at position {found[0]}: older messages are in the broker's object store only (local retention), which "
-                "files do not show. Read through the brokers: option qmq.servers instead of qmq.path"
+                f"{folder} begins at position {found[0]}: older messages are in the broker's "
+                "object store only (local retention), which "
+                "files do not show. Read through the brokers: option qmq.servers instead of "
+                "qmq.path"
             )
         return cls(folder, tuple(found))
 
@@ -150,7 +160,9 @@ def _bases(folder: Path, suffix: str) -> list[int]:
 
 
 def map_part(path: Path, base: int, end: int) -> Mapped:
-    """Map a segment up to a committed position. Raises FileNotFoundError and LogDamaged like `SegmentFiles.map`."""
+    """Map a segment up to a committed position. Raises FileNotFoundError and LogDamaged like
+    `SegmentFiles.map`.
+    """
     with path.open("rb") as file:
         size = file.seek(0, 2)
         if base + size < end:
@@ -160,7 +172,8 @@ def map_part(path: Path, base: int, end: int) -> Mapped:
 
 def _short(path: Path, size: int, needed: int, what: str) -> LogDamaged:
     return LogDamaged(
-        f"{path} has {size} bytes, and {what} up to byte {needed} of it: it is truncated, or a segment is missing; {_RESTORE}"
+        f"{path} has {size} bytes, and {what} up to byte {needed} of it: it is truncated, or "
+        f"a segment is missing; {_RESTORE}"
     )
 
 

@@ -1,14 +1,18 @@
-"""A blocking connection to a broker's data port: sends frames and receives answers in the broker's order.
+"""A blocking connection to a broker's data port: sends frames and receives answers in the broker's
+order.
 
-Used by tasks, which have nothing else to do while they wait. Several requests may be in flight; the caller matches answers by request id.
+Used by tasks, which have nothing else to do while they wait. Several requests may be in flight; the
+caller matches answers by request id.
 
 Rules:
-* A payload is received into its own memory, which is never overwritten, so views into it stay valid.
+* A payload is received into its own memory, which is never overwritten, so views into it stay
+  valid.
 * A connection that failed is closed for good. The outcome of its unanswered requests is unknown.
 
-Over TLS, too, one thread may send while another one receives. Python's `ssl.SSLSocket` (before 3.13) must not be used by two threads at the
-same time, and a thread waiting in `recv` would block the sender. So the socket is non-blocking: each OpenSSL call holds a lock, and threads
-wait without the lock.
+Over TLS, too, one thread may send while another one receives. Python's `ssl.SSLSocket` (before
+3.13) must not be used by two threads at the same time, and a thread waiting in `recv` would block
+the sender. So the socket is non-blocking: each OpenSSL call holds a lock, and threads wait without
+the lock.
 """
 
 from __future__ import annotations
@@ -41,11 +45,15 @@ from qmq.wire import frame_payloads as wire
 from qmq.wire.frame import HEADER, HEADER_BYTES, Frame, FrameKind
 
 _WAIT_S: Final = 0.05
-"""How long a thread waits before it tries again, because the other thread's OpenSSL call may have read the data it waits for."""
+"""How long a thread waits before it tries again, because the other thread's OpenSSL call may have
+read the data it waits for.
+"""
 
 
 class TlsSocket:
-    """The socket methods that a broker connection needs. `settimeout` sets how long a call may wait."""
+    """The socket methods that a broker connection needs. `settimeout` sets how long a call may
+    wait.
+    """
 
     def __init__(self, found: ssl.SSLSocket) -> None:
         self._timeout_s = found.gettimeout() or 60.0
@@ -83,7 +91,9 @@ class TlsSocket:
     def _wait(self, waited_s: float, wish: ssl.SSLError) -> float:
         if waited_s >= self._timeout_s:
             raise TimeoutError("timed out")
-        poll = select.poll()  # Not `select.select`, which accepts no descriptor above 1,023: a Spark worker may have many open files.
+        # Not `select.select`, which accepts no descriptor above 1,023: a Spark worker may have many
+        # open files.
+        poll = select.poll()
         poll.register(
             self._socket,
             select.POLLIN if isinstance(wish, ssl.SSLWantReadError) else select.POLLOUT,
@@ -115,7 +125,9 @@ _BUFFERS_MAX: Final = 512
 CONNECT_S: Final = 5.0
 """Timeout of connecting and of the handshake, each."""
 ANSWER_S: Final = 15.0
-"""Timeout of an expected answer. It detects machines that lost power, which do not close connections."""
+"""Timeout of an expected answer. It detects machines that lost power, which do not close
+connections.
+"""
 
 
 class Head(NamedTuple):
@@ -127,7 +139,9 @@ class Head(NamedTuple):
 
 
 class BlockingConnection:
-    """An open connection, made by `connect`. Used by one thread, or by one thread that sends and another that receives."""
+    """An open connection, made by `connect`. Used by one thread, or by one thread that sends and
+    another that receives.
+    """
 
     def __init__(
         self, address: str, server: ServerName, found: socket.socket | TlsSocket, timeout_s: float
@@ -152,7 +166,9 @@ class BlockingConnection:
         client: str = "spark",
         server: ServerName = ANY_SERVER,
     ) -> BlockingConnection:
-        """Connect to a server and say hello. Raises NotConnected, TlsFailed, WrongServer, ProtocolViolation."""
+        """Connect to a server and say hello. Raises NotConnected, TlsFailed, WrongServer,
+        ProtocolViolation.
+        """
         try:
             place = parse(address)
             host = place.host.strip("[]")
@@ -191,7 +207,8 @@ class BlockingConnection:
         answer = self._first_answer()
         if answer.kind != FrameKind.WELCOME:
             raise ProtocolViolation(
-                f"a frame of kind {answer.kind} is not an answer to HELLO: is {self.address} the data port of a broker?"
+                f"a frame of kind {answer.kind} is not an answer to HELLO: is {self.address} "
+                "the data port of a broker?"
             )
         welcome = wire.Welcome.unpack(answer.payload)
         ServerName(replica=welcome.broker).require(
@@ -200,7 +217,9 @@ class BlockingConnection:
         self.inflight_bytes_max = welcome.inflight_bytes_max
 
     def _first_answer(self) -> Frame:
-        """Raises what `receive` raises; TlsFailed if the connection ends before the server says anything."""
+        """Raises what `receive` raises; TlsFailed if the connection ends before the server says
+        anything.
+        """
         try:
             return self.receive()
         except NotConnected as failure:
@@ -208,10 +227,12 @@ class BlockingConnection:
                 raise ended_unheard(self.address, Tls.from_environment()) from failure
             raise
 
-    # --- out -----------------------------------------------------------------------------------------------------------
+    # --- out --------------------------------------------------------------------------------------
 
     def send(self, kind: int, *buffers: bytes | memoryview, deadline_ms: int = 0) -> int:
-        """Send a request and return its id, which the answer will have. Raises NotConnected, DeadlineExceeded."""
+        """Send a request and return its id, which the answer will have. Raises NotConnected,
+        DeadlineExceeded.
+        """
         number = self._next_id
         self._next_id = number + 1 if number < 0xFFFF_FFFF else 1
         size = sum([len(each) for each in buffers])
@@ -227,7 +248,7 @@ class BlockingConnection:
         except OSError as cause:
             self._fail(cause)
 
-    # --- in ------------------------------------------------------------------------------------------------------------
+    # --- in ---------------------------------------------------------------------------------------
 
     def receive(self) -> Frame:
         """The next answer. Raises what `receive_head` raises."""
@@ -249,7 +270,8 @@ class BlockingConnection:
         if not HEADER_BYTES <= length <= limits.ANSWER_BYTES_MAX or flags:
             self.close()
             raise ProtocolViolation(
-                f"not a frame: length {length}, kind {kind}, flags {flags}; is {self.address} the data port of a broker?"
+                f"not a frame: length {length}, kind {kind}, flags {flags}; is "
+                f"{self.address} the data port of a broker?"
             )
         self.answered_id = request_id
         if kind == FrameKind.ERROR:
@@ -283,7 +305,9 @@ class BlockingConnection:
             self._fail(cause)
 
     def call(self, kind: int, *buffers: bytes | memoryview, deadline_ms: int = 0) -> memoryview:
-        """Send a request and wait for its answer; no other request may be in flight. Raises what `receive` raises."""
+        """Send a request and wait for its answer; no other request may be in flight. Raises what
+        `receive` raises.
+        """
         number = self.send(kind, *buffers, deadline_ms=deadline_ms)
         answer = self.receive()
         if answer.request_id != number:
@@ -293,7 +317,7 @@ class BlockingConnection:
             )
         return answer.payload
 
-    # --- the end -------------------------------------------------------------------------------------------------------
+    # --- the end ----------------------------------------------------------------------------------
 
     def _require_open(self) -> None:
         if not self.is_open:

@@ -1,14 +1,17 @@
 """The committed log served by brokers (implements `qmq.columns.model.CommittedLog`).
 
 Rules:
-* A queue's end is the position up to which its master shows messages to applications: the answer to a FETCH for no messages.
-* The queues of an ordered subject come from the route history. The history is read after the ends, and once more for partitions that were
-  new, so if a target has messages, its sources appear closed. A metaserver that is behind may name a target later, but never shows a
-  source as open too long, because the broker itself reports the closing.
-* If a broker group does not answer within the retry time, the result is NotConnected, because the ends of its queues are unknown.
+* A queue's end is the position up to which its master shows messages to applications: the answer to
+  a FETCH for no messages.
+* The queues of an ordered subject come from the route history. The history is read after the ends,
+  and once more for partitions that were new, so if a target has messages, its sources appear
+  closed. A metaserver that is behind may name a target later, but never shows a source as open too
+  long, because the broker itself reports the closing.
+* If a broker group does not answer within the retry time, the result is NotConnected, because the
+  ends of its queues are unknown.
 
-The action log is for reports about lag and latency. It is read by a few requests of some MiB over the control port: action logs are small,
-and reports are not urgent.
+The action log is for reports about lag and latency. It is read by a few requests of some MiB over
+the control port: action logs are small, and reports are not urgent.
 """
 
 from __future__ import annotations
@@ -60,7 +63,7 @@ class ServerLog:
         self._known: dict[str, Routes] = {}
         self._queues: dict[QueueKey, SourceQueue] = {}
 
-    # --- subjects and topology -------------------------------------------------------------------------------------------------
+    # --- subjects and topology --------------------------------------------------------------------
 
     def subjects(self) -> list[str]:
         """The names of all subjects, sorted. Raises NotConnected."""
@@ -117,7 +120,7 @@ class ServerLog:
         }
         return replace(routes, sealed_at=sealed), _queues(found, sealed)
 
-    # --- numbers -------------------------------------------------------------------------------------------------------
+    # --- numbers ----------------------------------------------------------------------------------
 
     def _numbers(self, keys: Iterable[QueueKey]) -> dict[QueueKey, wire.Fetched]:
         """The numbers of each queue. Raises NotConnected."""
@@ -135,16 +138,18 @@ class ServerLog:
         return found
 
     def find_time(self, queue: QueueKey, time_ms: int) -> int:
-        """The first sequence appended at or after a time; the queue's end if there is none. Raises UnknownSubject, NotConnected."""
+        """The first sequence appended at or after a time; the queue's end if there is none. Raises
+        UnknownSubject, NotConnected.
+        """
         request = numbers_of(queue, max(time_ms, 1)).pack()
         payload = self._masters.call(queue.subject, queue.broker_group, FrameKind.FETCH, request)
         return wire.unpack_fetched(payload)[0].next_sequence
 
-    # --- reading -------------------------------------------------------------------------------------------------------
+    # --- reading ----------------------------------------------------------------------------------
 
     def pieces(self, queue: QueueKey, first: int, end: int, bytes_max: int) -> list[QueuePiece]:
-        """Split `first` to `end` - 1 into pieces of about `bytes_max` stored bytes, assuming messages of equal size. Raises
-        NotConnected."""
+        """Split `first` to `end` - 1 into pieces of about `bytes_max` stored bytes, assuming
+        messages of equal size. Raises NotConnected."""
         if first >= end:
             return []
         found = self._queues.get(queue)
@@ -158,7 +163,9 @@ class ServerLog:
     def read(
         self, piece: QueuePiece, selection: ReadSelection, *, skips_lost: bool
     ) -> Iterator[SourceBatch]:
-        """Yields the piece's batches in ascending order. Raises MessagesExpired, NotConnected, LogDamaged."""
+        """Yields the piece's batches in ascending order. Raises MessagesExpired, NotConnected,
+        LogDamaged.
+        """
         return ServerPieceReader(self._masters, piece, selection, skips_lost=skips_lost).read()
 
     def close(self) -> None:
@@ -175,7 +182,9 @@ def _keys(subject: str, routes: Routes) -> list[QueueKey]:
 def _queues(
     found: Mapping[QueueKey, wire.Fetched], sealed: Mapping[int, int] | None = None
 ) -> dict[QueueKey, SourceQueue]:
-    """The queues for the topology. A sealed queue ends at its command message, even if an earlier answer named another end."""
+    """The queues for the topology. A sealed queue ends at its command message, even if an earlier
+    answer named another end.
+    """
     queues: dict[QueueKey, SourceQueue] = {}
     for key, numbers in found.items():
         end, is_sealed = numbers.end_sequence, numbers.is_sealed
@@ -201,7 +210,9 @@ def _ask_numbers(channel: BlockingConnection, keys: list[QueueKey]) -> list[wire
 
 @dataclass(frozen=True, slots=True)
 class ServerAddress:
-    """Metaservers as a comma-separated list of "host:port". `retry_ms`: how long to retry a server that does not answer."""
+    """Metaservers as a comma-separated list of "host:port". `retry_ms`: how long to retry a server
+    that does not answer.
+    """
 
     servers: str
     retry_ms: int = RETRY_MS
@@ -212,7 +223,7 @@ class ServerAddress:
         return ServerLog(Metadata(self.servers, self.retry_ms), self.answer_s)
 
 
-# --- action logs -------------------------------------------------------------------------------------------------------
+# --- action logs ----------------------------------------------------------------------------------
 
 READ_BYTES: Final = 4 * limits.MIB
 _ACTIONS_LOG: Final = 1
@@ -230,7 +241,8 @@ def action_groups(address: ServerAddress) -> list[str]:
 def committed_actions(
     address: ServerAddress, broker_group: str
 ) -> Iterator[tuple[Envelope, bytes]]:
-    """Yields all committed entries of the group's action log, oldest first: kinds ACTIONS and SNAPSHOT, with their regions (`unwrap` them).
+    """Yields all committed entries of the group's action log, oldest first: kinds ACTIONS and
+    SNAPSHOT, with their regions (`unwrap` them).
 
     It ends at the log's end at the time of the last read.
 
@@ -247,7 +259,8 @@ def committed_actions(
             answer = _read(metadata, broker_group, position)
             if position and answer.position != position:
                 raise MessagesExpired(
-                    f"retention deleted the action log of {broker_group} at {position} while it was read: read again"
+                    f"retention deleted the action log of {broker_group} at {position} while "
+                    "it was read: read again"
                 )
             if not answer.entries:
                 return
@@ -270,7 +283,9 @@ def _read(metadata: Metadata, group: str, position: int) -> pb.ReadLogResponse:
 
 
 def _master(metadata: Metadata, name: str) -> tuple[str, str, str]:
-    """The control address of the group's master, the group and the master. Raises NotConnected, InvalidArgument."""
+    """The control address of the group's master, the group and the master. Raises NotConnected,
+    InvalidArgument.
+    """
     groups = {group.broker_group: group for group in metadata.cluster()}
     if name not in groups:
         raise InvalidArgument(

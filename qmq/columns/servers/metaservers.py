@@ -1,13 +1,15 @@
-"""Blocking calls to metaservers: asks one after another until one answers or `retry_ms` has passed. Operations whose failure may be
-temporary are repeated so, too: another metaserver, a new master.
+"""Blocking calls to metaservers: asks one after another until one answers or `retry_ms` has passed.
+Operations whose failure may be temporary are repeated so, too: another metaserver, a new master.
 
-Spark's driver and executors authenticate with a token from the environment (docs/ACCESS.md). Set it for executors with
-`spark.executorEnv.QMQ_TOKEN_FILE`: Spark's UI shows the file's name, but not the token.
+Spark's driver and executors authenticate with a token from the environment (docs/ACCESS.md). Set it
+for executors with `spark.executorEnv.QMQ_TOKEN_FILE`: Spark's UI shows the file's name, but not the
+token.
 
 An ordered subject's history becomes partitions of all versions with their sources.
 
-Worked example: version 1 has 1 [0, 16). A split closes 1 for 2 [0, 8) and 3 [8, 16): both have the source 1. A merge closes them for 4: its
-sources are 2 and 3. A move closes 4 for 5, on another broker group: its source is 4.
+Worked example: version 1 has 1 [0, 16). A split closes 1 for 2 [0, 8) and 3 [8, 16): both have the
+source 1. A merge closes them for 4: its sources are 2 and 3. A move closes 4 for 5, on another
+broker group: its source is 4.
 """
 
 from __future__ import annotations
@@ -47,7 +49,9 @@ _PUBLISHED = ("published", "done")
 def routes_of(
     first: pb.OrderedRoute, changes: Sequence[pb.RouteChangeInfo], order: str = Order.STRICT.value
 ) -> Routes:
-    """The routes made from the first route and the later changes. An unpublished change can only have closed partitions."""
+    """The routes made from the first route and the later changes. An unpublished change can only
+    have closed partitions.
+    """
     partitions = {each.number: _partition(each, 1, ()) for each in first.partitions}
     version = 1
     sealed_at: dict[int, int] = {}
@@ -90,7 +94,9 @@ _R = TypeVar("_R")
 
 
 def patiently(act: Callable[[], _R], retry_ms: int) -> _R:
-    """Retry an operation that raises Unavailable, with growing pauses and jitter, for `retry_ms`; then raise the last error."""
+    """Retry an operation that raises Unavailable, with growing pauses and jitter, for `retry_ms`;
+    then raise the last error.
+    """
     retrying = Retrying(
         retry=retry_if_exception_type(Unavailable),
         stop=stop_after_delay(retry_ms / 1000),
@@ -129,7 +135,9 @@ class RetryDeadline:
 
 
 def token_for(address: str) -> str:
-    """The token, or an empty string. Raises InvalidArgument if it cannot be read, or would be sent in plain text to another machine."""
+    """The token, or an empty string. Raises InvalidArgument if it cannot be read, or would be sent
+    in plain text to another machine.
+    """
     source = token_source(None)
     if source is None:
         return ""
@@ -147,14 +155,16 @@ class Located(NamedTuple):
     settings: pb.SubjectSettings
     placement: Placement
     hosts: tuple[str, ...]
-    """All broker groups that may have messages of the subject; for delayed messages, the delay groups."""
+    """All broker groups that may have messages of the subject; for delayed messages, the delay
+    groups.
+    """
 
 
 class Metadata:
     """Calls the metaservers at `servers`, a comma-separated list of "host:port". Not thread-safe.
 
-    Every call raises the server's typed error, or NotConnected if no server answered for `retry_ms`. The constructor raises
-    InvalidArgument.
+    Every call raises the server's typed error, or NotConnected if no server answered for
+    `retry_ms`. The constructor raises InvalidArgument.
     """
 
     def __init__(self, servers: str, retry_ms: int = RETRY_MS) -> None:
@@ -164,15 +174,19 @@ class Metadata:
         self._address = next(self._turns)
         self._channels: dict[str, RenewedChannel] = {}
         self._cluster = ""
-        """The cluster of the metaserver that answered first. Metaservers of another cluster refuse."""
+        """The cluster of the metaserver that answered first. Metaservers of another cluster
+        refuse.
+        """
         self._first_routes: dict[str, pb.DescribeRouteResponse] = {}
 
-    # --- where things are ----------------------------------------------------------------------------------------------
+    # --- where things are -------------------------------------------------------------------------
 
     def locate(
         self, subject: str, *, delayed: bool = False, retry_ms: int | None = None
     ) -> Located:
-        """The location of a subject, or of its delayed messages. Raises UnknownSubject, InvalidName, NotConnected."""
+        """The location of a subject, or of its delayed messages. Raises UnknownSubject,
+        InvalidName, NotConnected.
+        """
         request = pb.LocateRequest(subject=subject, delayed=delayed)
         found: pb.LocateResponse = self._ask("Locate", request, retry_ms)
         placement = placement_of(subject, found)
@@ -188,28 +202,36 @@ class Metadata:
         )
 
     def list_subjects(self, prefix: str = "") -> list[pb.SubjectDescription]:
-        """All subjects with their queues. Raises NotConnected, also if a broker group does not answer."""
+        """All subjects with their queues. Raises NotConnected, also if a broker group does not
+        answer.
+        """
         found: pb.ListSubjectsResponse = self._ask(
             "ListSubjects", pb.ListSubjectsRequest(prefix=prefix)
         )
         return list(found.subjects)
 
     def describe_route(self, subject: str, version: int = 0) -> pb.DescribeRouteResponse:
-        """A version of a subject's route; 0: the latest. Raises UnknownSubject, OrderMismatch, NotConnected."""
+        """A version of a subject's route; 0: the latest. Raises UnknownSubject, OrderMismatch,
+        NotConnected.
+        """
         found: pb.DescribeRouteResponse = self._ask(
             "DescribeRoute", pb.DescribeRouteRequest(subject=subject, version=version)
         )
         return found
 
     def route_history(self, subject: str) -> list[pb.RouteChangeInfo]:
-        """The changes of a subject's route, oldest first. Raises UnknownSubject, OrderMismatch, NotConnected."""
+        """The changes of a subject's route, oldest first. Raises UnknownSubject, OrderMismatch,
+        NotConnected.
+        """
         found: pb.RouteHistoryResponse = self._ask(
             "RouteHistory", pb.RouteHistoryRequest(subject=subject)
         )
         return list(found.changes)
 
     def routes(self, subject: str) -> Routes:
-        """All routes of an ordered subject. The first one never changes and is cached. Raises what `route_history` raises."""
+        """All routes of an ordered subject. The first one never changes and is cached. Raises what
+        `route_history` raises.
+        """
         first = self._first_routes.get(subject)
         if first is None:
             first = self._first_routes[subject] = self.describe_route(subject, 1)
@@ -222,7 +244,7 @@ class Metadata:
         )
         return list(found.groups)
 
-    # --- asking --------------------------------------------------------------------------------------------------------
+    # --- asking -----------------------------------------------------------------------------------
 
     def _ask(self, method: str, request: Any, retry_ms: int | None = None) -> Any:
         def once() -> Any:
@@ -257,7 +279,9 @@ class Metadata:
         return found
 
     def control(self, address: str, group: str, replica: str, method: str, request: Any) -> Any:
-        """Call a replica's control port without retries. Raises the server's typed error, NotConnected, DeadlineExceeded."""
+        """Call a replica's control port without retries. Raises the server's typed error,
+        NotConnected, DeadlineExceeded.
+        """
         server = ServerName(self._cluster, group, replica)
         return call(
             self._channel(address),
@@ -288,7 +312,9 @@ def call(
     address: str,
     server: ServerName = ANY_SERVER,
 ) -> Any:
-    """Call a server; once more if another server had its address. Raises the server's typed error, NotConnected, DeadlineExceeded."""
+    """Call a server; once more if another server had its address. Raises the server's typed error,
+    NotConnected, DeadlineExceeded.
+    """
     metadata = metadata_of(token_for(address), server.pack())
     try:
         return _call_once(channel, stub, method, request, metadata)

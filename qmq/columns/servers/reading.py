@@ -2,17 +2,20 @@
 
 A piece is read request by request:
 
-* The next request is sent as soon as the head of an answer has arrived, which names the next position. While this answer's batches arrive
-  and are processed, the broker prepares the next ones.
-* After any failure of a connection, reading continues after the last yielded batch, at the current master.
+* The next request is sent as soon as the head of an answer has arrived, which names the next
+  position. While this answer's batches arrive and are processed, the broker prepares the next ones.
+* After any failure of a connection, reading continues after the last yielded batch, at the current
+  master.
 * The retry time counts from the last answer.
 
-The current master of a broker group, and connections to it, by `qmq.client.metadata.cache.RouteTable`:
+The current master of a broker group, and connections to it, by
+`qmq.client.metadata.cache.RouteTable`:
 
 * One user at a time has a connection, and returns it if no request is in flight.
-* If a master redirects or cannot be reached, metaservers are asked repeatedly for the master until one serves the group or `retry_ms` has
-  passed.
-* A broker that does not know a subject known to a metaserver is treated as unreachable, because its view is behind.
+* If a master redirects or cannot be reached, metaservers are asked repeatedly for the master until
+  one serves the group or `retry_ms` has passed.
+* A broker that does not know a subject known to a metaserver is treated as unreachable, because its
+  view is behind.
 """
 
 from __future__ import annotations
@@ -63,10 +66,12 @@ class MasterConnections:
         self._book = RouteTable()
         self._idle: dict[str, list[BlockingConnection]] = {}
 
-    # --- masters ---------------------------------------------------------------------------------------------------------
+    # --- masters ----------------------------------------------------------------------------------
 
     def locate(self, subject: str, *, retry_ms: int | None = None) -> Located:
-        """Look up a subject at a metaserver and remember the masters. Raises UnknownSubject, InvalidName, NotConnected."""
+        """Look up a subject at a metaserver and remember the masters. Raises UnknownSubject,
+        InvalidName, NotConnected.
+        """
         ask = self._book.ask()
         found = self._metadata.locate(subject, delayed=self._is_delayed, retry_ms=retry_ms)
         target = delayed_target(subject) if self._is_delayed else subject
@@ -79,10 +84,11 @@ class MasterConnections:
         for each in self._idle.pop(group, []):
             each.close()
 
-    # --- connections ---------------------------------------------------------------------------------------------------
+    # --- connections ------------------------------------------------------------------------------
 
     def take(self, subject: str, group: str, *, retry_ms: int | None = None) -> BlockingConnection:
-        """Take a connection to the master of a group that has the subject. Return it with `give` or `lose`.
+        """Take a connection to the master of a group that has the subject. Return it with `give` or
+        `lose`.
 
         Raises UnknownSubject, and NotConnected after `retry_ms` (default: the metadata's).
         """
@@ -125,7 +131,9 @@ class MasterConnections:
     def lose(
         self, group: str, channel: BlockingConnection, failure: QmqError | None = None
     ) -> None:
-        """Close a connection that failed or has requests in flight. Depending on the failure, look for the master again."""
+        """Close a connection that failed or has requests in flight. Depending on the failure, look
+        for the master again.
+        """
         channel.close()
         if failure is not None and is_about_master(failure):
             self.doubt(group)
@@ -145,7 +153,8 @@ class MasterConnections:
             self.lose(group, channel, failure)
             if isinstance(failure, UnknownSubject):
                 raise NotConnected(
-                    f"broker group {group!r} does not know subject {subject!r} (yet): {failure.message}"
+                    f"broker group {group!r} does not know subject {subject!r} (yet): "
+                    f"{failure.message}"
                 ) from failure
             raise
         except BaseException:
@@ -182,7 +191,9 @@ FETCH_BYTES: Final = 2 * limits.MIB
 
 
 class ServerPieceReader:
-    """Reads one piece. `skips_lost`: skip messages deleted by retention instead of raising an error."""
+    """Reads one piece. `skips_lost`: skip messages deleted by retention instead of raising an
+    error.
+    """
 
     def __init__(
         self,
@@ -258,18 +269,21 @@ class ServerPieceReader:
         queue, end = self._piece.queue, self._piece.end
         if fetched.start_sequence > asked and not self._skips_lost:
             raise MessagesExpired(
-                f"messages {asked} to {min(fetched.start_sequence, end) - 1} of {queue} were deleted by retention or a purge: the oldest "
-                f"remaining one is {fetched.start_sequence}; keep messages for longer, or continue without these with failOnDataLoss=false"
+                f"messages {asked} to {min(fetched.start_sequence, end) - 1} of {queue} were "
+                "deleted by retention or a purge: the oldest "
+                f"remaining one is {fetched.start_sequence}; keep messages for longer, or "
+                "continue without these with failOnDataLoss=false"
             )
         if fetched.next_sequence <= asked:
             raise LogDamaged(
-                f"{queue} ends at {fetched.end_sequence}, though messages up to {end - 1} were committed there: was its data folder lost?"
+                f"{queue} ends at {fetched.end_sequence}, though messages up to {end - 1} "
+                "were committed there: was its data folder lost?"
             )
 
 
 def fetch_of(piece: QueuePiece, selection: ReadSelection, sequence: int) -> wire.Fetch:
-    """The request for a piece from a sequence on. A broker skips by the conditions that fit into the request; the reader applies the rest.
-    Pure."""
+    """The request for a piece from a sequence on. A broker skips by the conditions that fit into
+    the request; the reader applies the rest. Pure."""
     queue, lps = piece.queue, [f"{each.first}-{each.end}" for each in piece.lps]
     tags_any, tags_all = list(selection.tags_any), list(selection.tags_all)
     if len(lps) > limits.FETCH_RANGES_MAX:

@@ -1,6 +1,7 @@
-"""*Dead letters*: the dead letters of groups by error and age, filters, and replay and purge of the filtered letters, with edits and a
-rate. A replay is planned first: the address has the filter, the edits and the rate, and the page shows what would be sent. The console
-keeps no state. The cluster records which letters are done (`qmq/client/dead_letters.py`), so the same address continues after a
+"""*Dead letters*: the dead letters of groups by error and age, filters, and replay and purge of the
+filtered letters, with edits and a rate. A replay is planned first: the address has the filter, the
+edits and the rate, and the page shows what would be sent. The console keeps no state. The cluster
+records which letters are done (`qmq/client/dead_letters.py`), so the same address continues after a
 restart.
 """
 
@@ -81,7 +82,9 @@ class LetterFilter:
 
 @dataclass(frozen=True, slots=True)
 class ReplayPlan:
-    """How letters are sent again. `sets` and `unsets` name the fields to change, one in a line; `body` replaces the whole body."""
+    """How letters are sent again. `sets` and `unsets` name the fields to change, one in a line;
+    `body` replaces the whole body.
+    """
 
     rate: int = RATE
     most: int = 0
@@ -157,7 +160,9 @@ def group_of(page: ConsolePage) -> str:
 
 
 async def show_group_letters(page: ConsolePage) -> Response:
-    """Show the letters of one group that the filter chooses; with `plan` in the address, also what a replay would send."""
+    """Show the letters of one group that the filter chooses; with `plan` in the address, also what
+    a replay would send.
+    """
     group, chosen = group_of(page), LetterFilter.of(page.request.query_params)
     if not any(each.group == group for each in await page.mq.metadata.dead_letter_queues(group)):
         raise UnknownGroup(
@@ -200,7 +205,9 @@ async def show_group_letters(page: ConsolePage) -> Response:
 
 
 class LetterSurvey:
-    """What the page tells of the letters, which it gets one after the other: it keeps counts, and what it shows of the first ones."""
+    """What the page tells of the letters, which it gets one after the other: it keeps counts, and
+    what it shows of the first ones.
+    """
 
     def __init__(self, page: ConsolePage, chosen: LetterFilter) -> None:
         self._page, self._chosen = page, chosen
@@ -222,7 +229,9 @@ class LetterSurvey:
             self._edit = edit
 
     def add(self, letter: DeadLetter) -> None:
-        """Count one letter. It is edited as planned, whichever it is, to find those that cannot be: `failure` has the reason."""
+        """Count one letter. It is edited as planned, whichever it is, to find those that cannot be:
+        `failure` has the reason.
+        """
         self.count += 1
         masked = masked_fields(self._page.config.masks, letter.subject)
         self.by_error[masked_text(letter.error, masked)[:200]] += 1
@@ -272,7 +281,9 @@ def _options(chosen: LetterFilter) -> dict[str, str]:
 
 
 def ages(dead_ms: Iterable[int], now_ms: int) -> list[tuple[str, int]]:
-    """How many letters were given up within the last hour, the last day, the last week, and before. Pure."""
+    """How many letters were given up within the last hour, the last day, the last week, and before.
+    Pure.
+    """
     counts = Counter(
         next((name for name, ms in AGES if now_ms - each < ms), "older") for each in dead_ms
     )
@@ -330,7 +341,9 @@ def job_of(page: ConsolePage) -> ReplayJob:
 
 
 async def show_job(page: ConsolePage) -> Response:
-    """Show the progress of a job. A person starts a job of an earlier console again from its address."""
+    """Show the progress of a job. A person starts a job of an earlier console again from its
+    address.
+    """
     given = dict(page.request.query_params)
     group = given.pop("group", "")
     again = (

@@ -1,4 +1,6 @@
-"""*Delays*: a calendar of two years with the due messages, and a day's messages; a person can cancel or move a message."""
+"""*Delays*: a calendar of two years with the due messages, and a day's messages; a person can
+cancel or move a message.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +32,9 @@ RUNS: Final = 5
 
 @dataclass(frozen=True, slots=True)
 class CalendarDay:
-    """A day (UTC) of the calendar: its place in weeks, and how many messages are due. `level` is 0 for none."""
+    """A day (UTC) of the calendar: its place in weeks, and how many messages are due. `level` is 0
+    for none.
+    """
 
     day: date
     week: int
@@ -65,7 +69,9 @@ def calendar(buckets: Iterable[DelayBucket], today: date) -> tuple[list[Calendar
 
 
 def next_runs(message: DelayedMessage) -> list[int]:
-    """The later runs of a recurring message, in milliseconds since 1970; empty for other messages. Pure."""
+    """The later runs of a recurring message, in milliseconds since 1970; empty for other messages.
+    Pure.
+    """
     if not message.cron:
         return []
     runs = [int(message.due.timestamp() * 1000)]

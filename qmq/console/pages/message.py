@@ -1,5 +1,6 @@
-"""*Message*: where a message is, what it waits for, and the events of its life; and the search of a subject's messages by time, key, header
-and content. A search has bounds, and the next one continues where it ended.
+"""*Message*: where a message is, what it waits for, and the events of its life; and the search of a
+subject's messages by time, key, header and content. A search has bounds, and the next one continues
+where it ended.
 """
 
 from __future__ import annotations
@@ -126,8 +127,9 @@ _PARTITION_MAX: Final = (1 << 31) - 1
 
 @dataclass(slots=True)
 class ReadPlace:
-    """How far messages were read in the order in which they were stored: all that were stored before `time_ms`, and in some queues those
-    before a sequence. Many messages share a time, because all of a batch do: a time alone would name them twice or not at all.
+    """How far messages were read in the order in which they were stored: all that were stored
+    before `time_ms`, and in some queues those before a sequence. Many messages share a time,
+    because all of a batch do: a time alone would name them twice or not at all.
 
     As text: 1767225600000,0:42:group-1 is that time, and all before 42 in partition 0 of group-1.
     """
@@ -180,8 +182,8 @@ def _no_place(text: str) -> InvalidArgument:
 
 @dataclass(frozen=True, slots=True)
 class MessageQuery:
-    """A search. An empty field matches every message. `content` is searched in the body, `header` is NAME or NAME=VALUE; both are plain
-    text. `after` is the place of a search that continues.
+    """A search. An empty field matches every message. `content` is searched in the body, `header`
+    is NAME or NAME=VALUE; both are plain text. `after` is the place of a search that continues.
     """
 
     start_ms: int = 0
@@ -198,9 +200,11 @@ class MessageQuery:
         return self == MessageQuery()
 
     def wants(self, message: BrowsedMessage, masked: Collection[str]) -> bool:
-        """Whether a message has the key, the header and the content; browsing chooses by the rest. Pure.
+        """Whether a message has the key, the header and the content; browsing chooses by the rest.
+        Pure.
 
-        Where fields are masked, the content is searched in the shown text: a search must not reveal masked values.
+        Where fields are masked, the content is searched in the shown text: a search must not reveal
+        masked values.
         """
         if self.key and (message.key_bytes is None or text_or_hex(message.key_bytes) != self.key):
             return False
@@ -220,7 +224,9 @@ class MessageQuery:
 
 @dataclass(slots=True)
 class FoundMessages:
-    """The messages that a search found. `next`: the search reached its bounds, and continues from there; None: it read everything."""
+    """The messages that a search found. `next`: the search reached its bounds, and continues from
+    there; None: it read everything.
+    """
 
     messages: list[ShownMessage] = field(default_factory=list)
     looked: int = 0
@@ -228,7 +234,9 @@ class FoundMessages:
 
 
 def moment_ms(text: str) -> int:
-    """A time in ISO 8601, in UTC if it names no zone; 0 for an empty text. Raises InvalidArgument."""
+    """A time in ISO 8601, in UTC if it names no zone; 0 for an empty text. Raises
+    InvalidArgument.
+    """
     if not text:
         return 0
     try:
@@ -281,8 +289,9 @@ async def find_messages(
     masked: Collection[str],
     loop_s: Callable[[], float] | None = None,
 ) -> FoundMessages:
-    """The first SHOWN_MAX messages that match. The search takes at most LOOK_S seconds and examines at most LOOKED_MAX messages one by one.
-    Batches that cannot contain the content are skipped as a whole. Raises as `Client.browse`.
+    """The first SHOWN_MAX messages that match. The search takes at most LOOK_S seconds and examines
+    at most LOOKED_MAX messages one by one. Batches that cannot contain the content are skipped as a
+    whole. Raises as `Client.browse`.
     """
     clock_s = loop_s or asyncio.get_running_loop().time
     found, until_s, seen = FoundMessages(), clock_s() + LOOK_S, BrowseProgress()

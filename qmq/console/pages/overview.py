@@ -1,8 +1,10 @@
 """The pages of the whole cluster.
 
-*Overview*: findings and their reasons, rates and lag over time, the busiest subjects, and the groups with the largest lag.
+*Overview*: findings and their reasons, rates and lag over time, the busiest subjects, and the
+groups with the largest lag.
 
-*Cluster*: broker groups, replicas, epochs and positions; a person can transfer a mastership, drain a group and resume it.
+*Cluster*: broker groups, replicas, epochs and positions; a person can transfer a mastership, drain
+a group and resume it.
 """
 
 from __future__ import annotations
@@ -72,7 +74,9 @@ async def show_cluster(page: ConsolePage) -> Response:
 
 
 async def act_on_group(page: ConsolePage) -> Response:
-    """Transfer, drain or resume one group. An action that takes messages away from a group requires the group's name as confirmation."""
+    """Transfer, drain or resume one group. An action that takes messages away from a group requires
+    the group's name as confirmation.
+    """
     form, group = await page.form(), check_name("broker group", page.request.path_params["group"])
     verb, to = form.get("verb", ""), form.get("to", "").strip()
     if verb != "resume" and form.get("confirm", "").strip() != group:

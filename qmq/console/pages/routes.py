@@ -1,11 +1,12 @@
 """The pages of an ordered subject.
 
-*Route*: its logical partitions by version. A person sees the plan of a change, makes it, and watches it.
+*Route*: its logical partitions by version. A person sees the plan of a change, makes it, and
+watches it.
 
 *Lanes*: which consumer holds which range of logical partitions, and the keys that groups parked.
 
-A route is drawn as a ring, the latest version outside, older versions inside; ranges are a strip from the first logical partition to the
-last.
+A route is drawn as a ring, the latest version outside, older versions inside; ranges are a strip
+from the first logical partition to the last.
 """
 
 from __future__ import annotations
@@ -51,13 +52,18 @@ class RingArc:
 
     @property
     def title(self) -> str:
-        return f"v{self.version} · {self.partition}: {self.first} - {self.end - 1}, {self.broker_group}"
+        return (
+            f"v{self.version} · {self.partition}: {self.first} - {self.end - 1}, "
+            f"{self.broker_group}"
+        )
 
 
 def ring(
     routes: Mapping[int, Sequence[Mapping[str, Any]]], count: int, groups: Sequence[str], kinds: int
 ) -> list[RingArc]:
-    """The arcs of `routes` (partitions by version), the latest VERSIONS_MAX versions, of `count` logical partitions."""
+    """The arcs of `routes` (partitions by version), the latest VERSIONS_MAX versions, of `count`
+    logical partitions.
+    """
     arcs: list[RingArc] = []
     for place, version in enumerate(sorted(routes, reverse=True)[:VERSIONS_MAX]):
         outer = OUTER - place * STEP
@@ -72,8 +78,8 @@ def ring(
 
 
 def arc_path(begin: float, end: float, outer: float, inner: float) -> str:
-    """An SVG path from `begin` to `end` of a turn (0 to 1, clockwise from the top) between two radii. A whole turn consists of two half
-    turns.
+    """An SVG path from `begin` to `end` of a turn (0 to 1, clockwise from the top) between two
+    radii. A whole turn consists of two half turns.
     """
     if end - begin >= 1.0:
         return (
@@ -182,7 +188,9 @@ class RouteRequest:
 
     @classmethod
     def of(cls, given: Mapping[str, str]) -> RouteRequest:
-        """Parse an address or a form; the result is empty if there is no change. Raises InvalidArgument."""
+        """Parse an address or a form; the result is empty if there is no change. Raises
+        InvalidArgument.
+        """
         verb = given.get("verb", "").strip()
         if not verb:
             return cls()
@@ -282,7 +290,9 @@ async def _versions(
 
 
 def _following(found: dict[str, Any]) -> list[dict[str, Any]]:
-    """The groups that still read older route versions, each with the versions that its lanes read. Pure."""
+    """The groups that still read older route versions, each with the versions that its lanes read.
+    Pure.
+    """
     count, latest = found["logical_partitions"], found["latest_version"]
     return [
         {
@@ -372,7 +382,9 @@ async def _parked(page: ConsolePage, subject: str, route: dict[str, Any]) -> lis
 
 
 async def act_on_key(page: ConsolePage) -> Response:
-    """Give a parked key's messages back in order, or skip them for good; a skip asks for the key."""
+    """Give a parked key's messages back in order, or skip them for good; a skip asks for the
+    key.
+    """
     form, subject = await page.form(), subject_of(page)
     verb, group, key = (
         form.get("verb", ""),

@@ -1,12 +1,14 @@
 """*Subject*: depth, groups with their lag, the last messages, a search, and a live tail.
 
-The tail shows messages as they are stored, by server-sent events; a sample of them if they are too many to read.
+The tail shows messages as they are stored, by server-sent events; a sample of them if they are too
+many to read.
 
     event: message    one message as JSON
     event: pace       {"shown": N, "skipped": M} of the last second in which any messages arrived
 
-At most SHOWN_PER_S messages a second are sent; `pace` counts the others. The stream ends when the browser leaves, and when the console
-stops; an id with each message lets a browser that was cut off continue from there.
+At most SHOWN_PER_S messages a second are sent; `pace` counts the others. The stream ends when the
+browser leaves, and when the console stops; an id with each message lets a browser that was cut off
+continue from there.
 """
 
 from __future__ import annotations
@@ -57,7 +59,9 @@ class TailPace:
         self.shown = self.skipped = 0
 
     def take(self, now_s: float) -> tuple[bool, tuple[int, int] | None]:
-        """Returns (whether the message is shown, (shown, skipped) of the last second if it has ended and messages were skipped)."""
+        """Returns (whether the message is shown, (shown, skipped) of the last second if it has
+        ended and messages were skipped).
+        """
         ended = None
         if int(now_s) != self._second:
             ended = (self.shown, self.skipped) if self.skipped else None
@@ -90,8 +94,8 @@ def message_fields(message: ShownMessage) -> dict[str, Any]:
 async def tail_events(
     mq: Client, subject: str, masked: Collection[str], place: ReadPlace, time_s: Callable[[], float]
 ) -> AsyncIterator[bytes]:
-    """The stream. `place` is the id of the last message that the browser has; an empty one: begin with the newest. Raises as
-    `Client.browse`.
+    """The stream. `place` is the id of the last message that the browser has; an empty one: begin
+    with the newest. Raises as `Client.browse`.
     """
     options: dict[str, Any] = {"last": FIRST}
     if place.time_ms:

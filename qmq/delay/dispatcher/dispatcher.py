@@ -1,4 +1,5 @@
-"""Takes due messages of all subjects, mixed, and has every batch planned in the log before it leaves.
+"""Takes due messages of all subjects, mixed, and has every batch planned in the log before it
+leaves.
 
     dispatcher = DueDispatcher(links, plan_log, new_producer_id=ProducerIds())
     dispatcher.resume(plan, messages)      every open plan of earlier masters, in the order of their numbers, before the first put
@@ -13,9 +14,11 @@
 
 Rules:
 * Each subject has one dispatcher (`SubjectDispatcher`), and none waits for another.
-* A separate task plans each batch: tasks begin in the order in which they are made. The plan log must write plans, dones and voids in the
-  order of the calls (several may share an entry). While a plan is open in the log, no plan that depends on it is therefore written.
-* If the plan log refuses a plan, this replica is no longer master. A halted dispatcher sends nothing, and writes nothing more.
+* A separate task plans each batch: tasks begin in the order in which they are made. The plan log
+  must write plans, dones and voids in the order of the calls (several may share an entry). While a
+  plan is open in the log, no plan that depends on it is therefore written.
+* If the plan log refuses a plan, this replica is no longer master. A halted dispatcher sends
+  nothing, and writes nothing more.
 """
 
 from __future__ import annotations
@@ -75,8 +78,8 @@ UNKNOWN_RANGE = LpRange(0, 0)
 
 
 class DueDestination(DueWindow):
-    """The window of a broker group or a partition, and its connection. The `partition` of a group is 0, but that of a plan from when the
-    subject was ordered.
+    """The window of a broker group or a partition, and its connection. The `partition` of a group
+    is 0, but that of a plan from when the subject was ordered.
     """
 
     def __init__(
@@ -99,8 +102,8 @@ class DueDestination(DueWindow):
 class DueConnection(MasterConnection[DueBatch]):
     """The connection of a destination to the master of its broker group.
 
-    It never gives up: while the window needs it, it tries again, with the locator's pauses, and with growing pauses for errors that only a
-    change in the cluster can fix.
+    It never gives up: while the window needs it, it tries again, with the locator's pauses, and
+    with growing pauses for errors that only a change in the cluster can fix.
     """
 
     def __init__(self, owner: SubjectDispatcher, window: DueDestination) -> None:
@@ -168,7 +171,8 @@ class Aside(NamedTuple):
 
 
 class SubjectDispatcher:
-    """Sends the due messages of one subject, ordered or not. Here is decided which broker group or partition gets the next batch.
+    """Sends the due messages of one subject, ordered or not. Here is decided which broker group or
+    partition gets the next batch.
 
         put ─▶ waiting ──planned──▶ at a destination ──stored──▶ done
                  ▲ ▲                  │
@@ -182,25 +186,29 @@ class SubjectDispatcher:
     | unordered | in one line | the broker group that `Balancer` picks | another group is free or theirs drained, and they are not stored |
     | ordered | at the partition of their key | that partition, if it has room | the newest route lacks it, and they are not stored |
 
-    In any state planning may be *held*: an operator has to repair something (the subject is deleted, its messages are refused). Then
-    nothing new is planned until the subject is located again, after a pause that rises to 30 s. If it has another order now, it changes
-    its state once nothing is on its way.
+    In any state planning may be *held*: an operator has to repair something (the subject is
+    deleted, its messages are refused). Then nothing new is planned until the subject is located
+    again, after a pause that rises to 30 s. If it has another order now, it changes its state once
+    nothing is on its way.
 
-    A batch that is refused because of its content is halved until the messages at fault are alone. Only those are set aside, and the
-    log names them. A message without a key is at fault on an ordered subject.
+    A batch that is refused because of its content is halved until the messages at fault are alone.
+    Only those are set aside, and the log names them. A message without a key is at fault on an
+    ordered subject.
 
-    Unordered: a group that is unreachable, drained, silent or busy delays only what is planned there, and a batch that may be stored there
-    stays there. While no group is available, nothing is planned.
+    Unordered: a group that is unreachable, drained, silent or busy delays only what is planned
+    there, and a batch that may be stored there stays there. While no group is available, nothing is
+    planned.
 
-    Ordered: `Partitioner` (qmq/delivery/partitioner.py) says which partition a logical partition belongs to, through changes of the
-    route. In addition:
-    * Plans of an earlier master go first. If the newest route lacks their partition, the logical partitions of their messages wait for
-      them.
+    Ordered: `Partitioner` (qmq/delivery/partitioner.py) says which partition a logical partition
+    belongs to, through changes of the route. In addition:
+    * Plans of an earlier master go first. If the newest route lacks their partition, the logical
+      partitions of their messages wait for them.
     * When a partition refuses as if it were sealed, the route is requested until it is newer.
 
-    Worked example: partition 1 holds [0, 8) and is split into 2 and 3 while three batches are on their way: the first is stored, the
-    others are refused. The route of version 2 lacks partition 1, and the refused batches are certainly not stored: void. Their
-    messages, and then the messages that waited after them, go to the batchers of 2 and 3, in order, and 2 and 3 take all later
+    Worked example: partition 1 holds [0, 8) and is split into 2 and 3 while three batches are on
+    their way: the first is stored, the others are refused. The route of version 2 lacks partition
+    1, and the refused batches are certainly not stored: void. Their messages, and then the messages
+    that waited after them, go to the batchers of 2 and 3, in order, and 2 and 3 take all later
     messages.
     """
 
@@ -230,7 +238,7 @@ class SubjectDispatcher:
         self.aside: dict[SchedulePlace, Aside] = {}
         """Messages that cannot be delivered as they are."""
 
-    # --- in ------------------------------------------------------------------------------------------------------------
+    # --- in ---------------------------------------------------------------------------------------
 
     def put(self, messages: Sequence[DueMessage]) -> None:
         """Add due messages, in order."""
@@ -253,7 +261,7 @@ class SubjectDispatcher:
         self._forget([place])
         return True
 
-    # --- messages that wait --------------------------------------------------------------------------------------------
+    # --- messages that wait -----------------------------------------------------------------------
 
     @property
     def _batchers(self) -> list[DueBatcher]:
@@ -300,7 +308,7 @@ class SubjectDispatcher:
                 self._set_aside(message, why)
         return [message for message in messages if message.key]
 
-    # --- the state -----------------------------------------------------------------------------------------------------
+    # --- the state --------------------------------------------------------------------------------
 
     def _find(self, wait_s: float, *, refresh: bool = False) -> None:
         if self._finding is None and not self._is_closed:
@@ -402,7 +410,9 @@ class SubjectDispatcher:
             self._asking = self._loop.create_task(self._ask_for_more())
 
     async def _ask_for_more(self) -> None:
-        """Locate the subject again until it has a usable group, or a newer route; the locator keeps the pauses."""
+        """Locate the subject again until it has a usable group, or a newer route; the locator keeps
+        the pauses.
+        """
         try:
             while self._has_nowhere and self._refusal is None:
                 try:
@@ -420,7 +430,7 @@ class SubjectDispatcher:
             return bool(self._batcher) and not way.is_writable
         return way is not None and way.wants_route
 
-    # --- out -----------------------------------------------------------------------------------------------------------
+    # --- out --------------------------------------------------------------------------------------
 
     def _pump(self) -> None:
         """Record, plan and send what can be recorded, planned and sent."""
@@ -446,7 +456,8 @@ class SubjectDispatcher:
                 destination
             )  # what can never be stored becomes void only when all of it is planned
         else:
-            destination.connection.pump()  # without `_release`, which would take back what was never tried
+            # without `_release`, which would take back what was never tried
+            destination.connection.pump()
 
     def _advance(self, destination: DueDestination) -> None:
         if not destination.is_ordered:
@@ -458,7 +469,9 @@ class SubjectDispatcher:
             self._ask()
 
     def _draft(self, partition: DueDestination | None) -> None:
-        """Plan what waits for a partition, or (None) for any broker group, as long as there is room."""
+        """Plan what waits for a partition, or (None) for any broker group, as long as there is
+        room.
+        """
         way, batcher = self._way, self._batcher if partition is None else partition.batcher
         if way is None or not batcher or self._refusal is not None or self._is_closed:
             return
@@ -479,7 +492,9 @@ class SubjectDispatcher:
                 self._ask()
 
     def _taker(self, partition: DueDestination | None) -> DueDestination | None:
-        """Who gets the next batch of what waits for a partition, or for any broker group; None if nobody has room."""
+        """Who gets the next batch of what waits for a partition, or for any broker group; None if
+        nobody has room.
+        """
         if isinstance(self._way, Balancer):
             return self._way.pick(0)
         return (
@@ -496,7 +511,9 @@ class SubjectDispatcher:
         )
 
     def _release(self, window: DueDestination) -> None:
-        """Make refused batches of a troubled group void if another group can take them, or their group is drained."""
+        """Make refused batches of a troubled group void if another group can take them, or their
+        group is drained.
+        """
         now = self._loop.time()
         if window.flight and window.is_troubled(now):
             groups = [each for each in self._destinations.values() if each.is_writable]
@@ -505,14 +522,16 @@ class SubjectDispatcher:
                 window.release()
 
     def _settle(self) -> None:
-        """Settled partitions hand over their messages by the newest route: those not stored there first, then those that waited."""
+        """Settled partitions hand over their messages by the newest route: those not stored there
+        first, then those that waited.
+        """
         for partition in self._way.settle() if isinstance(self._way, Partitioner) else []:
             partition.settle()
             partition.connection.close()
             del self._destinations[partition.group, partition.partition]
             self._add([*self._collect(partition), *partition.batcher.messages])
 
-    # --- outcomes ------------------------------------------------------------------------------------------------------
+    # --- outcomes ---------------------------------------------------------------------------------
 
     def _hold(self, failure: QmqError) -> None:
         """Plan nothing for a while, then locate the subject again."""
@@ -560,7 +579,10 @@ class SubjectDispatcher:
         tries = self._tries[place] = self._tries.get(place, 0) + 1
         if tries == 1:
             log.error(
-                "message %s to %r cannot be delivered and is set aside; it will be tried again from time to time: %s",
+                (
+                    "message %s to %r cannot be delivered and is set aside; it will be tried "
+                    "again from time to time: %s"
+                ),
                 message.message_id.hex(),
                 self.subject,
                 why,
@@ -573,7 +595,7 @@ class SubjectDispatcher:
         self._put_back([self.aside.pop(place).message])
         self._pump()
 
-    # --- for people, and the end ---------------------------------------------------------------------------------------
+    # --- for people, and the end ------------------------------------------------------------------
 
     @property
     def is_idle(self) -> bool:
@@ -606,7 +628,8 @@ class SubjectDispatcher:
             why = why or next((each.trouble for each in troubled if each.trouble is not None), None)
             if way is not None and not way.is_writable:
                 why = why or ReadOnly(
-                    f"all broker groups of {self.subject!r} are drained: resume one with `qmq broker resume`"
+                    f"all broker groups of {self.subject!r} are drained: resume one with "
+                    "`qmq broker resume`"
                 )
             is_stuck = way is None or all(group in troubled for group in way if group.is_writable)
             count = len(self._batcher) if is_stuck else 0
@@ -629,8 +652,8 @@ class SubjectDispatcher:
 
 
 class DueDispatcher:
-    """Sends due messages of all subjects during one term of a master. The locator of `links` must not create subjects, so that a deleted
-    subject stays deleted.
+    """Sends due messages of all subjects during one term of a master. The locator of `links` must
+    not create subjects, so that a deleted subject stays deleted.
     """
 
     def __init__(
@@ -649,7 +672,9 @@ class DueDispatcher:
         self.planned = 0
         """Messages that are planned (or about to be) and undecided."""
         self.resent = 0
-        """Messages sent again although they may be stored: their partition was fenced before it answered, or forgot their producer."""
+        """Messages sent again although they may be stored: their partition was fenced before it
+        answered, or forgot their producer.
+        """
         self._plan_log = plan_log
         self._subjects: dict[str, SubjectDispatcher] = {}
         self._kept = SUBJECTS_MAX
@@ -660,11 +685,12 @@ class DueDispatcher:
         self._tasks: set[asyncio.Task[None]] = set()
         self._is_halted = False
 
-    # --- in ------------------------------------------------------------------------------------------------------------
+    # --- in ---------------------------------------------------------------------------------------
 
     def resume(self, plan: PlanAction, messages: Sequence[DueMessage]) -> None:
-        """An open plan of an earlier master, and its messages in order: sent again under its own number, before newer messages of its keys.
-        Plans come in the order of their numbers, all of them before the first `put`.
+        """An open plan of an earlier master, and its messages in order: sent again under its own
+        number, before newer messages of its keys. Plans come in the order of their numbers, all of
+        them before the first `put`.
         """
         if self._is_halted:
             return
@@ -696,7 +722,9 @@ class DueDispatcher:
             dispatcher.put(its)
 
     def withdraw(self, place: SchedulePlace) -> bool:
-        """Remove a message that is cancelled or moved; False if it is planned, may be delivered, or is not here."""
+        """Remove a message that is cancelled or moved; False if it is planned, may be delivered, or
+        is not here.
+        """
         dispatcher = self._waiting.get(place)
         if dispatcher is None or place in self._doubtful or not dispatcher.withdraw(place):
             return False
@@ -721,10 +749,12 @@ class DueDispatcher:
                 del self._subjects[subject]
         self._kept = max(SUBJECTS_MAX, 2 * len(self._subjects))
 
-    # --- plans, for the dispatchers of subjects ------------------------------------------------------------------------
+    # --- plans, for the dispatchers of subjects ---------------------------------------------------
 
     def next_number(self) -> tuple[int, int]:
-        """(producer id, number) of the next batch to an unordered subject: all of them share one producer."""
+        """(producer id, number) of the next batch to an unordered subject: all of them share one
+        producer.
+        """
         if not self._producer_id:
             self._producer_id = self.new_producer_id()
         return self._producer_id, next(self._numbers)
@@ -732,7 +762,9 @@ class DueDispatcher:
     def plan(
         self, dispatcher: SubjectDispatcher, destination: DueDestination, draft: Draft, size: int
     ) -> None:
-        """Admit a batch to a destination and have it planned; the dispatcher is told when it may be sent."""
+        """Admit a batch to a destination and have it planned; the dispatcher is told when it may be
+        sent.
+        """
         batch = DueBatch(draft, size=size)
         destination.admit(batch)
         self.planned += len(draft.messages)
@@ -758,7 +790,9 @@ class DueDispatcher:
             dispatcher.planned(destination)
 
     def _ended(self, task: asyncio.Task[None]) -> None:
-        """Report an unexpected failure of a plan immediately, not when its task is garbage-collected."""
+        """Report an unexpected failure of a plan immediately, not when its task is
+        garbage-collected.
+        """
         self._tasks.discard(task)
         failure = None if task.cancelled() else task.exception()
         if failure is not None:
@@ -777,7 +811,9 @@ class DueDispatcher:
             self._plan_log.done(batch.plan, produced.append_time_ms)
 
     def void(self, dispatcher: SubjectDispatcher, batches: Sequence[DueBatch]) -> None:
-        """These batches will not be sent again: their messages wait again. Written from the last to the first (see `DueWindow`)."""
+        """These batches will not be sent again: their messages wait again. Written from the last to
+        the first (see `DueWindow`).
+        """
         for batch in [] if self._is_halted else reversed(batches):
             assert batch.plan is not None
             messages: Sequence[DueMessage] = batch.draft.messages
@@ -788,7 +824,7 @@ class DueDispatcher:
                 self._doubtful.update([message.place for message in messages])
             self._plan_log.void(batch.plan)
 
-    # --- how it stands -------------------------------------------------------------------------------------------------
+    # --- how it stands ----------------------------------------------------------------------------
 
     @property
     def waiting(self) -> int:
@@ -797,7 +833,9 @@ class DueDispatcher:
 
     @property
     def subjects(self) -> int:
-        """The subjects for which something is kept: those with messages, and some that had any lately."""
+        """The subjects for which something is kept: those with messages, and some that had any
+        lately.
+        """
         return len(self._subjects)
 
     @property
@@ -811,11 +849,13 @@ class DueDispatcher:
         return 0 if dispatcher is None else dispatcher.trouble()[0]
 
     def troubles(self) -> list[tuple[str, int, str]]:
-        """(subject, waiting messages, reason) of subjects with messages that cannot be delivered now."""
+        """(subject, waiting messages, reason) of subjects with messages that cannot be delivered
+        now.
+        """
         found = [(subject, *each.trouble()) for subject, each in self._subjects.items()]
         return [each for each in found if each[1]]
 
-    # --- the end -------------------------------------------------------------------------------------------------------
+    # --- the end ----------------------------------------------------------------------------------
 
     def halt(self) -> None:
         """Send no more batches, and write no more to the plan log."""

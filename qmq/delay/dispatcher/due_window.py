@@ -1,13 +1,16 @@
-"""Due messages on their way: batches that wait to be planned (`DueBatcher`), and batches of one destination (`DueWindow`). Pure.
+"""Due messages on their way: batches that wait to be planned (`DueBatcher`), and batches of one
+destination (`DueWindow`). Pure.
 
-`DueWindow` is an in-flight window (qmq/delivery/window.py) whose batches are planned in the log before they are sent.
+`DueWindow` is an in-flight window (qmq/delivery/window.py) whose batches are planned in the log
+before they are sent.
 
     admitted ──planned──▶ to be sent ──next──▶ on its way ──stored──▶ done
                               ▲                    │ refused, or outcome unknown: this batch and all after it are sent again, after a rest
                               └────────────────────┤
                                                    └ certainly not stored, and not to be sent again under its number ──▶ void
 
-The destination is a broker group (unordered subjects) or a partition (ordered ones). The meaning of each answer:
+The destination is a broker group (unordered subjects) or a partition (ordered ones). The meaning of
+each answer:
 
 | answer | unordered | ordered |
 |---|---|---|
@@ -24,24 +27,29 @@ The destination is a broker group (unordered subjects) or a partition (ordered o
 
 Rules:
 * A batch leaves only when it is planned, and only after all batches before it.
-* Ordered: a broker takes number n of a producer only after n - 1. If a batch will never be stored, no batch after it is stored either.
-  These batches are void when everything before them is decided, and the next batch has a new producer id and begins at 0. For the same
-  reason, if a batch is stored, all batches before it are stored, answered or not.
-* Ordered: batches of another producer id (an earlier master's, or the next id) wait until all batches of the current one are decided,
-  because the broker keeps no order between two producers.
-* Voids are returned in the order of the batches, and must be written from the last to the first: whichever part of them a crash leaves,
-  the open plans of a producer then have no gap.
+* Ordered: a broker takes number n of a producer only after n - 1. If a batch will never be stored,
+  no batch after it is stored either. These batches are void when everything before them is decided,
+  and the next batch has a new producer id and begins at 0. For the same reason, if a batch is
+  stored, all batches before it are stored, answered or not.
+* Ordered: batches of another producer id (an earlier master's, or the next id) wait until all
+  batches of the current one are decided, because the broker keeps no order between two producers.
+* Voids are returned in the order of the batches, and must be written from the last to the first:
+  whichever part of them a crash leaves, the open plans of a producer then have no gap.
 
-`DueBatcher` has the unplanned due messages of one subject (or partition), in order, and makes batches of them:
-* Only messages of one *sort* share a batch: a batch has one set of flags, and directed messages of one batch have one consumer group;
-  create times are within 2^32 ms of each other, the range of a batch's column.
-* A batch takes the first message, and then later ones of the same sort, skipping others. Later messages of a skipped key are skipped, too:
-  each key keeps its order, and mixed sorts still make large batches.
-* A batch has a limit of messages and bytes; a larger message goes alone. A *suspect* (it was in a batch that was refused as
-  too large) is only taken into batches of at most as many messages as its entry says.
+`DueBatcher` has the unplanned due messages of one subject (or partition), in order, and makes
+batches of them:
+* Only messages of one *sort* share a batch: a batch has one set of flags, and directed messages of
+  one batch have one consumer group; create times are within 2^32 ms of each other, the range of a
+  batch's column.
+* A batch takes the first message, and then later ones of the same sort, skipping others. Later
+  messages of a skipped key are skipped, too: each key keeps its order, and mixed sorts still make
+  large batches.
+* A batch has a limit of messages and bytes; a larger message goes alone. A *suspect* (it was in a
+  batch that was refused as too large) is only taken into batches of at most as many messages as its
+  entry says.
 
-Worked example: k:1, l:2 (directed), l:3, k:4. The first batch is 1 and 4: 2 is of another sort, and 3 comes after 2. The second one is 2,
-the third 3.
+Worked example: k:1, l:2 (directed), l:3, k:4. The first batch is 1 and 4: 2 is of another sort, and
+3 comes after 2. The second one is 2, the third 3.
 """
 
 from __future__ import annotations
@@ -63,14 +71,17 @@ from qmq.wire.batch_columns import BatchFlag
 from qmq.wire.frame_payloads import Produced
 
 WINDOW: Final = 8
-"""Enough to hide a commit and an answer behind full batches; far below the broker's window of remembered batches (qmq/log/producers.py)."""
+"""Enough to hide a commit and an answer behind full batches; far below the broker's window of
+remembered batches (qmq/log/producers.py).
+"""
 
 
 @dataclass(slots=True, eq=False)
 class DueBatch(InFlightBatch):
     """One batch of due messages, from planning until its outcome is known.
 
-    A batch that an earlier master planned may have been sent by it, so it is uncertain from the beginning.
+    A batch that an earlier master planned may have been sent by it, so it is uncertain from the
+    beginning.
     """
 
     draft: Draft
@@ -109,7 +120,7 @@ class DueWindow(InFlightWindow[DueBatch]):
         self._done: list[tuple[DueBatch, Produced]] = []
         self._void: list[DueBatch] = []
 
-    # --- out: what is new ----------------------------------------------------------------------------------------------
+    # --- out: what is new -------------------------------------------------------------------------
 
     def may_admit(self, now: float) -> bool:
         """Whether a new batch may be planned for this destination: it would be sent soon."""
@@ -132,7 +143,9 @@ class DueWindow(InFlightWindow[DueBatch]):
         return self._producer_id, self._next_number - 1
 
     def admit(self, batch: DueBatch) -> None:
-        """Admit a batch behind all others. Batches of an earlier master come before the first new one."""
+        """Admit a batch behind all others. Batches of an earlier master come before the first new
+        one.
+        """
         self.flight.append(batch)
 
     def planned(self, batch: DueBatch, plan: PlanAction) -> None:
@@ -140,7 +153,7 @@ class DueWindow(InFlightWindow[DueBatch]):
         batch.plan = plan
         self._void_dead()
 
-    # --- out: what to send ---------------------------------------------------------------------------------------------
+    # --- out: what to send ------------------------------------------------------------------------
 
     def _may_send(self, batch: DueBatch) -> bool:
         if (
@@ -178,7 +191,7 @@ class DueWindow(InFlightWindow[DueBatch]):
             or (self.trouble is not None and bool(self.flight))
         )
 
-    # --- in: answers ---------------------------------------------------------------------------------------------------
+    # --- in: answers ------------------------------------------------------------------------------
 
     def stored(self, batch: DueBatch, produced: Produced, now: float) -> None:
         """A try was answered: the batch is stored at this place."""
@@ -224,18 +237,20 @@ class DueWindow(InFlightWindow[DueBatch]):
     def _mark_out(batch: DueBatch) -> None:
         batch.is_lost, batch.is_out = not batch.is_certain, True
 
-    # --- in: ends ------------------------------------------------------------------------------------------------------
+    # --- in: ends ---------------------------------------------------------------------------------
 
     def release(self) -> None:
-        """For a window to a broker group: make batches void that are certainly not stored there, so that another group may take their
-        messages.
+        """For a window to a broker group: make batches void that are certainly not stored there, so
+        that another group may take their messages.
         """
         for batch in [each for each in self.flight if each.is_certain and each.plan is not None]:
             self._remove(batch)
             self._void.append(batch)
 
     def _void_dead(self) -> None:
-        """Make batches void that can never be stored. Done when all earlier batches are decided and all their messages are planned."""
+        """Make batches void that can never be stored. Done when all earlier batches are decided and
+        all their messages are planned.
+        """
         if self._dead is not None and self.flight[0] is self._dead and self._is_planned:
             self.settle()
 
@@ -248,7 +263,7 @@ class DueWindow(InFlightWindow[DueBatch]):
         self.is_stalled = False
         self._dead, self._sent, self._producer_id = None, 0, 0
 
-    # --- in: connections and time --------------------------------------------------------------------------------------
+    # --- in: connections and time -----------------------------------------------------------------
 
     def stalled(self) -> None:
         super().stalled()
@@ -271,8 +286,8 @@ _DIRECTED: Final = int(BatchFlag.DIRECTED)
 _AGAIN: Final = int(BatchFlag.AGAIN)
 
 Sort = tuple[int, bytes | None]
-"""The properties that messages of one batch must share: the era of the create time, and the consumer group that the message is directed to
-(None: all groups).
+"""The properties that messages of one batch must share: the era of the create time, and the
+consumer group that the message is directed to (None: all groups).
 """
 
 
@@ -365,7 +380,8 @@ class DueBatcher:
 def encoded(
     draft: Draft, logical_partitions: Sequence[int] | None = None, *, is_again: bool = False
 ) -> tuple[bytes, bytes]:
-    """The encoded batch: messages of one sort as they were sent, without the column DUE; with `is_again` if it may have been sent before.
+    """The encoded batch: messages of one sort as they were sent, without the column DUE; with
+    `is_again` if it may have been sent before.
 
     Raises MessageTooLarge, InvalidArgument.
     """

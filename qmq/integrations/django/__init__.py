@@ -1,4 +1,5 @@
-"""QMQ in Django: messages in `transaction.atomic()`, listeners as a management command, the outbox in the admin.
+"""QMQ in Django: messages in `transaction.atomic()`, listeners as a management command, the outbox
+in the admin.
 
     INSTALLED_APPS = [..., "qmq.integrations.django"]
     QMQ = {"SERVER": "localhost:20880", "OUTBOX": True}

@@ -1,4 +1,6 @@
-"""Django's admin: what waits in the outbox, what was set aside and why, with retry and drop as in `qmq outbox`; tasks and results."""
+"""Django's admin: what waits in the outbox, what was set aside and why, with retry and drop as in
+`qmq outbox`; tasks and results.
+"""
 
 from __future__ import annotations
 
@@ -82,5 +84,7 @@ class TaskRecordAdmin(admin.ModelAdmin):
         return False
 
     def has_change_permission(self, request: Any, obj: Any = None) -> bool:
-        """Results cannot be changed. Users who may delete one may cancel the task: a worker that gets its message does nothing."""
+        """Results cannot be changed. Users who may delete one may cancel the task: a worker that
+        gets its message does nothing.
+        """
         return False

@@ -1,4 +1,6 @@
-"""The outbox's table, as the admin sees it (`qmq.sql` reads and writes the table by its own statements), and the table of tasks."""
+"""The outbox's table, as the admin sees it (`qmq.sql` reads and writes the table by its own
+statements), and the table of tasks.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Sending from Django: through the outbox with a database transaction, or immediately; by `settings.QMQ` of the project, which has the
-server and the options of outbox and client.
+"""Sending from Django: through the outbox with a database transaction, or immediately; by
+`settings.QMQ` of the project, which has the server and the options of outbox and client.
 """
 
 from __future__ import annotations
@@ -24,7 +24,9 @@ KEYS = {"SERVER", "OUTBOX", "OPTIONS"}
 
 @dataclass(frozen=True, slots=True)
 class SiteSettings:
-    """`server` is as in `qmq.connect`, `options` are its other options. With `has_outbox`, `send` commits with the transaction."""
+    """`server` is as in `qmq.connect`, `options` are its other options. With `has_outbox`, `send`
+    commits with the transaction.
+    """
 
     server: str | None = None
     has_outbox: bool = True
@@ -43,11 +45,15 @@ class SiteSettings:
 
 _lock = threading.Lock()
 _clients: dict[int, BlockingClient] = {}
-"""The clients by process. A forked child inherits its parent's client without the client's thread, and does not use it."""
+"""The clients by process. A forked child inherits its parent's client without the client's thread,
+and does not use it.
+"""
 
 
 def client() -> BlockingClient:
-    """This process's client, which connects when it is first used. Any thread may call. Raises InvalidArgument."""
+    """This process's client, which connects when it is first used. Any thread may call. Raises
+    InvalidArgument.
+    """
     with _lock:
         found = _clients.get(os.getpid())
         if found is None:
@@ -66,12 +72,12 @@ def close() -> None:
 
 
 def send(subject: str, body: Any, *, using: str = DEFAULT_DB_ALIAS, **options: Any) -> None:
-    """Send a message with the current transaction of the database `using`: if it commits, the message is sent immediately, and by a
-    watchdog if that fails; if it is rolled back, or the savepoint is, nothing is sent. Outside of `atomic()` the message has its own
-    transaction.
+    """Send a message with the current transaction of the database `using`: if it commits, the
+    message is sent immediately, and by a watchdog if that fails; if it is rolled back, or the
+    savepoint is, nothing is sent. Outside of `atomic()` the message has its own transaction.
 
-    With `"OUTBOX": False` in `settings.QMQ`, returns when the message is stored. `options` are those of `Client.send`, for the outbox those
-    of `Outbox.send`. Raises as these.
+    With `"OUTBOX": False` in `settings.QMQ`, returns when the message is stored. `options` are
+    those of `Client.send`, for the outbox those of `Outbox.send`. Raises as these.
     """
     if not SiteSettings.read().has_outbox:
         client().send(subject, body, **options)

@@ -1,4 +1,6 @@
-"""Listeners of a Django project: functions in the modules `listeners` of its applications, run by `manage.py qmq_listen`."""
+"""Listeners of a Django project: functions in the modules `listeners` of its applications, run by
+`manage.py qmq_listen`.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,9 @@ from qmq.integrations.pending_listeners import PendingListeners
 
 
 def with_connections(handler: Callable[..., Any]) -> Callable[..., Any]:
-    """Wrap the handler, so that database connections are renewed around it as Django does around a request."""
+    """Wrap the handler, so that database connections are renewed around it as Django does around a
+    request.
+    """
     if inspect.iscoroutinefunction(handler):
 
         @functools.wraps(handler)
@@ -40,4 +44,6 @@ def with_connections(handler: Callable[..., Any]) -> Callable[..., Any]:
 
 registered: Final = PendingListeners(with_connections)
 listener = registered.listener
-"""Register a function as a handler. As `Client.listener`; errors are raised when `qmq_listen` starts."""
+"""Register a function as a handler. As `Client.listener`; errors are raised when `qmq_listen`
+starts.
+"""

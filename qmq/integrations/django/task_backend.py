@@ -1,8 +1,11 @@
-"""A backend for Django's tasks: a task is a message with the id of a row in the table `qmq_task`, which gets the result.
+"""A backend for Django's tasks: a task is a message with the id of a row in the table `qmq_task`,
+which gets the result.
 
-The row and the message commit in one transaction, by the outbox. A task with `run_after` is a delayed message, which no worker holds. A
-worker records the end of a task before it acknowledges the message: if the worker dies in between, another one gets the message, finds
-the task finished and does not run it again. If the worker dies while a task runs, another one runs the task from its beginning.
+The row and the message commit in one transaction, by the outbox. A task with `run_after` is a
+delayed message, which no worker holds. A worker records the end of a task before it acknowledges
+the message: if the worker dies in between, another one gets the message, finds the task finished
+and does not run it again. If the worker dies while a task runs, another one runs the task from its
+beginning.
 
 Results are rows of the table `qmq_task`, and Django's `TaskResult`.
 """
@@ -39,7 +42,9 @@ from qmq.integrations.django.task_ids import ID_CHARS
 
 
 def task_of(record: TaskRecord) -> Any:
-    """The task of a row. Raises ImportError if this process does not have it, SuspiciousOperation if the path names something else."""
+    """The task of a row. Raises ImportError if this process does not have it, SuspiciousOperation
+    if the path names something else.
+    """
     found = import_string(record.task_path)
     if not isinstance(found, Task):
         raise SuspiciousOperation(f"task {record.id}: {record.task_path} is not a task")
@@ -101,8 +106,9 @@ OPTIONS: Final = {"subject", "group"}
 
 
 class TaskBackend(BaseTaskBackend):
-    """`OPTIONS` has `subject`, the prefix of the subjects (one for each queue, SUBJECT.QUEUE), and `group`, the workers' consumer group;
-    both are "django-tasks" by default. Priorities are refused: a subject has none."""
+    """`OPTIONS` has `subject`, the prefix of the subjects (one for each queue, SUBJECT.QUEUE), and
+    `group`, the workers' consumer group; both are "django-tasks" by default. Priorities are
+    refused: a subject has none."""
 
     supports_defer = True
     supports_async_task = True
@@ -119,7 +125,9 @@ class TaskBackend(BaseTaskBackend):
         return f"{self._prefix}.{queue}"
 
     def enqueue(self, task: Any, args: Any, kwargs: Any) -> Any:
-        """Store a task with the current transaction. Raises InvalidTask, TypeError for an argument that is not JSON, and as `send`."""
+        """Store a task with the current transaction. Raises InvalidTask, TypeError for an argument
+        that is not JSON, and as `send`.
+        """
         self.validate_task(task)
         record = TaskRecord(
             id=get_random_string(ID_CHARS),

@@ -32,10 +32,11 @@ logger = logging.getLogger(__name__)
 
 
 def handle(message: qmq.Message) -> None:
-    """Run the task that a message names, and acknowledge the message. A task that raises is not run again, as in Django's own backends.
+    """Run the task that a message names, and acknowledge the message. A task that raises is not run
+    again, as in Django's own backends.
 
-    Raises qmq.Reject for a message that no backend sent, and ImportError if this process does not have the task's function. Either ends as
-    a dead letter, the latter after the group's attempts.
+    Raises qmq.Reject for a message that no backend sent, and ImportError if this process does not
+    have the task's function. Either ends as a dead letter, the latter after the group's attempts.
     """
     identifier = task_id(message.body)
     using = router.db_for_write(TaskRecord)
@@ -80,6 +81,8 @@ def _call(task: Any, result: Any) -> Any:
 
 
 def _save(record: TaskRecord, using: str, *fields: str) -> None:
-    """Save fields of an unfinished task. If two workers ran the task, because one was taken for dead, the first result is kept."""
+    """Save fields of an unfinished task. If two workers ran the task, because one was taken for
+    dead, the first result is kept.
+    """
     values = {field: getattr(record, field) for field in fields}
     TaskRecord.objects.using(using).filter(id=record.id, finished_at=None).update(**values)

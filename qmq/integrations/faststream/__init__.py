@@ -1,4 +1,5 @@
-"""QMQ as a broker of FastStream: `QmqBroker`, `QmqRouter`, publishers, subscribers, requests, `TestQmqBroker`, AsyncAPI.
+"""QMQ as a broker of FastStream: `QmqBroker`, `QmqRouter`, publishers, subscribers, requests,
+`TestQmqBroker`, AsyncAPI.
 
     broker = QmqBroker("localhost:20880")
     app = FastStream(broker)
@@ -6,8 +7,8 @@
     @broker.subscriber("orders", group="billing")
     async def bill(order: Order) -> None: ...
 
-FastStream's base classes are private (`faststream._internal`) and move from release to release, so the extra pins 0.7.
-docs/integrations/faststream.md is the tutorial.
+FastStream's base classes are private (`faststream._internal`) and move from release to release, so
+the extra pins 0.7. docs/integrations/faststream.md is the tutorial.
 
 broker            connects, publishes, asks
 registrator       makes subscribers and publishers; router and routes

@@ -42,11 +42,15 @@ INSTEAD: Final = {
         (qmq.Client, "Client"),
     )
 }
-"""For classes that FastStream would otherwise look for in the body, the annotation to use. FastStream names it when the broker starts."""
+"""For classes that FastStream would otherwise look for in the body, the annotation to use.
+FastStream names it when the broker starts.
+"""
 
 
 class QmqBroker(QmqRegistrator, BrokerUsecase[Raw, qmq.Client, QmqBrokerConfig]):
-    """FastStream's broker on QMQ. It reads the answers to its requests from the subject `answers`. `connect`: options of `qmq.connect`."""
+    """FastStream's broker on QMQ. It reads the answers to its requests from the subject `answers`.
+    `connect`: options of `qmq.connect`.
+    """
 
     def __init__(
         self,
@@ -172,8 +176,8 @@ class QmqBroker(QmqRegistrator, BrokerUsecase[Raw, qmq.Client, QmqBrokerConfig])
         correlation_id: str | None = None,
         reply_to: str = "",
     ) -> qmq.Receipts:
-        """Send messages together; returns when all are stored. A `QmqResponse` has its own key, tags, delay and headers. Raises as
-        `qmq.Client.send_many`.
+        """Send messages together; returns when all are stored. A `QmqResponse` has its own key,
+        tags, delay and headers. Raises as `qmq.Client.send_many`.
         """
         sent = {
             "key": key,
@@ -196,8 +200,9 @@ class QmqBroker(QmqRegistrator, BrokerUsecase[Raw, qmq.Client, QmqBrokerConfig])
         correlation_id: str | None = None,
         timeout: float = REQUEST_S,
     ) -> Any:
-        """Send a message, and return the answer of its handler. Raises TimeoutError if there is none `timeout` seconds after the message
-        is stored; the message is handled all the same. Raises InvalidArgument if another request waits with the same correlation id.
+        """Send a message, and return the answer of its handler. Raises TimeoutError if there is
+        none `timeout` seconds after the message is stored; the message is handled all the same.
+        Raises InvalidArgument if another request waits with the same correlation id.
         """
         sent = {
             "key": key,
@@ -228,7 +233,10 @@ class _LoggerStorage(DefaultLoggerStorage):
     def get_logger(self, *, context: ContextRepo) -> Any:
         found = self._get_logger_ref()
         if found is None:
-            layout = "%(asctime)s %(levelname)-8s - %(subject)s | %(group)s | %(message_id)-32s - %(message)s"
+            layout = (
+                "%(asctime)s %(levelname)-8s - %(subject)s | %(group)s | %(message_id)-32s - "
+                "%(message)s"
+            )
             found = get_broker_logger(
                 name="qmq",
                 default_context={"subject": "", "group": ""},

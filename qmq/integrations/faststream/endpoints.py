@@ -1,6 +1,8 @@
-"""Publishers and subscribers of FastStream on QMQ: they send and handle messages one by one, or in batches.
+"""Publishers and subscribers of FastStream on QMQ: they send and handle messages one by one, or in
+batches.
 
-Their descriptions are for AsyncAPI. Only this module joins a subject with the prefixes of its routers.
+Their descriptions are for AsyncAPI. Only this module joins a subject with the prefixes of its
+routers.
 """
 
 from __future__ import annotations
@@ -215,7 +217,9 @@ class BatchPublisher(SubjectPublisher):
         correlation_id: str | None = None,
         reply_to: str = "",
     ) -> qmq.Receipts:
-        """Send messages; returns when all are stored. A `QmqResponse` has its own key, tags and delay. Raises as `qmq.Client.send_many`."""
+        """Send messages; returns when all are stored. A `QmqResponse` has its own key, tags and
+        delay. Raises as `qmq.Client.send_many`.
+        """
         sent = {"key": key, "tags": tags, "delay": delay, "_publish_type": PublishType.PUBLISH}
         command = self._command(
             messages or (None,), subject, headers, correlation_id, reply_to, **sent
@@ -245,7 +249,9 @@ class SubscriberConfig(SubscriberUsecaseConfig):
 
     @property
     def ack_policy(self) -> AckPolicy:
-        """By default, a failed message is handed out again, with an attempt number increased by one."""
+        """By default, a failed message is handed out again, with an attempt number increased by
+        one.
+        """
         for found in (self._ack_policy, self._outer_config.ack_policy):
             if found is not EMPTY:
                 return found
@@ -253,7 +259,9 @@ class SubscriberConfig(SubscriberUsecaseConfig):
 
 
 class SubjectSubscriber(SubscriberUsecase[Raw]):
-    """Handles the messages of a subject for a group, `workers` at a time. On an ordered subject, messages of a key are handled in order."""
+    """Handles the messages of a subject for a group, `workers` at a time. On an ordered subject,
+    messages of a key are handled in order.
+    """
 
     is_batch = False
     on_failure = "park"
@@ -285,7 +293,9 @@ class SubjectSubscriber(SubscriberUsecase[Raw]):
         return {"subject": self.subject, "group": self.group} | super().get_log_context(message)
 
     async def start(self) -> None:
-        """Join the group, and handle messages until `stop`. Raises UnknownSubject, InvalidName, AccessDenied."""
+        """Join the group, and handle messages until `stop`. Raises UnknownSubject, InvalidName,
+        AccessDenied.
+        """
         await super().start()
         self._post_start()
         if self.calls:
@@ -297,7 +307,8 @@ class SubjectSubscriber(SubscriberUsecase[Raw]):
     async def _joined(self) -> AnyConsumer:
         if self._consumer is None:
             mq = self._client
-            # A subscriber may start before the first message is sent: like a listener, it creates the subject.
+            # A subscriber may start before the first message is sent: like a listener, it creates
+            # the subject.
             located = await mq.metadata.locate(self.subject, create=True)
             consumer: AnyConsumer
             if located.settings.order:
@@ -330,7 +341,9 @@ class SubjectSubscriber(SubscriberUsecase[Raw]):
                 await self._handle(each)
 
     async def _next(self, consumer: AnyConsumer, wait_s: float = WAIT_S) -> Sequence[Raw]:
-        """The next message, or none if none came in time. Not by iteration, because workers share the consumer."""
+        """The next message, or none if none came in time. Not by iteration, because workers share
+        the consumer.
+        """
         wait = timedelta(seconds=wait_s)
         return (
             await consumer.take(1, wait)
@@ -349,7 +362,9 @@ class SubjectSubscriber(SubscriberUsecase[Raw]):
             fail_raw(raw, error="the handler did not get the message")  # it cannot be decoded
 
     async def stop(self) -> None:
-        """Take no more messages, let handlers finish, for the broker's `graceful_timeout`, and leave the group."""
+        """Take no more messages, let handlers finish, for the broker's `graceful_timeout`, and
+        leave the group.
+        """
         if isinstance(self._consumer, qmq.Consumer):
             self._consumer.drain()
         elif isinstance(self._consumer, qmq.OrderedConsumer):
@@ -370,7 +385,9 @@ class SubjectSubscriber(SubscriberUsecase[Raw]):
         return (ReplyPublisher(self._outer_config.producer, message.reply_to),)
 
     async def get_one(self, *, timeout: float = 5) -> Any:
-        """The next message or batch, of a subscriber without handlers; None if none came in time. Settle it: `await message.ack()`."""
+        """The next message or batch, of a subscriber without handlers; None if none came in time.
+        Settle it: `await message.ack()`.
+        """
         assert not self.calls, "the subscriber has handlers, which get the messages"
         consumer = await self._joined()
         for each in await self._next(consumer, timeout):
@@ -393,8 +410,9 @@ class SubjectSubscriber(SubscriberUsecase[Raw]):
 
 
 class BatchSubscriber(SubjectSubscriber):
-    """Handles up to `messages_max` messages at a time, as a list. It does not wait until a list is full. The messages of a list succeed or
-    fail together. On an ordered subject they come from one lane, whose later messages wait.
+    """Handles up to `messages_max` messages at a time, as a list. It does not wait until a list is
+    full. The messages of a list succeed or fail together. On an ordered subject they come from one
+    lane, whose later messages wait.
     """
 
     is_batch = True

@@ -1,7 +1,9 @@
-"""FastStream's router for FastAPI on QMQ: `app.include_router(FastApiQmqRouter("localhost:20880"))`.
+"""FastStream's router for FastAPI on QMQ:
+`app.include_router(FastApiQmqRouter("localhost:20880"))`.
 
-Handlers take FastAPI's dependencies, and the broker starts and stops with the application. FastStream keeps this kind of router in 0.7 and
-moves it to its own package for 1.0. QMQ's own support for FastAPI, which needs no FastStream, is `qmq.integrations.fastapi`.
+Handlers take FastAPI's dependencies, and the broker starts and stops with the application.
+FastStream keeps this kind of router in 0.7 and moves it to its own package for 1.0. QMQ's own
+support for FastAPI, which needs no FastStream, is `qmq.integrations.fastapi`.
 """
 
 from __future__ import annotations

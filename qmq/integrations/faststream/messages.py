@@ -1,12 +1,12 @@
 """Received messages as FastStream's handlers get them: one, or a batch with one verdict for all.
 
-*Answers to requests.* All brokers that send requests read one subject of answers. Each of them reads every answer, and takes those
-whose correlation id belongs to one of its requests:
+*Answers to requests.* All brokers that send requests read one subject of answers. Each of them
+reads every answer, and takes those whose correlation id belongs to one of its requests:
 
     request ──▶ subject, with `reply_to` and a correlation id ──▶ handler ──▶ subject of answers ──▶ the broker that asked
 
-The first request joins the subject of answers; from then on no answer is missed. QMQ stores requests like any message: a request that timed
-out is still handled, but its answer is dropped.
+The first request joins the subject of answers; from then on no answer is missed. QMQ stores
+requests like any message: a request that timed out is still handled, but its answer is dropped.
 """
 
 from __future__ import annotations
@@ -56,7 +56,9 @@ class MessageBatch:
             self.is_settled = True
 
     def fail(self, delay: timedelta | None = None, error: str | BaseException = "") -> None:
-        """Count a failed attempt of all messages: they are handed out again. Raises InvalidArgument, DelayTooLong."""
+        """Count a failed attempt of all messages: they are handed out again. Raises
+        InvalidArgument, DelayTooLong.
+        """
         if self.is_settled:
             return
         if isinstance(self.messages, Messages):
@@ -66,7 +68,9 @@ class MessageBatch:
         self.is_settled = True
 
     def reject(self, error: str | BaseException = "") -> None:
-        """Put all messages into the dead-letter queue. Those of an ordered subject are handed out again: a batch cannot park its keys."""
+        """Put all messages into the dead-letter queue. Those of an ordered subject are handed out
+        again: a batch cannot park its keys.
+        """
         if not isinstance(self.messages, Messages):
             self.fail(error=error)
         elif not self.is_settled:
@@ -119,7 +123,9 @@ async def decode(message: StreamMessage[Any]) -> Any:
 
 
 async def parse_batch(batch: MessageBatch) -> QmqMessage:
-    """A batch as FastStream's handlers get it; correlation id, content type and `reply_to` are those of its first message."""
+    """A batch as FastStream's handlers get it; correlation id, content type and `reply_to` are
+    those of its first message.
+    """
     every = [_headers(each) for each in batch]
     return _parsed(batch, batch.messages.bodies, batch[0].id, every[0], every)
 
@@ -184,13 +190,15 @@ class RequestAnswers:
         send: Callable[[], Awaitable[object]],
         timeout_s: float,
     ) -> Message:
-        """Send a request by `send`, and return its answer. Raises TimeoutError if none came in time after it was stored, InvalidArgument
-        if another request waits with the same correlation id, and what `send` raises.
+        """Send a request by `send`, and return its answer. Raises TimeoutError if none came in time
+        after it was stored, InvalidArgument if another request waits with the same correlation id,
+        and what `send` raises.
         """
         await self._join(mq)
         if correlation_id in self._waiting:
             raise InvalidArgument(
-                f"a request with the correlation id {correlation_id!r} waits already: give each its own id"
+                f"a request with the correlation id {correlation_id!r} waits already: give "
+                "each its own id"
             )
         answer: asyncio.Future[Message] = asyncio.get_running_loop().create_future()
         self._waiting[correlation_id] = answer
@@ -210,7 +218,8 @@ class RequestAnswers:
                 )
                 if not await joined_unordered(consumer):
                     raise InvalidArgument(
-                        f"answers cannot come over the ordered subject {self.subject}: give another as `answers=`"
+                        f"answers cannot come over the ordered subject {self.subject}: give "
+                        "another as `answers=`"
                     )
                 self._joined = consumer, asyncio.create_task(self._read(consumer))
 

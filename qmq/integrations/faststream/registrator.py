@@ -52,8 +52,9 @@ class QmqRegistrator(Registrator[Raw, QmqBrokerConfig]):
         include_in_schema: bool = True,
         **options: Any,
     ) -> SubjectSubscriber:
-        """Decorate a handler of a subject's messages. All subscribers of one `group` share the messages, in all processes. With `batch` the
-        handler gets a list of at most `messages_max`. `options` are those of `qmq.Client.consumer`, of an ordered subject those of
+        """Decorate a handler of a subject's messages. All subscribers of one `group` share the
+        messages, in all processes. With `batch` the handler gets a list of at most `messages_max`.
+        `options` are those of `qmq.Client.consumer`, of an ordered subject those of
         `ordered_consumer`.
         """
         config = SubscriberConfig(
@@ -96,8 +97,9 @@ class QmqRegistrator(Registrator[Raw, QmqBrokerConfig]):
         schema: Any = None,
         include_in_schema: bool = True,
     ) -> SubjectPublisher:
-        """A publisher to a subject, also a decorator: what the handler returns is sent. Return a `QmqResponse` to give it a key. With
-        `batch`, `publish` takes many messages, and the handler returns a list.
+        """A publisher to a subject, also a decorator: what the handler returns is sent. Return a
+        `QmqResponse` to give it a key. With `batch`, `publish` takes many messages, and the handler
+        returns a list.
         """
         about = PublisherDescription(
             subject=subject,
@@ -146,7 +148,9 @@ class QmqPublisher(ArgsContainer):
 
 
 class QmqRoute(SubscriberRoute):
-    """A handler with its subject, as a value for `QmqRouter(handlers=...)`: the arguments of `QmqRouter.subscriber`."""
+    """A handler with its subject, as a value for `QmqRouter(handlers=...)`: the arguments of
+    `QmqRouter.subscriber`.
+    """
 
     def __init__(
         self,

@@ -1,4 +1,6 @@
-"""Sending through FastStream: commands with options for each message, and the producer that encodes and sends them."""
+"""Sending through FastStream: commands with options for each message, and the producer that encodes
+and sends them.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +34,9 @@ REQUEST_S: Final = 0.5
 
 
 class QmqResponse(Response):
-    """A handler's answer with a key, tags or a delay. In `publish_batch`, one message with its own options."""
+    """A handler's answer with a key, tags or a delay. In `publish_batch`, one message with its own
+    options.
+    """
 
     def __init__(
         self,
@@ -74,7 +78,9 @@ NO_OPTIONS: Final = MessageOptions()
 
 
 class QmqPublishCommand(BatchPublishCommand):
-    """Messages to send to the subject `destination`. Bodies that are a `QmqResponse` have their own options."""
+    """Messages to send to the subject `destination`. Bodies that are a `QmqResponse` have their own
+    options.
+    """
 
     def __init__(
         self,
@@ -96,7 +102,9 @@ class QmqPublishCommand(BatchPublishCommand):
 
     @classmethod
     def from_cmd(cls, cmd: PublishCommand, *, batch: bool = False) -> QmqPublishCommand:
-        """Convert a command of any kind to a QMQ command. For a batch, a list as body means many bodies."""
+        """Convert a command of any kind to a QMQ command. For a batch, a list as body means many
+        bodies.
+        """
         if isinstance(cmd, QmqPublishCommand) and not batch:
             return cmd
         body, more = cls._parse_bodies(cmd.body, batch=batch)
@@ -118,7 +126,9 @@ class QmqPublishCommand(BatchPublishCommand):
 
     @BatchPublishCommand.batch_bodies.setter  # type: ignore[attr-defined, untyped-decorator]
     def batch_bodies(self, value: Sequence[Any]) -> None:
-        """Replace the bodies: options stay with their body, also if a middleware changes the order, the number or the bodies themselves."""
+        """Replace the bodies: options stay with their body, also if a middleware changes the order,
+        the number or the bodies themselves.
+        """
         self._options = aligned(self.batch_bodies, self._options, value)
         self.body, self.extra_bodies = (value[0], tuple(value[1:])) if value else (None, ())
 
@@ -140,8 +150,9 @@ def _options_of(body: Any) -> MessageOptions:
 def aligned(
     bodies: Sequence[Any], options: Sequence[MessageOptions], wanted: Sequence[Any]
 ) -> list[MessageOptions]:
-    """The options of the `wanted` bodies. A body gets the options of the first equal body that has not been taken. If the numbers of
-    `bodies` and `wanted` are equal, a new body gets the options of the next body that was replaced.
+    """The options of the `wanted` bodies. A body gets the options of the first equal body that has
+    not been taken. If the numbers of `bodies` and `wanted` are equal, a new body gets the options
+    of the next body that was replaced.
     """
     left = list(zip(bodies, options, strict=False))
     found: list[MessageOptions | None] = []
@@ -223,13 +234,16 @@ class QmqProducer(ProducerProto[QmqPublishCommand]):
 
 
 def header_value(name: str, value: object) -> str | bytes:
-    """Bytes and text as they are, numbers as text. Raises InvalidArgument for other values, whose text no reader could take back."""
+    """Bytes and text as they are, numbers as text. Raises InvalidArgument for other values, whose
+    text no reader could take back.
+    """
     if isinstance(value, str | bytes):
         return value
     if isinstance(value, int | float):
         return str(value)
     raise qmq.errors.InvalidArgument(
-        f"the header {name!r} is str, bytes or a number, not {type(value).__name__}: leave out what has no value"
+        f"the header {name!r} is str, bytes or a number, not {type(value).__name__}: leave "
+        "out what has no value"
     )
 
 

@@ -1,8 +1,10 @@
-"""FastStream's test broker for QMQ: a handler runs while its message is published, in memory or, with `with_real`, on a real node.
+"""FastStream's test broker for QMQ: a handler runs while its message is published, in memory or,
+with `with_real`, on a real node.
 
-In memory there is no node: messages are QMQ's own (`qmq.client.local_messages`), but no broker stores them. One subscriber of each group
-gets a message, if its tags fit. Delays are ignored, an exception of a handler is raised where the message was published, and verdicts have
-no effect: there are no retries and no dead letters. To test these, use `qmq.testing.TestCluster`.
+In memory there is no node: messages are QMQ's own (`qmq.client.local_messages`), but no broker
+stores them. One subscriber of each group gets a message, if its tags fit. Delays are ignored, an
+exception of a handler is raised where the message was published, and verdicts have no effect: there
+are no retries and no dead letters. To test these, use `qmq.testing.TestCluster`.
 """
 
 from __future__ import annotations
@@ -30,14 +32,17 @@ from qmq.proto.v1.meta_pb2 import LocateResponse
 
 
 class TestQmqBroker(TestBroker[QmqBroker, EnterType], broker=QmqBroker):
-    """`async with TestQmqBroker(broker) as br:` publishes in memory; handlers and publishers have `.mock` and the assertions of FastStream.
-    With `with_real=True` the messages go over the broker's own node.
+    """`async with TestQmqBroker(broker) as br:` publishes in memory; handlers and publishers have
+    `.mock` and the assertions of FastStream. With `with_real=True` the messages go over the
+    broker's own node.
     """
 
     def create_publisher_fake_subscriber(
         self, broker: QmqBroker, publisher: SubjectPublisher
     ) -> tuple[SubjectSubscriber, bool]:
-        """The subscriber whose calls the publisher's mock shows: one of the application, or one that is made for the test."""
+        """The subscriber whose calls the publisher's mock shows: one of the application, or one
+        that is made for the test.
+        """
         for each in _subscribers(self.brokers):
             if each.subject == publisher.subject:
                 return each, True
@@ -117,7 +122,9 @@ def _receivers(brokers: Sequence[QmqBroker], subject: str) -> Iterator[SubjectSu
 
 
 async def _handle(subscriber: SubjectSubscriber, messages: Messages) -> list[Response]:
-    """The handler's results: one for each message that matches the subscriber's tags, or one for the batch."""
+    """The handler's results: one for each message that matches the subscriber's tags, or one for
+    the batch.
+    """
     tags_any, tags_all = (
         set(subscriber.options.get("tags_any", ())),
         set(subscriber.options.get("tags_all", ())),
@@ -135,7 +142,9 @@ async def _handle(subscriber: SubjectSubscriber, messages: Messages) -> list[Res
 
 
 class MemoryClient:
-    """The part of a client that subscribers use when the application starts them one by one: consumers without messages."""
+    """The part of a client that subscribers use when the application starts them one by one:
+    consumers without messages.
+    """
 
     def __init__(self) -> None:
         self._closed = asyncio.Event()

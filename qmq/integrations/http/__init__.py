@@ -1,4 +1,5 @@
-"""Send and receive over HTTP: for CloudEvents, and for programs that have only HTTP. docs/integrations/http.md is the tutorial.
+"""Send and receive over HTTP: for CloudEvents, and for programs that have only HTTP.
+docs/integrations/http.md is the tutorial.
 
 requests   what a request asks for             pure
 openapi    the description of the interface    pure

@@ -1,8 +1,10 @@
-"""What lasts from one request to the next: a client of the cluster for each token, and messages that requests received and did not settle
-yet. Each of these has a receipt, which is valid for a limited time.
+"""What lasts from one request to the next: a client of the cluster for each token, and messages
+that requests received and did not settle yet. Each of these has a receipt, which is valid for a
+limited time.
 
-By a client for each token, rules, quotas and the audit log see the caller. A token takes a place here only after the cluster said whose it
-is, and before the request's body is read: made-up tokens take nothing.
+By a client for each token, rules, quotas and the audit log see the caller. A token takes a place
+here only after the cluster said whose it is, and before the request's body is read: made-up tokens
+take nothing.
 """
 
 from __future__ import annotations
@@ -26,15 +28,19 @@ from qmq.rpc.strangers import payer
 
 HELD_MAX: Final = 10_000
 IDLE_S: Final = 10.0
-"""After this time without a request and without unsettled messages, other processes get the lanes of an ordered subject."""
+"""After this time without a request and without unsettled messages, other processes get the lanes
+of an ordered subject.
+"""
 _LATE: Final = Settle((), "nack", timedelta(0), "no verdict came over HTTP in time")
 _BACK: Final = Settle((), "release", None, "")
 
 
 class GroupReceipts:
-    """The messages of one group and subject that HTTP clients hold. The first request finds out whether the subject is ordered.
+    """The messages of one group and subject that HTTP clients hold. The first request finds out
+    whether the subject is ordered.
 
-    A crash of this process, or its end, gives the messages back: the consumer's lease ends, or it leaves. Raises InvalidName.
+    A crash of this process, or its end, gives the messages back: the consumer's lease ends, or it
+    leaves. Raises InvalidName.
     """
 
     def __init__(self, mq: qmq.Client, subject: str, group: str) -> None:
@@ -54,7 +60,8 @@ class GroupReceipts:
         """Messages by receipt. Raises as `Consumer.pull`, QuotaExceeded."""
         if len(self._held) + ask.messages_max > HELD_MAX:
             raise QuotaExceeded(
-                f"the group holds {len(self._held)} messages here without a verdict: settle some first"
+                f"the group holds {len(self._held)} messages here without a verdict: settle "
+                "some first"
             )
         reading = await self._found()
         self._asking += 1
@@ -90,7 +97,9 @@ class GroupReceipts:
         self._reading.settled()
 
     def settle(self, ask: Settle) -> tuple[Sequence[str], Sequence[str]]:
-        """Returns (settled, over): the settled receipts, and those whose messages are not held any more."""
+        """Returns (settled, over): the settled receipts, and those whose messages are not held any
+        more.
+        """
         settled = [each for each in dict.fromkeys(ask.receipts) if each in self._held]
         for each in settled:
             message, timer = self._held.pop(each)
@@ -148,7 +157,8 @@ class HttpCaller:
         if found is None:
             if len(self._groups) >= GROUPS_MAX:
                 raise QuotaExceeded(
-                    f"this caller reads {GROUPS_MAX} groups, the limit: use another token, or wait until a group is idle"
+                    f"this caller reads {GROUPS_MAX} groups, the limit: use another token, "
+                    "or wait until a group is idle"
                 )
             found = self._groups[subject, group] = GroupReceipts(self.client, subject, group)
         return found
@@ -167,7 +177,9 @@ class HttpCaller:
 
 
 class HttpClients:
-    """The callers of this process. With `allows_anonymous`, a request without a token is sent without one."""
+    """The callers of this process. With `allows_anonymous`, a request without a token is sent
+    without one.
+    """
 
     def __init__(self, connect: Connect, *, allows_anonymous: bool) -> None:
         self._connect, self._allows_anonymous = connect, allows_anonymous
@@ -178,8 +190,9 @@ class HttpClients:
     async def caller(
         self, authorization: str | None, attempt: Callable[[], None] = lambda: None
     ) -> AsyncIterator[HttpCaller]:
-        """The caller of a request, by the header `authorization: Bearer TOKEN`. `attempt` is called before the cluster is asked whose token
-        it is, and may raise an error instead. Raises NotAuthenticated, QuotaExceeded, NotConnected.
+        """The caller of a request, by the header `authorization: Bearer TOKEN`. `attempt` is called
+        before the cluster is asked whose token it is, and may raise an error instead. Raises
+        NotAuthenticated, QuotaExceeded, NotConnected.
         """
         token = self._token(authorization)
         digest = hashlib.sha256(token.encode()).digest()
@@ -233,7 +246,9 @@ class HttpClients:
         return token
 
     async def _make_room(self, principal: str) -> None:
-        """End an idle caller if all places are taken; without one, a caller of the principal with the most, if that has more than this."""
+        """End an idle caller if all places are taken; without one, a caller of the principal with
+        the most, if that has more than this.
+        """
         if len(self._callers) < CLIENTS_MAX:
             return
         ending = next((digest for digest, each in self._callers.items() if each.is_idle), None)

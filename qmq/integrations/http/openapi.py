@@ -53,7 +53,10 @@ _FAILURES: Final = {
     "403": _answer("a rule forbids it", _PROBLEM),
     "404": _answer("no such subject", _PROBLEM),
     "409": _answer(
-        "the subject was deleted and created again with the other kind of order: send the request again",
+        (
+            "the subject was deleted and created again with the other kind of order: send the "
+            "request again"
+        ),
         _PROBLEM,
     ),
     "413": _answer("a message is too large", _PROBLEM),
@@ -77,7 +80,10 @@ _MESSAGE: Final = {
         },
         "token": {
             "type": "integer",
-            "description": "of an ordered subject: the fencing token, which grows when another consumer takes over",
+            "description": (
+                "of an ordered subject: the fencing token, which grows when another consumer "
+                "takes over"
+            ),
         },
         "create_time_ms": {"type": "integer"},
         "key": {"type": ["string", "null"]},
@@ -119,7 +125,10 @@ def document() -> dict[str, Any]:
     """The OpenAPI 3.1 document."""
     send = {
         "operationId": "send",
-        "summary": "Send a message or CloudEvents (binary, structured or batch mode), and answer when they are stored",
+        "summary": (
+            "Send a message or CloudEvents (binary, structured or batch mode), and answer when "
+            "they are stored"
+        ),
         "parameters": [
             _parameter("subject", "path", _NAME, "its name"),
             _parameter(
@@ -166,7 +175,10 @@ def document() -> dict[str, Any]:
     }
     receive = {
         "operationId": "receive",
-        "summary": "Receive messages; each is the caller's until it is settled, or until `invisible_s` have passed",
+        "summary": (
+            "Receive messages; each is the caller's until it is settled, or until `invisible_s` "
+            "have passed"
+        ),
         "parameters": _GROUP,
         "requestBody": _body(
             {
@@ -212,7 +224,10 @@ def document() -> dict[str, Any]:
                 "verdict": {"enum": list(VERDICTS), "default": "ack"},
                 "delay_s": {
                     **_DELAY,
-                    "description": "of nack: seconds until the message is handed out again; without it, the group's",
+                    "description": (
+                        "of nack: seconds until the message is handed out again; without it, the "
+                        "group's"
+                    ),
                 },
                 "error": {"type": "string", "description": "of nack and reject"},
             },

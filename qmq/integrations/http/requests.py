@@ -44,7 +44,9 @@ class SendOptions:
 
 @dataclass(frozen=True, slots=True)
 class Receive:
-    """Receive up to `messages_max` messages; wait for the first one; each message is the caller's for `invisible_s`."""
+    """Receive up to `messages_max` messages; wait for the first one; each message is the caller's
+    for `invisible_s`.
+    """
 
     messages_max: int
     wait_s: float
@@ -62,7 +64,9 @@ class Settle:
 
 
 def messages_of(headers: Mapping[str, str], body: bytes) -> list[HttpMessage]:
-    """The messages of a request that sends: CloudEvents in any mode, or a body that is a plain message."""
+    """The messages of a request that sends: CloudEvents in any mode, or a body that is a plain
+    message.
+    """
     media = headers.get(cloud_event.CONTENT_TYPE, "").partition(";")[0].strip().lower()
     if media == cloud_event.STRUCTURED:
         return [_of_event(cloud_event.of_structured(_json(body)))]
@@ -139,7 +143,8 @@ def _object(body: bytes, known: set[str]) -> dict[str, Any]:
         raise InvalidArgument(f"the body is a JSON object, not {found!r:.100}")
     if found.keys() - known:
         raise InvalidArgument(
-            f"unknown fields: {', '.join(sorted(found.keys() - known))}; known fields: {', '.join(sorted(known))}"
+            f"unknown fields: {', '.join(sorted(found.keys() - known))}; known fields: "
+            f"{', '.join(sorted(known))}"
         )
     return found
 

@@ -1,5 +1,5 @@
-"""The routes `POST /subjects/NAME`, `.../groups/NAME/receive`, `.../groups/NAME/settle`, `GET /openapi.json`, and their server inside a
-running event loop.
+"""The routes `POST /subjects/NAME`, `.../groups/NAME/receive`, `.../groups/NAME/settle`, `GET
+/openapi.json`, and their server inside a running event loop.
 """
 
 from __future__ import annotations
@@ -42,7 +42,9 @@ log = logging.getLogger("qmq.integrations")
 
 BODY_BYTES_MAX: Final = limits.BATCH_BYTES_MAX
 ANSWER_BYTES: Final = 8 * limits.MIB
-"""An answer ends with the message whose body reaches this size: bodies may be small on disk and large when they are decompressed."""
+"""An answer ends with the message whose body reaches this size: bodies may be small on disk and
+large when they are decompressed.
+"""
 STATUSES: Final[tuple[tuple[type[qmq.QmqError], int], ...]] = (
     (errors.NotAuthenticated, 401),
     (errors.AccessDenied, 403),
@@ -103,10 +105,13 @@ class HttpSite:
 
 
 def _require_no_page(headers: Headers) -> None:
-    """Browsers name the site whose page sent a request, also if its name was made to lead here (DNS rebinding). Raises AccessDenied."""
+    """Browsers name the site whose page sent a request, also if its name was made to lead here (DNS
+    rebinding). Raises AccessDenied.
+    """
     if "origin" in headers or headers.get("sec-fetch-site", "none") != "none":
         raise errors.AccessDenied(
-            "a page in a browser sent this: send from the page's own server, or let a proxy check and remove Origin"
+            "a page in a browser sent this: send from the page's own server, or let a proxy "
+            "check and remove Origin"
         )
 
 
@@ -243,7 +248,9 @@ class HttpConfig:
     tls_cert: Path | None = None
     tls_key: Path | None = None
     allows_anonymous: bool = True
-    """Whether a request without a token is passed to the cluster without one; otherwise the request is refused here."""
+    """Whether a request without a token is passed to the cluster without one; otherwise the request
+    is refused here.
+    """
 
 
 class HttpServer:

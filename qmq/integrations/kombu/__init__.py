@@ -4,8 +4,8 @@
 
     app = Celery("tasks", broker="qmq://localhost:20880")
 
-A queue is a subject, and all its consumers are one group of the same name. docs/integrations/celery.md is the tutorial and says how each
-part of AMQP is kept.
+A queue is a subject, and all its consumers are one group of the same name.
+docs/integrations/celery.md is the tutorial and says how each part of AMQP is kept.
 """
 
 from kombu.transport import TRANSPORT_ALIASES

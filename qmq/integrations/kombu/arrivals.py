@@ -1,7 +1,8 @@
 """Passes the messages of one subject from the loop's thread to the thread that drains a channel.
 
-*Stream exchanges.* The exchange is a subject, and each queue that is bound to it is a group of that subject.
-There is one set of them for each connection, because all its channels read the same queues.
+*Stream exchanges.* The exchange is a subject, and each queue that is bound to it is a group of that
+subject. There is one set of them for each connection, because all its channels read the same
+queues.
 """
 
 from __future__ import annotations
@@ -20,7 +21,9 @@ SOON: Final = timedelta(milliseconds=100)
 
 
 class Arrivals:
-    """Received messages of one subject. `arrived` has those that the channel has not taken. `failure` says why no more come."""
+    """Received messages of one subject. `arrived` has those that the channel has not taken.
+    `failure` says why no more come.
+    """
 
     def __init__(
         self,
@@ -101,7 +104,9 @@ class Arrivals:
         self._link.call(lambda: self._consumer.limit(prefetch))
 
     def drain(self) -> None:
-        """Receive no more, and return messages that were not taken. Those that were taken may still be settled."""
+        """Receive no more, and return messages that were not taken. Those that were taken may still
+        be settled.
+        """
         self._link.call(self._drain)
 
     def _drain(self) -> None:
@@ -126,8 +131,8 @@ UNLIMITED: Final = 1_000
 
 
 class StreamQueues:
-    """A queue receives messages from its binding on. A *passing* queue is deleted with its consumer: each one gets every message, and
-    brokers forget it when it stays away.
+    """A queue receives messages from its binding on. A *passing* queue is deleted with its
+    consumer: each one gets every message, and brokers forget it when it stays away.
     """
 
     def __init__(self) -> None:
@@ -165,7 +170,9 @@ class StreamQueues:
         tags: list[str],
         lease_ms: int,
     ) -> None:
-        """Read a subject from now on. A passing queue is the consumer `name` of a broadcast group."""
+        """Read a subject from now on. A passing queue is the consumer `name` of a broadcast
+        group.
+        """
         self._readers[queue] = Arrivals(
             link,
             subject,

@@ -1,10 +1,12 @@
-"""The channel of kombu: AMQP's queues, exchanges and acknowledgements on QMQ's subjects, groups and verdicts.
+"""The channel of kombu: AMQP's queues, exchanges and acknowledgements on QMQ's subjects, groups and
+verdicts.
 
 queue                       a subject; its consumers are one group
 direct and topic exchange   the sender puts a copy into each queue that this connection bound, as kombu's tables say
 stream exchange             a subject, and each bound queue is a group of it, from the moment of its binding on: fan-outs,
-                            Celery's remote control and its replies, Celery's events. A queue that is deleted with its consumer is a
-                            broadcast consumer, which brokers forget when it stays away
+                            Celery's remote control and its replies, Celery's events. A queue that
+                            is deleted with its consumer is a broadcast consumer, which brokers
+                            forget when it stays away
 ack, reject, requeue        ack, dead-letter queue, retry with one attempt more
 eta of a task               a delayed message; `revoke` cancels it
 """
@@ -73,7 +75,7 @@ class Channel(virtual.Channel):
             raise qmq.errors.ClientClosed("the connection is closed")
         return found  # type: ignore[no-any-return]
 
-    # --- queues --------------------------------------------------------------------------------------------------------
+    # --- queues -----------------------------------------------------------------------------------
 
     def _subject(self, queue: str, step: int = 0) -> str:
         return name_of(f"{self.prefix}{queue}.p{step}" if step else self.prefix + queue)
@@ -95,7 +97,9 @@ class Channel(virtual.Channel):
             self._streams.passes(queue)
 
     def queue_declare(self, queue: str | None = None, passive: bool = False, **kwargs: Any) -> Any:
-        """Remember a queue. Its subject is created with its first message or consumer: a queue that only reads a stream needs none."""
+        """Remember a queue. Its subject is created with its first message or consumer: a queue that
+        only reads a stream needs none.
+        """
         return (
             queue_declare_ok_t(queue, 0, 0)
             if queue in self._streams
@@ -162,7 +166,7 @@ class Channel(virtual.Channel):
     def _stream(self, exchange: str) -> str:
         return name_of(f"{self.prefix}kombu.exchange.{exchange}")
 
-    # --- sending -------------------------------------------------------------------------------------------------------
+    # --- sending ----------------------------------------------------------------------------------
 
     def basic_publish(
         self, message: dict[str, Any], exchange: str, routing_key: str, **kwargs: Any
@@ -201,7 +205,7 @@ class Channel(virtual.Channel):
             at=None,
         )
 
-    # --- receiving -----------------------------------------------------------------------------------------------------
+    # --- receiving --------------------------------------------------------------------------------
 
     @property
     def _lease_ms(self) -> int:
@@ -258,7 +262,8 @@ class Channel(virtual.Channel):
                     "task" not in raw["headers"] and not _is_of_a_worker(callback)
                 ) or tag not in self._held:
                     raise
-                # Celery reads a task where nothing catches an error: such a message would end one worker after another.
+                # Celery reads a task where nothing catches an error: such a message would end one
+                # worker after another.
                 log.exception(
                     "a task of %s goes to the dead-letter queue: the worker could not read it",
                     queue,
@@ -279,8 +284,8 @@ class Channel(virtual.Channel):
             self._leave(queue)
 
     def _leave(self, queue: str) -> None:
-        """The readers of a queue receive no more. Those whose messages all have a verdict leave the group; the others stay in it, because
-        it would hand out their messages again.
+        """The readers of a queue receive no more. Those whose messages all have a verdict leave the
+        group; the others stay in it, because it would hand out their messages again.
         """
         readers = self._readers.pop(queue, [])
         for each in readers:
@@ -338,7 +343,10 @@ class Channel(virtual.Channel):
             )
         except envelope.NotKombu as failure:
             warnings.warn(
-                f"a message of {message.subject} was not sent by kombu and goes to the dead-letter queue",
+                (
+                    f"a message of {message.subject} was not sent by kombu and goes to the "
+                    "dead-letter queue"
+                ),
                 stacklevel=1,
             )
             self.link.call_soon(message.reject, f"no message of kombu: {failure}")
@@ -357,7 +365,7 @@ class Channel(virtual.Channel):
     def typeof_topic(self) -> Any:
         return self.exchange_types["topic"]
 
-    # --- verdicts ------------------------------------------------------------------------------------------------------
+    # --- verdicts ---------------------------------------------------------------------------------
 
     def _settle(self, tag: str, verdict: Callable[..., object], *arguments: object) -> None:
         message = self._held.pop(tag, None)
@@ -376,8 +384,9 @@ class Channel(virtual.Channel):
             self._settle(each, qmq.Message.ack_later)
 
     def basic_reject(self, delivery_tag: str, requeue: bool = False) -> None:
-        """Reject a message. With `requeue` it is handed out again and the attempt counts: after the group's last attempt it goes to the
-        dead-letter queue. Without `requeue` it goes there immediately.
+        """Reject a message. With `requeue` it is handed out again and the attempt counts: after the
+        group's last attempt it goes to the dead-letter queue. Without `requeue` it goes there
+        immediately.
         """
         self.qos.ack(delivery_tag)
         if requeue:
@@ -406,6 +415,8 @@ class Channel(virtual.Channel):
 
 
 def _is_of_a_worker(callback: Callable[..., object]) -> bool:
-    """Whether a worker of Celery reads what this consumer of kombu gets: for other programs, `task` in a body is a word like any other."""
+    """Whether a worker of Celery reads what this consumer of kombu gets: for other programs, `task`
+    in a body is a word like any other.
+    """
     handler = getattr(getattr(callback, "__self__", None), "on_message", None)
     return str(getattr(handler, "__module__", None)).startswith("celery.worker.")

@@ -1,6 +1,7 @@
 """How a message of kombu is stored, and where. Pure.
 
-body      the task's body as kombu serialized it, so that `qmq browse` and other programs can read it
+body      the task's body as kombu serialized it, so that `qmq browse` and other programs can read
+          it
 key       the task's id
 headers   `kombu`: JSON of content type, encoding, headers and properties
 due time  `eta` of a task
@@ -45,7 +46,9 @@ _FOLLOWING: Final = frozenset((*_LISTS, "chord"))
 
 
 def name_of(queue: str) -> str:
-    """The subject or group of a queue: the queue's name if it is a valid name, otherwise a readable name that is as unique."""
+    """The subject or group of a queue: the queue's name if it is a valid name, otherwise a readable
+    name that is as unique.
+    """
     found = _FOREIGN.sub("-", queue).lstrip(".")[:_NAME_CHARS]
     if found == queue and found:
         return found
@@ -64,10 +67,14 @@ class NotKombu(ValueError):
 
 
 def unpacked(body: bytes, header: bytes, *, tag: str, attempt: int) -> dict[str, Any]:
-    """The message, with its delivery tag. Raises NotKombu unless every part that kombu and Celery read has the type that they expect."""
+    """The message, with its delivery tag. Raises NotKombu unless every part that kombu and Celery
+    read has the type that they expect.
+    """
     try:
         message = loads(header.decode())
-    except Exception as cause:  # kombu's decoders of dates, decimals and so on raise anything for a value that is not theirs
+    except Exception as cause:
+        # kombu's decoders of dates, decimals and so on raise anything for a value that is not
+        # theirs
         raise NotKombu(
             f"its header {HEADER!r} is no JSON of kombu: {type(cause).__name__}"
         ) from None
@@ -95,10 +102,12 @@ def unpacked(body: bytes, header: bytes, *, tag: str, attempt: int) -> dict[str,
 
 
 def check_payload(message: virtual.Message) -> None:
-    """Raises NotKombu unless what a worker of Celery decodes is no task, or one whose every part has the type that the worker expects.
+    """Raises NotKombu unless what a worker of Celery decodes is no task, or one whose every part
+    has the type that the worker expects.
 
-    Celery's first protocol has the fields of a task in the body, and its worker reads a body with `args` so even where the headers name the
-    task. The second protocol's body is (arguments, keyword arguments, what follows the task).
+    Celery's first protocol has the fields of a task in the body, and its worker reads a body with
+    `args` so even where the headers name the task. The second protocol's body is (arguments,
+    keyword arguments, what follows the task).
     """
     headers, payload = {**message.headers, **_answer_fields(message.properties)}, message.payload
     if isinstance(payload, dict):
@@ -123,7 +132,9 @@ def _answer_fields(properties: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _check_task(fields: Mapping[str, Any]) -> None:
-    """What a worker of Celery looks up or calculates with where an error would end it, or would keep a place of its pool for ever."""
+    """What a worker of Celery looks up or calculates with where an error would end it, or would
+    keep a place of its pool for ever.
+    """
     for name in ("task", "id"):
         _require(_is_text(fields.get(name)), name)
     for name in _TEXTS:
@@ -199,7 +210,9 @@ def expired(message: Mapping[str, Any], create_time_ms: int, now_ms: int) -> boo
 
 
 def revoked_tasks(command: bytes) -> list[str]:
-    """The ids of the tasks that a command of Celery's remote control revokes; none for other commands."""
+    """The ids of the tasks that a command of Celery's remote control revokes; none for other
+    commands.
+    """
     try:
         found = loads(command.decode())
     except Exception:  # as in `unpacked`

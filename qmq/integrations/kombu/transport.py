@@ -43,7 +43,9 @@ KOMBUS_OPTIONS: Final = (
     ),
     *("confirm_publish", "body_encoding", "deadletter_queue"),
 )
-"""Transport options that kombu itself reads; and `confirm_publish`, which every publish to QMQ is."""
+"""Transport options that kombu itself reads; and `confirm_publish`, which every publish to QMQ
+is.
+"""
 PRIORITY_MAX: Final = 255
 
 
@@ -63,7 +65,8 @@ def _check(params: Any, options: Mapping[str, Any]) -> None:
         type(each) is int and 0 <= each <= PRIORITY_MAX for each in steps
     ):
         raise InvalidArgument(
-            f"the transport option priority_steps is a list of numbers from 0 to {PRIORITY_MAX}, not {steps!r}"
+            "the transport option priority_steps is a list of numbers from 0 to "
+            f"{PRIORITY_MAX}, not {steps!r}"
         )
     if options.get("confirm_publish", True) is not True:
         raise InvalidArgument(
@@ -77,11 +80,13 @@ def _check(params: Any, options: Mapping[str, Any]) -> None:
             )
     if params.virtual_host not in (None, "", "/"):
         raise InvalidArgument(
-            f"a URL of QMQ has no path, and this one has {params.virtual_host!r}: use the transport option prefix"
+            f"a URL of QMQ has no path, and this one has {params.virtual_host!r}: use the "
+            "transport option prefix"
         )
     if params.ssl:
         raise InvalidArgument(
-            "QMQ does not read kombu's `ssl` (Celery's broker_use_ssl): use the transport option tls, a qmq.Tls"
+            "QMQ does not read kombu's `ssl` (Celery's broker_use_ssl): use the transport "
+            "option tls, a qmq.Tls"
         )
     if params.userid and not params.password:
         raise InvalidArgument(
@@ -94,7 +99,8 @@ class Transport(virtual.Transport):
 
     Transport options:
 
-    retention         a timedelta: how long new queues keep messages, whether consumed or not; default: the brokers'
+    retention         a timedelta: how long new queues keep messages, whether consumed or not;
+                      default: the brokers'
     group             one consumer group for all queues; default: one for each queue, of its name
     prefix            of every subject
     lease             a timedelta after which the tasks of a silent worker go to others; default 30 s
@@ -136,7 +142,9 @@ class Transport(virtual.Transport):
         return qmq.__version__
 
     def establish_connection(self) -> Transport:
-        """Connect. Raises NotConnected, NotAuthenticated, and InvalidArgument for a setting that would be ignored."""
+        """Connect. Raises NotConnected, NotAuthenticated, and InvalidArgument for a setting that
+        would be ignored.
+        """
         params: Any = self.client
         options = params.transport_options
         _check(params, options)
@@ -194,7 +202,9 @@ class Transport(virtual.Transport):
         return self.link
 
     def _deliver_ready(self) -> bool:
-        """Deliver one message for each reader whose channel takes one now. Returns whether there was any."""
+        """Deliver one message for each reader whose channel takes one now. Returns whether there
+        was any.
+        """
         delivered = False
         for channel in list(self.channels):
             try:

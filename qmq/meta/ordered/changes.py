@@ -1,26 +1,31 @@
-"""A change of a subject's route, from the request of an operator or a policy, whose cuts and broker groups are chosen here, to `done`
-(docs/ORDERING.md, "A change").
+"""A change of a subject's route, from the request of an operator or a policy, whose cuts and broker
+groups are chosen here, to `done` (docs/ORDERING.md, "A change").
 
     prepared ──seal every source──▶ sealed ──publish──▶ published ──every group advanced──▶ done
 
-Any metaserver may continue a change, at the same time as others, and may crash anywhere: this module has no state. This is safe because
+Any metaserver may continue a change, at the same time as others, and may crash anywhere: this
+module has no state. This is safe because
 
 * the change is written first, guarded by `absent(its key)`: a version has only one change;
-* each later step is one transaction that compares the change with what was read, and replaces it. So each step happens once; and a try
-  whose answer was lost (CoordinationUnknown) may be repeated: if it was done, the comparison fails, and the record shows it. A request that
-  is executed late fails for the same reason;
-* a broker answers a repeated request to seal with the same answer, so a repeated request is harmless.
+* each later step is one transaction that compares the change with what was read, and replaces it.
+  So each step happens once; and a try whose answer was lost (CoordinationUnknown) may be repeated:
+  if it was done, the comparison fails, and the record shows it. A request that is executed late
+  fails for the same reason;
+* a broker answers a repeated request to seal with the same answer, so a repeated request is
+  harmless.
 
 `arrow` is called before and after every step, with its name: tests kill metaservers there.
 
-A source of a change is closed: its master seals it, or the coordination store fences it (docs/ORDERING.md, "Fencing a group"). A fence is
-put only while the group has no master key and the epoch's claim is as it was read. A master that wins, or sets its key again, lists the
-fences after that: so either it sees this fence, or the transaction fails, and that master is called. A master whose key was deleted has
-lost its write lease already, by its own clock. No clocks are compared here.
+A source of a change is closed: its master seals it, or the coordination store fences it
+(docs/ORDERING.md, "Fencing a group"). A fence is put only while the group has no master key and the
+epoch's claim is as it was read. A master that wins, or sets its key again, lists the fences after
+that: so either it sees this fence, or the transaction fails, and that master is called. A master
+whose key was deleted has lost its write lease already, by its own clock. No clocks are compared
+here.
 
-A fence is needed until the seal is in the change's record: then the command message is in the broker group's log. The leader removes such
-a fence (`lift`). A fence is put only while its change is as read, so that a late request cannot put it again, nor after the subject is
-deleted.
+A fence is needed until the seal is in the change's record: then the command message is in the
+broker group's log. The leader removes such a fence (`lift`). A fence is put only while its change
+is as read, so that a late request cannot put it again, nor after the subject is deleted.
 """
 
 from __future__ import annotations
@@ -73,7 +78,9 @@ from qmq.proto.v1 import control_pb2 as control
 from qmq.proto.v1 import meta_pb2 as pb
 
 FENCE_AFTER_S: Final = 1.0
-"""A master that does not answer is asked again for this long before a fence is considered: usually longer than an election."""
+"""A master that does not answer is asked again for this long before a fence is considered: usually
+longer than an election.
+"""
 RETRY_S: Final = 0.1
 
 Arrow = Callable[[str], Awaitable[None]]
@@ -85,7 +92,9 @@ async def nowhere(_: str) -> None:
 
 
 class Sealing:
-    """Closes the sources of a change. `arrow` is called before and after each step, with the step's name: a hook for tests."""
+    """Closes the sources of a change. `arrow` is called before and after each step, with the step's
+    name: a hook for tests.
+    """
 
     def __init__(
         self,
@@ -102,7 +111,9 @@ class Sealing:
         self._now_ms = now_ms
         self._arrow = arrow
         self._silent_since: dict[str, int] = {}
-        """The time since which each broker group has not answered a seal, so that its second partition need not wait again."""
+        """The time since which each broker group has not answered a seal, so that its second
+        partition need not wait again.
+        """
 
     def know_gone(self, broker_group: str) -> None:
         """Note that the broker group was silent for long enough to be fenced."""
@@ -111,7 +122,9 @@ class Sealing:
     async def silent_first(
         self, subject: str, sources: Sequence[PhysicalPartition]
     ) -> list[PhysicalPartition]:
-        """Sort sources with silent masters first, so that writers of the others can continue while a lease expires."""
+        """Sort sources with silent masters first, so that writers of the others can continue while
+        a lease expires.
+        """
         if len(sources) < 2:
             return list(sources)
         silent, well = [], []
@@ -131,8 +144,9 @@ class Sealing:
         record: KeyValue,
         fencing: Fencing,
     ) -> int:
-        """Seal a source, or fence it. `record` is the change as stored. Returns the sequence of its command message, or FENCED. If the
-        record has changed, another metaserver closed the source: then the result is not to be stored. Raises RouteConflict.
+        """Seal a source, or fence it. `record` is the change as stored. Returns the sequence of its
+        command message, or FENCED. If the record has changed, another metaserver closed the source:
+        then the result is not to be stored. Raises RouteConflict.
         """
         while True:
             await self._arrow("before seal")
@@ -147,7 +161,8 @@ class Sealing:
                 raise
             except QmqError:
                 since_ms = self._silent_since.setdefault(part.group, self._now_ms())
-                # Call again, to learn the outcome. A broker that does not know the subject yet (CallerError) will learn of it.
+                # Call again, to learn the outcome. A broker that does not know the subject yet
+                # (CallerError) will learn of it.
                 if fencing is Fencing.LEASE and await self._is_fenced(
                     subject, part, change, record, since_ms
                 ):
@@ -157,8 +172,8 @@ class Sealing:
     async def _is_fenced(
         self, subject: str, part: PhysicalPartition, change: Change, record: KeyValue, since_ms: int
     ) -> bool:
-        """Whether there is a fence, or the record has changed; puts a fence if it is time. The clock only decides when to try; the store's
-        keys decide whether the fence is put.
+        """Whether there is a fence, or the record has changed; puts a fence if it is time. The
+        clock only decides when to try; the store's keys decide whether the fence is put.
         """
         key = fence_key(part.group, subject, part.number)
         if (
@@ -183,8 +198,8 @@ class Sealing:
             unchanged(record),
         ]
         await self._arrow("before fence")
-        # Unknown outcome: read back. If the transaction is executed late, its comparison held then, and the fence closes a partition that
-        # this change closes anyway.
+        # Unknown outcome: read back. If the transaction is executed late, its comparison held then,
+        # and the fence closes a partition that this change closes anyway.
         with suppress(CoordinationUnknown):
             await self._store.txn(
                 compares, [Put(key, Fence(change.id, change.to_version).encode())]
@@ -193,7 +208,9 @@ class Sealing:
         return _is_ours(await self._store.get(key), change)
 
     async def lift(self, broker_group: str, subject: str, number: int) -> None:
-        """Remove a fence that is not needed any more, and none other. Raises CoordinationError; the next call shows the outcome."""
+        """Remove a fence that is not needed any more, and none other. Raises CoordinationError; the
+        next call shows the outcome.
+        """
         item = await self._store.get(fence_key(broker_group, subject, number))
         if item is None:
             return
@@ -228,25 +245,27 @@ class RouteChanges:
         self.new_id = new_id
         """Returns a unique id for each change."""
 
-    # --- prepare -------------------------------------------------------------------------------------------------------
+    # --- prepare ----------------------------------------------------------------------------------
 
     async def prepare(
         self, subject: str, make: Callable[[Route], Change], *, from_version: int = 0
     ) -> Change:
-        """Write the change that `make` makes from the latest route. After that, any metaserver will complete the change.
+        """Write the change that `make` makes from the latest route. After that, any metaserver will
+        complete the change.
 
         Raises:
             RouteConflict: a change is under way, or `from_version` (0: any) is not the latest.
-            UnknownSubject, OrderMismatch: there is no such ordered subject.
-            NotConnected and similar errors: with fencing=majority, a source's master does not answer; nothing was changed.
-            CoordinationUnknown: the change may be prepared; a metaserver then continues it.
-            InvalidArgument and similar errors: from `make`.
+            UnknownSubject, OrderMismatch: there is no such ordered subject. NotConnected and
+            similar errors: with fencing=majority, a source's master does not answer; nothing was
+            changed. CoordinationUnknown: the change may be prepared; a metaserver then continues
+            it. InvalidArgument and similar errors: from `make`.
         """
         config = await self._subject(subject)
         latest = await self._latest(subject)
         if (stale := (await self._store.list(stale_prefix(subject))).items) and stale[0].value:
             raise RouteConflict(
-                f"the routes of subject {subject!r} must not change: the coordination store's data was put back ({stale[0].value.decode()})"
+                f"the routes of subject {subject!r} must not change: the coordination "
+                f"store's data was put back ({stale[0].value.decode()})"
             )
         version = int(latest.value)
         if from_version not in (0, version):
@@ -257,8 +276,8 @@ class RouteChanges:
         change = make(route)
         change = replace(change, times_ms={**change.times_ms, Phase.PREPARED.value: self._now_ms()})
         if config.fencing is not Fencing.LEASE:
-            # This group could not be fenced: a merge would close one source, whose producers would wait until the other source's group is
-            # back.
+            # This group could not be fenced: a merge would close one source, whose producers would
+            # wait until the other source's group is back.
             for number in change.sources:
                 part = _source(route, number)
                 await self.sealing.sealer.probe(part.group, subject, number)
@@ -268,8 +287,8 @@ class RouteChanges:
         return change
 
     async def _put_prepared(self, subject: str, latest: KeyValue, change: Change) -> None:
-        """Put the prepared change. Its id is unique for this attempt, so reading back shows which attempt won. Repeating is harmless,
-        because `absent` holds once.
+        """Put the prepared change. Its id is unique for this attempt, so reading back shows which
+        attempt won. Repeating is harmless, because `absent` holds once.
         """
         key = change_key(subject, change.to_version)
         lost: CoordinationUnknown | None = None
@@ -286,7 +305,8 @@ class RouteChanges:
                     found is None
                 ):  # `latest` has changed: this change's key exists, or will never exist
                     raise RouteConflict(
-                        f"the route of subject {subject!r} changed in the meantime: read the route again, then plan the change again"
+                        f"the route of subject {subject!r} changed in the meantime: read the "
+                        "route again, then plan the change again"
                     )
                 other = Change.decode(found.value)
                 if other.id == change.id:
@@ -299,26 +319,32 @@ class RouteChanges:
                 if lost is None:
                     raise
                 raise CoordinationUnknown(
-                    f"whether change {change.id} of subject {subject!r} was prepared cannot be read back: if it was, it continues by itself"
+                    f"whether change {change.id} of subject {subject!r} was prepared cannot "
+                    "be read back: if it was, it continues by itself"
                 ) from failure
 
     async def made(self, subject: str, version: int, change_id: str) -> Change | None:
-        """The change that leads to `version`, in any phase, or None if there is none or it has another id."""
+        """The change that leads to `version`, in any phase, or None if there is none or it has
+        another id.
+        """
         found = await self._store.get(change_key(subject, version))
         change = Change.decode(found.value) if found is not None else None
         return change if change is not None and change.id == change_id else None
 
     def know_gone(self, broker_group: str) -> None:
-        """Note that the broker group has had no master for long enough, so that it is fenced without another wait."""
+        """Note that the broker group has had no master for long enough, so that it is fenced
+        without another wait.
+        """
         self.sealing.know_gone(broker_group)
 
-    # --- carry on ------------------------------------------------------------------------------------------------------
+    # --- carry on ---------------------------------------------------------------------------------
 
     async def carry_on(self, subject: str, version: int) -> Change:
-        """Continue the change that leads to `version` until it is published, without a time limit, and return it.
+        """Continue the change that leads to `version` until it is published, without a time limit,
+        and return it.
 
-        Retries while the coordination store, or (fencing=majority) a source's broker group, cannot be reached. Raises RouteConflict if
-        there is no such change.
+        Retries while the coordination store, or (fencing=majority) a source's broker group, cannot
+        be reached. Raises RouteConflict if there is no such change.
         """
         while True:
             try:
@@ -352,7 +378,7 @@ class RouteChanges:
         await self._store.txn([unchanged(item)], [Put(item.key, after.encode())])
         await self._arrow("behind sealed")
 
-    # --- publish -------------------------------------------------------------------------------------------------------
+    # --- publish ----------------------------------------------------------------------------------
 
     async def _publish(self, subject: str, item: KeyValue, change: Change) -> None:
         latest = await self._latest(subject)
@@ -371,10 +397,12 @@ class RouteChanges:
         await self._store.txn(compares, puts)
         await self._arrow("behind publish")
 
-    # --- steps that no caller waits for -----------------------------------------------------------------------------------------
+    # --- steps that no caller waits for -----------------------------------------------------------
 
     async def finish(self, subject: str, version: int) -> bool:
-        """Mark a published change done if every group has reached its version. Returns True if it is done. Raises CoordinationError."""
+        """Mark a published change done if every group has reached its version. Returns True if it
+        is done. Raises CoordinationError.
+        """
         item, change = await self._change(subject, version)
         if change.phase is not Phase.PUBLISHED:
             return change.phase is Phase.DONE
@@ -388,7 +416,9 @@ class RouteChanges:
         return done.succeeded
 
     async def learn_sealed(self, subject: str, version: int) -> bool:
-        """Ask fenced broker groups again, and record where they sealed. Returns True if all seals are known. Raises CoordinationError."""
+        """Ask fenced broker groups again, and record where they sealed. Returns True if all seals
+        are known. Raises CoordinationError.
+        """
         item, change = await self._change(subject, version)
         after = change
         for number in [number for number, sequence in change.sealed.items() if sequence == FENCED]:
@@ -402,7 +432,7 @@ class RouteChanges:
             await self._store.txn([unchanged(item)], [Put(item.key, after.encode())])
         return FENCED not in after.sealed.values()
 
-    # --- reading -------------------------------------------------------------------------------------------------------
+    # --- reading ----------------------------------------------------------------------------------
 
     async def _subject(self, subject: str) -> SubjectConfig:
         found = await self._store.get(subject_key(subject))
@@ -442,13 +472,15 @@ def _source(route: Route, number: int) -> PhysicalPartition:
 def other_version(subject: str, version: int, from_version: int) -> RouteConflict:
     """The error of a change that was planned for another version than the latest."""
     return RouteConflict(
-        f"the route of subject {subject!r} is at version {version}, not {from_version}: read the route again, then plan the change again"
+        f"the route of subject {subject!r} is at version {version}, not {from_version}: read "
+        "the route again, then plan the change again"
     )
 
 
 def _under_way(subject: str, other: Change) -> RouteConflict:
     return RouteConflict(
-        f"another change of subject {subject!r} is under way ({other.kind.value} to version {other.to_version}, {other.phase.value}): "
+        f"another change of subject {subject!r} is under way ({other.kind.value} to version "
+        f"{other.to_version}, {other.phase.value}): "
         "wait for it, then plan the change again"
     )
 
@@ -466,9 +498,11 @@ class Plans:
     async def plan(
         self, request: pb.ChangeRouteRequest, config: SubjectConfig, route: Route, change_id: str
     ) -> Make:
-        """Return a function that makes the change from a route. `route` is the latest known one, for measuring loads.
+        """Return a function that makes the change from a route. `route` is the latest known one,
+        for measuring loads.
 
-        Raises InvalidArgument, UnknownPartition; NotConnected if the load is needed and a master does not answer.
+        Raises InvalidArgument, UnknownPartition; NotConnected if the load is needed and a master
+        does not answer.
         """
         which = request.WhichOneof("operation")
         if which == "merge":
@@ -515,7 +549,9 @@ class Plans:
     def spread(
         self, config: SubjectConfig, route: Route, number: int, parts: int
     ) -> tuple[str, ...]:
-        """The broker groups of the parts: the subject's groups with the fewest partitions first. Empty if all parts stay."""
+        """The broker groups of the parts: the subject's groups with the fewest partitions first.
+        Empty if all parts stay.
+        """
         writable = [
             name for name in config.groups if self._view.group(name).mode is Mode.READ_WRITE
         ]
@@ -527,7 +563,9 @@ class Plans:
 def spread(
     route: Route, source: PhysicalPartition, parts: int, groups: Sequence[str]
 ) -> tuple[str, ...]:
-    """A group for each part: always the one with the fewest partitions; of several, the source's own, then by name. Pure."""
+    """A group for each part: always the one with the fewest partitions; of several, the source's
+    own, then by name. Pure.
+    """
     counts = Counter(part.group for part in route.partitions if part.number != source.number)
     places = []
     for _ in range(parts):

@@ -1,7 +1,9 @@
-"""Decides when rounds run and route changes continue, and elects the metaserver that continues interrupted work.
+"""Decides when rounds run and route changes continue, and elects the metaserver that continues
+interrupted work.
 
-The leader has the key `/qmq/meta/leader`, under that metaserver's lease. The election saves work and is no lock: every change that the
-leader makes is a compare-and-swap that any metaserver may make. So two leaders at one time, or none, do no harm.
+The leader has the key `/qmq/meta/leader`, under that metaserver's lease. The election saves work
+and is no lock: every change that the leader makes is a compare-and-swap that any metaserver may
+make. So two leaders at one time, or none, do no harm.
 """
 
 from __future__ import annotations
@@ -69,7 +71,9 @@ class ControllerElection:
             await asyncio.sleep(self._lease_s / 3 * random.uniform(0.8, 1.0))  # noqa: S311 - jitter
 
     async def look(self) -> bool:
-        """Keep the key, or take it if there is none. Returns True if this metaserver is the leader. Raises CoordinationError."""
+        """Keep the key, or take it if there is none. Returns True if this metaserver is the leader.
+        Raises CoordinationError.
+        """
         found = await self._store.get(LEADER)
         if found is not None and found.lease != self._lease:
             return False
@@ -105,9 +109,13 @@ LOST_S: Final = 0.03
 SILENT_S: Final = 0.5
 """The approximate pause before a silent broker group is called again."""
 STILL_MS: Final = 1_000
-"""After this time in one phase, the leader continues a change: the metaserver that began it may have stopped."""
+"""After this time in one phase, the leader continues a change: the metaserver that began it may
+have stopped.
+"""
 MOVED_MS: Final = 10_000
-"""Other metaservers wait this long before they continue a group's move. It is longer than all calls of a move."""
+"""Other metaservers wait this long before they continue a group's move. It is longer than all calls
+of a move.
+"""
 
 Pair = tuple[str, str]
 
@@ -183,7 +191,7 @@ class Controller:
                 event.set()
         await self.leader.stop()
 
-    # --- rounds --------------------------------------------------------------------------------------------------------
+    # --- rounds -----------------------------------------------------------------------------------
 
     def _changed(self, change: ViewChange) -> None:
         for pair in self.members.pairs:
@@ -249,8 +257,8 @@ class Controller:
             await self._finish(pair[0])
 
     async def _make_ready(self, pair: Pair) -> None:
-        """Continue with a group that is beginning. A group that is being moved is left alone, unless the metaserver that moves it has
-        stopped.
+        """Continue with a group that is beginning. A group that is being moved is left alone,
+        unless the metaserver that moves it has stopped.
         """
         item, record = await self.records.record(*pair)
         if record.start == DELETE:
@@ -263,13 +271,15 @@ class Controller:
             await self.make_ready(pair)
 
     async def make_ready(self, pair: Pair) -> GroupRecord:
-        """Continue with a group that is not ready, and check it again. Raises the errors of `placement.make_ready`."""
+        """Continue with a group that is not ready, and check it again. Raises the errors of
+        `placement.make_ready`.
+        """
         record = await self.placing.make_ready(*pair)
         await self._view.read_back(group_record_key(*pair))
         self.poke(pair)
         return record
 
-    # --- waiting -------------------------------------------------------------------------------------------------------
+    # --- waiting ----------------------------------------------------------------------------------
 
     async def wait(self, pair: Pair, is_news: asyncio.Event, within_s: float) -> None:
         """Wait until the group has changed, or the time has ended."""
@@ -286,7 +296,8 @@ class Controller:
                 self._waiters.pop(pair, None)
             is_news.clear()
 
-    # Continue a change in the background, in one task that all callers share: await it with `shield`.
+    # Continue a change in the background, in one task that all callers share: await it with
+    # `shield`.
 
     def carry_on(self, subject: str, version: int) -> asyncio.Task[Change]:
         """Continue a change in the background, in one task. The task is shared: shield it."""
@@ -300,7 +311,8 @@ class Controller:
 
     async def _carry(self, subject: str, version: int) -> Change:
         change = await self.changes.carry_on(subject, version)
-        # The route comes before the number of the latest one, so that no reader sees a number without its route.
+        # The route comes before the number of the latest one, so that no reader sees a number
+        # without its route.
         await self._view.read_back(
             route_key(subject, version), change_key(subject, version), latest_key(subject)
         )
@@ -318,7 +330,7 @@ class Controller:
             if change.phase is Phase.PUBLISHED and version <= behind:
                 await self.changes.finish(subject, version)
 
-    # --- stalled changes ------------------------------------------------------------------------------------------------
+    # --- stalled changes --------------------------------------------------------------------------
 
     async def _sweep_for_ever(self) -> None:
         while True:
@@ -364,7 +376,9 @@ class Controller:
             self._learning = self.spawn(self._learn_sealed(state))
 
     async def _learn_sealed(self, state: OrderedState) -> None:
-        """Ask fenced groups for their seals. This is a separate task, because an unreachable group costs a deadline each time."""
+        """Ask fenced groups for their seals. This is a separate task, because an unreachable group
+        costs a deadline each time.
+        """
         fenced = set(state.fenced)
         for version in [
             version for version, change in state.changes.items() if fenced & set(change.sources)
@@ -382,7 +396,9 @@ class Controller:
                     await self.changes.sealing.lift(group.name, subject, number)
 
     def _stands_still(self, what: object, for_ms: int) -> bool:
-        """True if this state was first seen long enough ago, by our own clock: the times in a record are from other clocks."""
+        """True if this state was first seen long enough ago, by our own clock: the times in a
+        record are from other clocks.
+        """
         now = self._clock.monotonic_ms()
         return now - self._still.setdefault(what, now) >= for_ms
 

@@ -1,16 +1,22 @@
-"""A consumer group in the coordination store: its record, replaced by compare-and-swap, its subject's routes, and its members.
+"""A consumer group in the coordination store: its record, replaced by compare-and-swap, its
+subject's routes, and its members.
 
 A member is `/qmq/members/S/G/CONSUMER`, under a lease that each request of the consumer renews.
 
-* A consumer whose metaserver died asks another one, which puts the key again under a new lease. The incarnation is the same, so the
-  assignment does not change. When the first lease ends, the key stays, since it belongs to the second lease.
-* A name belongs to its newest incarnation. Incarnation ids do not say which one is newer. An incarnation that knows no assignment yet
-  (generation 0) and did not ask before has just begun, and takes the name over. An incarnation that asked before, or knows an assignment,
-  and finds another one in its place is the older one. It gets StaleDelivery, like a consumer whose messages were handed to another one:
-  its request is valid, but it was replaced, and asking again will not help. So exactly one of two incarnations is stopped.
-* An attempt to put the key is identified by its lease, which no other attempt uses: after a lost answer the key is read back.
+* A consumer whose metaserver died asks another one, which puts the key again under a new lease. The
+  incarnation is the same, so the assignment does not change. When the first lease ends, the key
+  stays, since it belongs to the second lease.
+* A name belongs to its newest incarnation. Incarnation ids do not say which one is newer. An
+  incarnation that knows no assignment yet (generation 0) and did not ask before has just begun, and
+  takes the name over. An incarnation that asked before, or knows an assignment, and finds another
+  one in its place is the older one. It gets StaleDelivery, like a consumer whose messages were
+  handed to another one: its request is valid, but it was replaced, and asking again will not help.
+  So exactly one of two incarnations is stopped.
+* An attempt to put the key is identified by its lease, which no other attempt uses: after a lost
+  answer the key is read back.
 
-The values of `start` in a group's record say where the group starts or is moved to, and which partitions' brokers get it:
+The values of `start` in a group's record say where the group starts or is moved to, and which
+partitions' brokers get it:
 
     value            the group reads                                           sent to
     earliest         a new group: from version 1, from the beginning           none
@@ -22,9 +28,10 @@ The values of `start` in a group's record say where the group starts or is moved
     unpark:ID        unchanged, except for the logical partition of one key    none
     delete           nothing: the group is being deleted (placement.py)   all brokers, to delete the group's progress
 
-A partition that only later versions have is always read from its beginning, because its messages follow those of its source partitions.
-A partition that only earlier versions have is left at its end: the group does not read it, and no key stays parked there. A move forgets
-every parked key; if it left the older messages of a key parked, a later replay would put them behind newer ones.
+A partition that only later versions have is always read from its beginning, because its messages
+follow those of its source partitions. A partition that only earlier versions have is left at its
+end: the group does not read it, and no key stays parked there. A move forgets every parked key; if
+it left the older messages of a key parked, a later replay would put them behind newer ones.
 """
 
 from __future__ import annotations
@@ -73,8 +80,9 @@ def unknown_route(_subject: str, _version: int) -> Route | None:
 
 
 class Records:
-    """Reads and swaps records. Every read goes to the store, not to a view, because a swap must compare with the value read. `known`
-    returns routes that are known already: a route never changes, so it need not be read again.
+    """Reads and swaps records. Every read goes to the store, not to a view, because a swap must
+    compare with the value read. `known` returns routes that are known already: a route never
+    changes, so it need not be read again.
     """
 
     def __init__(
@@ -96,14 +104,15 @@ class Records:
         return found
 
     async def swap(self, item: KeyValue, record: GroupRecord) -> KeyValue | None:
-        """Compare and swap. Returns None if the record has changed since it was read, or the outcome is unknown: read the record again.
-        Raises CoordinationError.
+        """Compare and swap. Returns None if the record has changed since it was read, or the
+        outcome is unknown: read the record again. Raises CoordinationError.
         """
         value = record.encode()
         try:
             done = await self.store.txn([unchanged(item)], [Put(item.key, value)])
         except CoordinationUnknown:
-            # Do not read back here: an equal value may have been written after a reset that the caller does not know of.
+            # Do not read back here: an equal value may have been written after a reset that the
+            # caller does not know of.
             return None
         return replace(item, value=value, mod_revision=done.revision) if done.succeeded else None
 
@@ -117,7 +126,9 @@ class Records:
     async def routes(
         self, subject: str, first: int, last: int, have: Mapping[int, Route] | None = None
     ) -> dict[int, Route]:
-        """Versions `first` to `last`; `have` are the routes that the caller knows already. Raises OrderMismatch, CoordinationError."""
+        """Versions `first` to `last`; `have` are the routes that the caller knows already. Raises
+        OrderMismatch, CoordinationError.
+        """
         found = {}
         for version in range(first, last + 1):
             known = (have or {}).get(version) or self._known(subject, version)
@@ -156,7 +167,9 @@ class _Held:
     incarnation: str
     lease: LeaseId
     until_ms: int
-    """The time, by this process's clock, at which the consumer counts as lost if it makes no request."""
+    """The time, by this process's clock, at which the consumer counts as lost if it makes no
+    request.
+    """
 
 
 class Members:
@@ -179,8 +192,8 @@ class Members:
         return self._counts.keys()
 
     def forget_silent(self) -> None:
-        """Forget consumers that did not poll within their lease: they have stopped, or poll another metaserver. Their keys expire with the
-        lease. Call this from time to time.
+        """Forget consumers that did not poll within their lease: they have stopped, or poll another
+        metaserver. Their keys expire with the lease. Call this from time to time.
         """
         now = self._monotonic_ms()
         for name in [
@@ -207,8 +220,8 @@ class Members:
         generation: int,
         condition: str | None = None,
     ) -> bool:
-        """Renew the lease of a consumer that polled for `lease_ms`. Returns True if its key was put just now. Raises StaleDelivery,
-        CoordinationError.
+        """Renew the lease of a consumer that polled for `lease_ms`. Returns True if its key was put
+        just now. Raises StaleDelivery, CoordinationError.
         """
         lease_ms = min(max(lease_ms, LEASE_MS_MIN), LEASE_MS_MAX)
         async with self._locks[name]:
@@ -232,8 +245,8 @@ class Members:
     async def _keep_alive(
         self, name: GroupMember, incarnation: str, lease_ms: int, item: KeyValue | None
     ) -> bool:
-        """Renew the lease. Returns True if the key is ours. A key under another lease belongs to another metaserver, or was put by a
-        request whose answer came late.
+        """Renew the lease. Returns True if the key is ours. A key under another lease belongs to
+        another metaserver, or was put by a request whose answer came late.
         """
         held = self._held.get(name)
         if (
@@ -290,13 +303,15 @@ class Members:
         return True
 
     async def leave(self, name: GroupMember, incarnation: str) -> None:
-        """Remove a consumer that leaves: delete its key if it still belongs to this incarnation. Raises CoordinationError."""
+        """Remove a consumer that leaves: delete its key if it still belongs to this incarnation.
+        Raises CoordinationError.
+        """
         async with self._locks[name]:
             while (item := await self._store.get(name.key)) is not None:
                 if MemberRecord.decode(item.value).incarnation != incarnation:
                     break
-                # Compare the revision, because a newer incarnation may put its own key meanwhile. Repeating is harmless: the call deletes
-                # the key that was read, or none.
+                # Compare the revision, because a newer incarnation may put its own key meanwhile.
+                # Repeating is harmless: the call deletes the key that was read, or none.
                 with suppress(CoordinationUnknown):
                     await self._store.txn([unchanged(item)], [Delete(name.key)])
             held = self._held.get(name)
@@ -315,15 +330,17 @@ def require_room(name: GroupMember, there: Collection[str], most: int) -> None:
     """Check that a new consumer may join the group. Raises Overloaded."""
     if name.consumer not in there and len(there) >= most:
         raise Overloaded(
-            f"group {name.group!r} has {len(there)} consumers, the limit: a lost consumer counts until its lease ends"
+            f"group {name.group!r} has {len(there)} consumers, the limit: a lost consumer "
+            "counts until its lease ends"
         )
 
 
 def require_same_condition(
     name: GroupMember, incarnation: str, condition: str | None, there: Mapping[str, MemberRecord]
 ) -> None:
-    """Refuse a consumer that selects other messages than those that joined before it: what a consumer leaves out counts as done for the
-    whole group. Of two that joined at once, the later one is refused at its next request. Raises InvalidArgument.
+    """Refuse a consumer that selects other messages than those that joined before it: what a
+    consumer leaves out counts as done for the whole group. Of two that joined at once, the later
+    one is refused at its next request. Raises InvalidArgument.
     """
     mine = there.get(name.consumer)
     since = (
@@ -341,8 +358,10 @@ def require_same_condition(
         if since is None or (other.since_ms, other.consumer) < since:
             theirs, ours = other.condition or "all messages", condition or "all messages"
             raise InvalidArgument(
-                f"group {name.group!r} reads {theirs} of {name.subject!r} (consumer {other.consumer!r}), and {name.consumer!r} asks for "
-                f"{ours}: all consumers of a group need the same filter. Use another group, or stop the other consumers first; a lost one "
+                f"group {name.group!r} reads {theirs} of {name.subject!r} (consumer "
+                f"{other.consumer!r}), and {name.consumer!r} asks for "
+                f"{ours}: all consumers of a group need the same filter. Use another group, "
+                "or stop the other consumers first; a lost one "
                 "counts until its lease ends"
             )
 
@@ -350,7 +369,8 @@ def require_same_condition(
 def superseded(name: GroupMember) -> StaleDelivery:
     """The error for the older one of two incarnations."""
     return StaleDelivery(
-        f"consumer {name.consumer!r} of group {name.group!r} was started again elsewhere, so this one must stop: "
+        f"consumer {name.consumer!r} of group {name.group!r} was started again elsewhere, so "
+        "this one must stop: "
         "give each process its own name"
     )
 
@@ -387,7 +407,9 @@ class Start(NamedTuple):
 
     @classmethod
     def of_reset(cls, request: control.ResetGroupRequest) -> Start:
-        """The start of a reset. Raises InvalidArgument for a sequence, which is only valid within one partition."""
+        """The start of a reset. Raises InvalidArgument for a sequence, which is only valid within
+        one partition.
+        """
         which = request.WhichOneof("target")
         if which == "sequence" or which is None:
             raise InvalidArgument(
@@ -416,13 +438,16 @@ class Start(NamedTuple):
 
     @property
     def is_delicate(self) -> bool:
-        """True if only the metaserver that began the move should continue it, unless that metaserver has stopped."""
+        """True if only the metaserver that began the move should continue it, unless that
+        metaserver has stopped.
+        """
         return self.moves or self.text.startswith(UNPARK)
 
     def version(self, routes: Mapping[int, Route], last_append_ms: Mapping[int, int]) -> int:
-        """The version at which a reset begins. `routes`: all versions. `last_append_ms`: by partition, when its broker stored its last
-        message. The dates of the versions are those of a metaserver's clock, which may be wrong: a version chosen by them could lie
-        behind messages that were stored since.
+        """The version at which a reset begins. `routes`: all versions. `last_append_ms`: by
+        partition, when its broker stored its last message. The dates of the versions are those of a
+        metaserver's clock, which may be wrong: a version chosen by them could lie behind messages
+        that were stored since.
         """
         if self._where in (EARLIEST, LATEST):
             return 1 if self._where == EARLIEST else max(routes)
@@ -441,7 +466,9 @@ class Start(NamedTuple):
         )
 
     def places(self, routes: Mapping[int, Route], first: int) -> dict[int, control.LanePlace]:
-        """The starts for brokers by partition. `routes`: all versions; the group reads those from `first` on."""
+        """The starts for brokers by partition. `routes`: all versions; the group reads those from
+        `first` on.
+        """
         if self.text == EARLIEST or self.text.startswith(UNPARK):
             return {}
         here = {part.number for part in routes[first].partitions}

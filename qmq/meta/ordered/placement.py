@@ -1,17 +1,19 @@
-"""Starts, moves and deletes a consumer group of an ordered subject. To start or to move it, writes the group's record, then tells the
-brokers, then marks the record as ready.
+"""Starts, moves and deletes a consumer group of an ordered subject. To start or to move it, writes
+the group's record, then tells the brokers, then marks the record as ready.
 
     begin      write the record ──▶ (if it starts at the latest: tell the brokers) ──▶ ready
     reset      write the new frontier, not ready ──▶ tell the brokers ──▶ ready
     set_back   write the frontier with one logical partition at an older partition, not ready ──▶ the caller replays there ──▶ ready
     hold       mark the record as not ready until the group is deleted
 
-Consumers attach only to a group that is ready. The record names the operation under way (`Start`), so any metaserver can continue it. The
-record has the new frontier from the first write on, because the frontier tells which version the operation uses.
+Consumers attach only to a group that is ready. The record names the operation under way (`Start`),
+so any metaserver can continue it. The record has the new frontier from the first write on, because
+the frontier tells which version the operation uses.
 
-To start a group twice is harmless: a partition where the group has started stays as it is. To move a group twice is not harmless once
-consumers have continued. So only the metaserver that reset a group moves it, and another one takes over a reset that makes no progress only
-after all calls of the first one have timed out (qmq/meta/ordered/controller.py).
+To start a group twice is harmless: a partition where the group has started stays as it is. To move
+a group twice is not harmless once consumers have continued. So only the metaserver that reset a
+group moves it, and another one takes over a reset that makes no progress only after all calls of
+the first one have timed out (qmq/meta/ordered/controller.py).
 
 To delete it (docs/DELETION.md):
 
@@ -19,8 +21,8 @@ To delete it (docs/DELETION.md):
     forget    the masters of all broker groups that any version names forget its lanes and parked keys, under the record's revision
     delete    one transaction, if the record is unchanged: deletes it, with the assignment, members, settings and pauses
 
-The record names the step under way, so any metaserver may continue immediately: forgetting twice is harmless, and a late request names a
-revision that no longer exists.
+The record names the step under way, so any metaserver may continue immediately: forgetting twice is
+harmless, and a late request names a revision that no longer exists.
 """
 
 from __future__ import annotations
@@ -57,11 +59,11 @@ class Placing:
         self._lanes = lanes
         self._arrow = arrow
 
-    # --- beginning -----------------------------------------------------------------------------------------------------
+    # --- beginning --------------------------------------------------------------------------------
 
     async def begin(self, subject: str, group: str, start: Start, gate: Gate) -> GroupRecord:
-        """Create a group if it does not exist. Returns its record, which may not be ready: call `make_ready` next. Raises OrderMismatch,
-        CoordinationError.
+        """Create a group if it does not exist. Returns its record, which may not be ready: call
+        `make_ready` next. Raises OrderMismatch, CoordinationError.
         """
         latest = await self._records.latest(subject)
         route = (await self._records.routes(subject, latest, latest))[latest]
@@ -80,15 +82,16 @@ class Placing:
                 break
             except CoordinationUnknown:
                 if await self._records.find(subject, group) is not None:
-                    # Any record that exists now is the group's, ours or another's; if there is none, our put was not done, and `absent`
-                    # holds once only.
+                    # Any record that exists now is the group's, ours or another's; if there is
+                    # none, our put was not done, and `absent` holds once only.
                     break
         await self._arrow("behind begin")
         return (await self._records.record(subject, group))[1]
 
     async def make_ready(self, subject: str, group: str) -> GroupRecord:
-        """Tell the brokers where a new or moved group begins, then mark the group ready. Raises UnknownGroup, LaneNotOpen (the group is
-        being deleted), CoordinationError, and the brokers' errors. After an error the group is not ready yet.
+        """Tell the brokers where a new or moved group begins, then mark the group ready. Raises
+        UnknownGroup, LaneNotOpen (the group is being deleted), CoordinationError, and the brokers'
+        errors. After an error the group is not ready yet.
         """
         item, record = await self._records.record(subject, group)
         if record.is_ready:
@@ -108,11 +111,12 @@ class Placing:
         await self._arrow("behind ready")
         return (await self._records.record(subject, group))[1]
 
-    # --- moving --------------------------------------------------------------------------------------------------------
+    # --- moving -----------------------------------------------------------------------------------
 
     async def reset(self, subject: str, group: str, start: Start, version: int) -> GroupRecord:
-        """Move a group: from now on it reads `version`, from the place that `start` says. Raises UnknownGroup, CoordinationError, and the
-        brokers' errors. After a broker's error the group waits until the broker answers, and moves then.
+        """Move a group: from now on it reads `version`, from the place that `start` says. Raises
+        UnknownGroup, CoordinationError, and the brokers' errors. After a broker's error the group
+        waits until the broker answers, and moves then.
         """
         route = (await self._records.routes(subject, version, version))[version]
         frontier = first_frontier(route.logical_partitions, version)
@@ -127,10 +131,11 @@ class Placing:
     async def set_back(
         self, subject: str, group: str, part: PhysicalPartition, lp: int, attempt: str
     ) -> int:
-        """Stop a group's rounds while a key's messages are put back into a partition; `make_ready` ends the stop. Each `attempt` is used
-        once. Returns the revision of the record: the broker puts messages back under this revision only. If the group has left the
-        partition in that logical partition, it reads the partition again, so that the messages put back come before newer ones. Raises
-        UnknownGroup, LaneNotOpen (the group is being moved), CoordinationError.
+        """Stop a group's rounds while a key's messages are put back into a partition; `make_ready`
+        ends the stop. Each `attempt` is used once. Returns the revision of the record: the broker
+        puts messages back under this revision only. If the group has left the partition in that
+        logical partition, it reads the partition again, so that the messages put back come before
+        newer ones. Raises UnknownGroup, LaneNotOpen (the group is being moved), CoordinationError.
         """
         latest = await self._records.latest(subject)
         routes = await self._records.routes(subject, 1, latest)
@@ -143,7 +148,8 @@ class Placing:
                 return record  # the record has this attempt already: an answer was lost
             if not record.is_ready:
                 raise LaneNotOpen(
-                    f"group {group!r} of subject {subject!r} is being started or moved: try again soon"
+                    f"group {group!r} of subject {subject!r} is being started or moved: try "
+                    "again soon"
                 )
             version = next(
                 piece.version
@@ -162,8 +168,8 @@ class Placing:
         await self._change(subject, group, "gate", lambda record: replace(record, gate=gate))
 
     async def hold_to_delete(self, subject: str, group: str) -> int:
-        """Mark a group for deletion, so that no consumer attaches any more. Returns the revision of the record. Raises UnknownGroup,
-        CoordinationError.
+        """Mark a group for deletion, so that no consumer attaches any more. Returns the revision of
+        the record. Raises UnknownGroup, CoordinationError.
         """
         return await self._change(
             subject, group, DELETE, lambda record: replace(record, start=DELETE, is_ready=False)
@@ -172,7 +178,9 @@ class Placing:
     async def _change(
         self, subject: str, group: str, what: str, change: Callable[[GroupRecord], GroupRecord]
     ) -> int:
-        """Change the record. Returns its new revision. Raises LaneNotOpen if the group is being deleted."""
+        """Change the record. Returns its new revision. Raises LaneNotOpen if the group is being
+        deleted.
+        """
         while True:
             item, record = await self._records.record(subject, group)
             if record.start == DELETE != what:
@@ -187,9 +195,12 @@ class Placing:
 
 
 def being_deleted(subject: str, group: str) -> LaneNotOpen:
-    """The error for requests about a group that is being deleted. A new group may begin afterwards."""
+    """The error for requests about a group that is being deleted. A new group may begin
+    afterwards.
+    """
     return LaneNotOpen(
-        f"group {group!r} of subject {subject!r} is being deleted: try again soon, or see `qmq cluster status`"
+        f"group {group!r} of subject {subject!r} is being deleted: try again soon, or see "
+        "`qmq cluster status`"
     )
 
 
@@ -252,8 +263,9 @@ class Forgetting:
         self._arrow = arrow
 
     async def delete(self, subject: str, group: str) -> int:
-        """Delete a group, or continue its deletion. Returns the number of partitions that had state of it. Raises UnknownGroup,
-        InvalidArgument (the group has members), CoordinationError; NotConnected: the deletion continues later.
+        """Delete a group, or continue its deletion. Returns the number of partitions that had state
+        of it. Raises UnknownGroup, InvalidArgument (the group has members), CoordinationError;
+        NotConnected: the deletion continues later.
         """
         _, record = await self._records.record(subject, group)
         if record.start != DELETE:
@@ -268,11 +280,14 @@ class Forgetting:
         ]
         if names:
             raise InvalidArgument(
-                f"group {group!r} has consumers on {subject!r}; stop them first: {', '.join(sorted(names))}"
+                f"group {group!r} has consumers on {subject!r}; stop them first: "
+                f"{', '.join(sorted(names))}"
             )
 
     async def carry_on(self, subject: str, group: str) -> int:
-        """Delete a group that is marked for deletion; 0 if another metaserver was faster. Raises as `delete`."""
+        """Delete a group that is marked for deletion; 0 if another metaserver was faster. Raises as
+        `delete`.
+        """
         found = await self._records.find(subject, group)
         if found is None or found[1].start != DELETE:
             return 0

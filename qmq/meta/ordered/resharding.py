@@ -1,26 +1,32 @@
-"""The leader's changes of routes: by load, and away from a broker group without a master, so that producers need not wait for the group or
-for an operator.
+"""The leader's changes of routes: by load, and away from a broker group without a master, so that
+producers need not wait for the group or for an operator.
 
-The leader checks the load every five seconds, and makes the changes that qmq_ordering.resharding decides. Its state between two checks is
-local. A new leader begins with the time of the last change, so the cool-down holds, and measures again for how long neighbours have been
-cold. The last change and its reason are in the store, for `qmq route explain`.
+The leader checks the load every five seconds, and makes the changes that qmq_ordering.resharding
+decides. Its state between two checks is local. A new leader begins with the time of the last
+change, so the cool-down holds, and measures again for how long neighbours have been cold. The last
+change and its reason are in the store, for `qmq route explain`.
 
-A group counts as lost when it *was there and went*: this metaserver has seen it with a living master, and it has had none for
-`PATIENCE_MS`, by this metaserver's clock and its view of the store. That is longer than an election, and the lease of the lost master has
-ended before its key was deleted. Then each of its partitions, of subjects that are fenced by lease, is moved to the subject's living group
-with the fewest partitions, one change after another, as by `qmq route move`. Partitions that the group cannot close any more are fenced
-immediately. Consumers of those ranges wait for the group; writers continue.
+A group counts as lost when it *was there and went*: this metaserver has seen it with a living
+master, and it has had none for `PATIENCE_MS`, by this metaserver's clock and its view of the store.
+That is longer than an election, and the lease of the lost master has ended before its key was
+deleted. Then each of its partitions, of subjects that are fenced by lease, is moved to the
+subject's living group with the fewest partitions, one change after another, as by `qmq route move`.
+Partitions that the group cannot close any more are fenced immediately. Consumers of those ranges
+wait for the group; writers continue.
 
-A group that has not come yet is not lost: when everything starts, some groups come later than others. A master's key proves a living master
+A group that has not come yet is not lost: when everything starts, some groups come later than
+others. A master's key proves a living master
 
-    if it was set after this metaserver began, or
-    if it was there at the begin, and still is after `RENEWED_MS`: its lease was renewed. (A lease outlives the machines that stopped with
-    the store, and begins again when the store starts.)
+    if it was set after this metaserver began, or if it was there at the begin, and still is after
+    `RENEWED_MS`: its lease was renewed. (A lease outlives the machines that stopped with the store,
+    and begins again when the store starts.)
 
-So metaservers that all start after a group was lost do not move its partitions. They say so once; `qmq broker drain` moves them.
+So metaservers that all start after a group was lost do not move its partitions. They say so once;
+`qmq broker drain` moves them.
 
-Only the leader moves partitions. All metaservers watch, so that the next leader knows which groups were there. Two leaders for a moment are
-harmless, because a change is prepared once. Moved partitions do not move back when the group returns.
+Only the leader moves partitions. All metaservers watch, so that the next leader knows which groups
+were there. Two leaders for a moment are harmless, because a change is prepared once. Moved
+partitions do not move back when the group returns.
 """
 
 from __future__ import annotations
@@ -81,7 +87,7 @@ class Resharding:
         self._clock = clock
         self._pasts: dict[str, LoadHistory] = {}
 
-    # --- policies ------------------------------------------------------------------------------------------------------
+    # --- policies ---------------------------------------------------------------------------------
 
     async def set_policy(self, subject: str, wanted: pb.ReshardPolicy) -> pb.ReshardPolicy:
         """Replace a subject's policy. Raises InvalidArgument, CoordinationError."""
@@ -102,7 +108,7 @@ class Resharding:
         item = state.items.get(policy_key(state.subject))
         return ReshardPolicy() if item is None else ReshardPolicy.decode(item.value)
 
-    # --- checking ------------------------------------------------------------------------------------------------------
+    # --- checking ---------------------------------------------------------------------------------
 
     async def run(self) -> None:
         while True:
@@ -123,7 +129,9 @@ class Resharding:
             log.exception("checking subject %s for resharding failed", config.name)
 
     async def look(self, config: SubjectConfig, state: OrderedState) -> ReshardDecision | None:
-        """Decide once, and make the change. None if a change is under way. Raises CoordinationError, RouteConflict."""
+        """Decide once, and make the change. None if a change is under way. Raises
+        CoordinationError, RouteConflict.
+        """
         route = state.route
         if route is None or state.pending is not None:
             return None
@@ -144,7 +152,10 @@ class Resharding:
             name for name in targets if self._view.group(name).mode is not Mode.READ_WRITE
         ):
             log.warning(
-                "subject %s is not resharded (%s): broker group %s is drained and takes no new partition",
+                (
+                    "subject %s is not resharded (%s): broker group %s is drained and takes no "
+                    "new partition"
+                ),
                 config.name,
                 operation,
                 drained,
@@ -192,7 +203,7 @@ class Resharding:
             key=lambda name: (counts[name], name),
         )
 
-    # --- loads ---------------------------------------------------------------------------------------------------------
+    # --- loads ------------------------------------------------------------------------------------
 
     async def _loads(self, subject: str, state: OrderedState, route: Route) -> list[PartitionLoad]:
         """The load of the route's partitions, as far as their masters answer."""
@@ -241,7 +252,7 @@ class Resharding:
         except QmqError:
             return None
 
-    # --- for people ----------------------------------------------------------------------------------------------------
+    # --- for people -------------------------------------------------------------------------------
 
     async def explain(
         self, config: SubjectConfig, state: OrderedState
@@ -288,11 +299,17 @@ def policy_message(subject: str, policy: ReshardPolicy) -> pb.ReshardPolicy:
 
 LOOK_S: Final = 0.1
 PATIENCE_MS: Final = 500
-"""The time without a master after which a group counts as lost. It is longer than an election and than the lease of a lost master."""
+"""The time without a master after which a group counts as lost. It is longer than an election and
+than the lease of a lost master.
+"""
 RENEWED_MS: Final = 15_000
-"""A master's key that exists for so long is renewed. It is three times the lease of a master's key."""
+"""A master's key that exists for so long is renewed. It is three times the lease of a master's
+key.
+"""
 FRESH_MS: Final = 4_000
-"""After this time without news from the store, the view is too old to tell which broker groups are lost."""
+"""After this time without news from the store, the view is too old to tell which broker groups are
+lost.
+"""
 
 
 class Evacuation:
@@ -360,19 +377,22 @@ class Evacuation:
         for name in sorted(gone - self._was_there - self._said):
             self._said.add(name)
             log.warning(
-                "broker group %s has had no master since this metaserver began: its partitions stay; if it does not come back, "
+                "broker group %s has had no master since this metaserver began: its "
+                "partitions stay; if it does not come back, "
                 "`qmq broker drain %s` moves them",
                 name,
                 name,
             )
         return gone & self._was_there
 
-    # --- choosing --------------------------------------------------------------------------------------------------------
+    # --- choosing ---------------------------------------------------------------------------------
 
     def _next(
         self, config: SubjectConfig, state: OrderedState, gone: set[str]
     ) -> tuple[PhysicalPartition, str] | None:
-        """A partition on a lost group, and its new group; None if there is none, or no group to move it to."""
+        """A partition on a lost group, and its new group; None if there is none, or no group to
+        move it to.
+        """
         route = state.route
         if route is None or state.pending is not None:
             return None

@@ -1,4 +1,5 @@
-"""A round of a consumer group of an ordered subject: it advances the group's frontier, and assigns the lanes to consumers.
+"""A round of a consumer group of an ordered subject: it advances the group's frontier, and assigns
+the lanes to consumers.
 
     1. read the assignment, then the group's record, then the routes
     2. ask the brokers whether the partitions before the frontier are finished
@@ -6,19 +7,23 @@
     4. move the frontier one step by compare-and-swap; repeat from 2 while the frontier moves
     5. assign the open lanes to live consumers by compare-and-swap
 
-Any metaserver may run rounds at any time. The swap compares with the record that was read before the brokers were asked, so an answer
-counts only for the frontier that was asked about: after a reset in between, the swap fails. If an answer of the store is lost, the next
-round reads the outcome.
+Any metaserver may run rounds at any time. The swap compares with the record that was read before
+the brokers were asked, so an answer counts only for the frontier that was asked about: after a
+reset in between, the swap fails. If an answer of the store is lost, the next round reads the
+outcome.
 
-A key that is parked in a partition which the group leaves is parked in the following partitions *before* the swap opens them, so no newer
-message of the key is delivered. A partition whose broker cannot be reached does not open. If the swap fails, the next round passes the keys
-on again, and may find fewer of them.
+A key that is parked in a partition which the group leaves is parked in the following partitions
+*before* the swap opens them, so no newer message of the key is delivered. A partition whose broker
+cannot be reached does not open. If the swap fails, the next round passes the keys on again, and may
+find fewer of them.
 
-This module awaits only the store, the brokers, and the clock and timers that it is given, so that the simulator can run it.
+This module awaits only the store, the brokers, and the clock and timers that it is given, so that
+the simulator can run it.
 
-The brokers' answers about one group's lanes get the form that the pure functions use. A broker that does not answer is missing there, and
-its ranges count as not done: the group waits, and the lanes there stay as they were assigned. Only a broker's own `is_finished` counts as
-finished, since only the broker knows what is committed and what retention deleted.
+The brokers' answers about one group's lanes get the form that the pure functions use. A broker that
+does not answer is missing there, and its ranges count as not done: the group waits, and the lanes
+there stay as they were assigned. Only a broker's own `is_finished` counts as finished, since only
+the broker knows what is committed and what retention deleted.
 """
 
 from __future__ import annotations
@@ -57,7 +62,9 @@ EVERYTHING: Final = LpRange(0, 1 << 32)
 def with_unwritten(
     answer: control.DescribeLanesResponse, request: control.DescribeLanesRequest, broker_group: str
 ) -> control.DescribeLanesResponse:
-    """Add to an answer the partitions that were asked for and are missing in it: no message was ever written to them."""
+    """Add to an answer the partitions that were asked for and are missing in it: no message was
+    ever written to them.
+    """
     there = {each.partition for each in answer.partitions}
     for number in request.partitions:
         if number not in there:
@@ -103,7 +110,9 @@ class GroupLaneProgress:
         )
 
     def cuts(self, number: int) -> Sequence[LpRange]:
-        """The ranges for which the broker keeps progress, and the gaps between them; together they cover the partition."""
+        """The ranges for which the broker keeps progress, and the gaps between them; together they
+        cover the partition.
+        """
         found: list[LpRange] = []
         at = EVERYTHING.first
         for each in self._ranges(number):
@@ -125,9 +134,10 @@ class GroupLaneProgress:
     def open_lanes(
         self, readable: Sequence[Readable], closed: Container[int], previous: Assignment
     ) -> list[Readable]:
-        """The lanes that may be read: the open ones without finished ranges; where the broker does not answer, the lanes as assigned
-        before. `closed` are partitions with a successor. A sealed partition without a successor keeps its lanes: the successor's lanes
-        follow in a moment, and their consumers must not get others meanwhile.
+        """The lanes that may be read: the open ones without finished ranges; where the broker does
+        not answer, the lanes as assigned before. `closed` are partitions with a successor. A sealed
+        partition without a successor keeps its lanes: the successor's lanes follow in a moment, and
+        their consumers must not get others meanwhile.
         """
         found: list[Readable] = []
         for each in readable:
@@ -150,7 +160,9 @@ class GroupLaneProgress:
         return found
 
     def backlog(self, number: int, lps: LpRange) -> float:
-        """The number of messages of the range that are not done, if they are spread evenly over the partition; 0 if unknown."""
+        """The number of messages of the range that are not done, if they are spread evenly over the
+        partition; 0 if unknown.
+        """
         part = self._parts.get(number)
         if part is None:
             return 0.0
@@ -166,8 +178,9 @@ def mark_passed(
     routes: Mapping[int, Route],
     silent: Container[str],
 ) -> None:
-    """Mark parked keys that newer messages may have overtaken: the group reads a later partition in which the key is not parked. Since
-    parked keys are passed on with the route this happens only to keys parked by an older release.
+    """Mark parked keys that newer messages may have overtaken: the group reads a later partition in
+    which the key is not parked. Since parked keys are passed on with the route this happens only to
+    keys parked by an older release.
     """
     places = {(each.key, each.partition) for each in keys}
     for each in keys:
@@ -220,7 +233,9 @@ log = logging.getLogger("qmq.meta")
 
 
 Gather = Callable[[Iterable[Awaitable[Any]]], Awaitable[list[Any]]]
-"""Awaits several calls and returns the results, in order: in production at the same time, in the simulator one by one."""
+"""Awaits several calls and returns the results, in order: in production at the same time, in the
+simulator one by one.
+"""
 
 
 async def one_by_one(asked: Iterable[Awaitable[_T]]) -> list[_T]:
@@ -238,7 +253,9 @@ class RoundOutcome:
     is_assigned: bool = False
     """True if the lanes were assigned again."""
     is_lost: bool = False
-    """Another metaserver changed the same key, or an answer of the store was lost: run a round again, after a random pause."""
+    """Another metaserver changed the same key, or an answer of the store was lost: run a round
+    again, after a random pause.
+    """
     is_ready: bool = True
     """True if the group may be read; see `GroupRecord`."""
     silent: frozenset[str] = frozenset()
@@ -262,7 +279,8 @@ class GroupRounds:
 
     async def round(self, subject: str, group: str) -> RoundOutcome:
         """Run one round. Raises CoordinationError."""
-        # The assignment is read first: another writer from now on knows at least what is read below, and our swap will fail.
+        # The assignment is read first: another writer from now on knows at least what is read
+        # below, and our swap will fail.
         assigned = await self._store.get(assignment_key(subject, group))
         found = await self._records.find(subject, group)
         if found is None:
@@ -283,7 +301,7 @@ class GroupRounds:
             silent=frozenset(looked.silent),
         )
 
-    # --- the frontier --------------------------------------------------------------------------------------------------
+    # --- the frontier -----------------------------------------------------------------------------
 
     async def _advance(self, looked: _Round) -> bool:
         """Advance step by step, until the frontier does not move. False if the swap was lost."""
@@ -303,8 +321,8 @@ class GroupRounds:
             looked.item, looked.record, looked.steps = item, record, looked.steps + 1
 
     async def _hand_on(self, looked: _Round, after: Frontier) -> bool:
-        """Park the keys of a partition also in its successors, before the frontier moves there. False if a broker group did not answer:
-        the frontier waits there.
+        """Park the keys of a partition also in its successors, before the frontier moves there.
+        False if a broker group did not answer: the frontier waits there.
         """
         await self._arrow("before inherit")
         requests = looked.inheritances(after)
@@ -342,7 +360,8 @@ class GroupRounds:
     async def _learn(self, looked: _Round) -> None:
         """Ask the brokers for the progress that decides the next step, and for the open lanes."""
         frontier = looked.record.frontier
-        # A step needs one version beyond the open ones only; a group that is far behind must not read all versions in between.
+        # A step needs one version beyond the open ones only; a group that is far behind must not
+        # read all versions in between.
         newest = max(frontier.newest, min(looked.latest, frontier.newest + 1))
         looked.routes = await self._records.routes(
             looked.subject, frontier.version, newest, looked.routes
@@ -367,7 +386,9 @@ class GroupRounds:
     async def _describe(
         self, looked: _Round, name: str, numbers: list[int]
     ) -> control.DescribeLanesResponse | None:
-        """Ask a broker for its progress. None if the broker does not answer, so that no range there counts as finished."""
+        """Ask a broker for its progress. None if the broker does not answer, so that no range there
+        counts as finished.
+        """
         request = control.DescribeLanesRequest(
             subject=looked.subject, partitions=numbers, group=looked.group, with_parked=True
         )
@@ -376,7 +397,7 @@ class GroupRounds:
         except QmqError:
             return None
 
-    # --- the assignment ------------------------------------------------------------------------------------------------
+    # --- the assignment ---------------------------------------------------------------------------
 
     async def _assign(self, looked: _Round, item: KeyValue | None) -> tuple[bool, bool]:
         """Assign the lanes. Returns two booleans: the assignment changed, and the swap was lost."""
@@ -429,8 +450,8 @@ class _Round:
         self.progress = GroupLaneProgress()
         self.silent: set[str] = set()
         self.waiting: set[int] = set()
-        """The partitions that the group does not leave in this round, because a successor's broker group did not answer. That broker group
-        must first know the parked keys.
+        """The partitions that the group does not leave in this round, because a successor's broker
+        group did not answer. That broker group must first know the parked keys.
         """
         self.steps = 0
 

@@ -1,7 +1,7 @@
 """The metaserver's service for ordered subjects, without gRPC (which is in qmq/meta/service.py).
 
-`Descriptions` describes a subject's routes, partitions and groups for operators: from the store and the brokers. Brokers that do not answer
-are named.
+`Descriptions` describes a subject's routes, partitions and groups for operators: from the store and
+the brokers. Brokers that do not answer are named.
 """
 
 from __future__ import annotations
@@ -72,11 +72,14 @@ class Descriptions:
     async def route(
         self, config: SubjectConfig, state: OrderedState, version: int
     ) -> pb.DescribeRouteResponse:
-        """One version of the route (0: the latest), its partitions, and all groups. Raises InvalidArgument."""
+        """One version of the route (0: the latest), its partitions, and all groups. Raises
+        InvalidArgument.
+        """
         route = state.routes.get(version or state.latest)
         if route is None:
             raise InvalidArgument(
-                f"subject {config.name!r} has no route version {version}: the latest is {state.latest}"
+                f"subject {config.name!r} has no route version {version}: the latest is "
+                f"{state.latest}"
             )
         silent: set[str] = set()
         names = sorted(state.groups)
@@ -185,8 +188,8 @@ def _numbers(routes: Iterable[Route]) -> set[int]:
 
 
 CHANGE_WAIT_S: Final = 20.0
-"""The time that ChangeRoute waits for the next route. It is longer than a master's lease and an election. After it, the change continues in
-the background.
+"""The time that ChangeRoute waits for the next route. It is longer than a master's lease and an
+election. After it, the change continues in the background.
 """
 
 
@@ -221,20 +224,23 @@ class OrderedService:
         config = await self._cluster.subject(check_name("subject", name))
         return config, await self._cluster.ordered(config)
 
-    # --- routes --------------------------------------------------------------------------------------------------------
+    # --- routes -----------------------------------------------------------------------------------
 
     async def change_route(self, request: pb.ChangeRouteRequest) -> pb.ChangeRouteResponse:
-        """Plan, prepare and continue a change. A repeated request gets the change that the first one made.
+        """Plan, prepare and continue a change. A repeated request gets the change that the first
+        one made.
 
         Raises RouteConflict, InvalidArgument, UnknownPartition, DeadlineExceeded, ...
         """
         config, _ = await self._subject(request.subject)
         state = await self._cluster.learn_route(config.name)
         route = state.routes[state.latest]
-        # Looked for after the route was read: a change that made this route is found, and one that is made later fails at `prepare`.
+        # Looked for after the route was read: a change that made this route is found, and one that
+        # is made later fails at `prepare`.
         change = await self._made_before(config.name, request)
         if change is None:
-            # Before the plan, which would not find the older version's partitions. Without a dry run, `prepare` compares with the store.
+            # Before the plan, which would not find the older version's partitions. Without a dry
+            # run, `prepare` compares with the store.
             if 0 < request.from_version < route.version or (
                 request.dry_run and request.from_version > route.version
             ):
@@ -266,9 +272,12 @@ class OrderedService:
     async def _prepared(
         self, subject: str, request: pb.ChangeRouteRequest, make: Make, route: Route
     ) -> Change:
-        """Prepare the change. If the same request was faster at another metaserver, that request's change."""
+        """Prepare the change. If the same request was faster at another metaserver, that request's
+        change.
+        """
         try:
-            # The plan was made for this version. If the version has changed, the caller plans again.
+            # The plan was made for this version. If the version has changed, the caller plans
+            # again.
             return await self._controller.changes.prepare(
                 subject, make, from_version=request.from_version or route.version
             )
@@ -295,7 +304,10 @@ class OrderedService:
         await asyncio.wait([task], timeout=self._change_wait_s)
         if task.done() and not task.cancelled():
             return task.result()
-        what = f"the {change.kind.value} of subject {subject!r} to version {change.to_version} is prepared, and continues by itself"
+        what = (
+            f"the {change.kind.value} of subject {subject!r} to version {change.to_version} is "
+            "prepared, and continues by itself"
+        )
         if task.done():
             raise Stopping(
                 f"{what}; this metaserver is stopping: see `qmq route show {subject}`",
@@ -303,7 +315,10 @@ class OrderedService:
             )
         await self._view.read_back(change_key(subject, change.to_version))
         raise DeadlineExceeded(
-            f"{what} as soon as its partitions' broker groups answer: do not ask for it again, see `qmq route show {subject}`",
+            (
+                f"{what} as soon as its partitions' broker groups answer: do not ask for it "
+                f"again, see `qmq route show {subject}`"
+            ),
             outcome=Outcome.STORED,
         )
 
@@ -319,11 +334,12 @@ class OrderedService:
             changes=[change_of(change) for _, change in sorted(state.changes.items())]
         )
 
-    # --- consumers -----------------------------------------------------------------------------------------------------
+    # --- consumers --------------------------------------------------------------------------------
 
     async def sync_member(self, request: pb.SyncMemberRequest) -> pb.SyncMemberResponse:
-        """Renew a consumer's lease, and answer with its assignment as soon as that is new. Raises StaleDelivery if a newer incarnation uses
-        its name; Overloaded if the group has the largest number of consumers; InvalidArgument if others select other messages.
+        """Renew a consumer's lease, and answer with its assignment as soon as that is new. Raises
+        StaleDelivery if a newer incarnation uses its name; Overloaded if the group has the largest
+        number of consumers; InvalidArgument if others select other messages.
         """
         config, _ = await self._subject(request.subject)
         name = GroupMember(
@@ -370,7 +386,8 @@ class OrderedService:
             record = self._record(pair)
         if record is not None and record.start == DELETE:
             raise being_deleted(*pair)
-        # Only a joining consumer sets the gate: two consumers that want different gates would otherwise change it back and forth endlessly.
+        # Only a joining consumer sets the gate: two consumers that want different gates would
+        # otherwise change it back and forth endlessly.
         if (
             record is not None
             and gate is not None
@@ -383,15 +400,17 @@ class OrderedService:
     async def _require_same_group(
         self, pair: tuple[str, str], request: pb.SyncMemberRequest
     ) -> None:
-        """Raise StaleDelivery if the consumer knows an assignment that the store does not have: its group was deleted, and another group of
-        the same name may have begun. Raises CoordinationError.
+        """Raise StaleDelivery if the consumer knows an assignment that the store does not have: its
+        group was deleted, and another group of the same name may have begun. Raises
+        CoordinationError.
         """
         store = self._controller.records.store
         found = await store.get(assignment_key(*pair))
         known = 0 if found is None else Assignment.decode(found.value).generation
         if request.generation > known:
             raise StaleDelivery(
-                f"group {pair[1]!r} of subject {pair[0]!r} was deleted: close this consumer, and open a new one"
+                f"group {pair[1]!r} of subject {pair[0]!r} was deleted: close this consumer, "
+                "and open a new one"
             )
 
     def _record(self, pair: tuple[str, str]) -> GroupRecord | None:
@@ -401,7 +420,9 @@ class OrderedService:
     async def _await_news(
         self, name: GroupMember, incarnation: str, request: pb.SyncMemberRequest
     ) -> None:
-        """Wait for a change, at most for a third of the lease: the consumer's next request renews its lease."""
+        """Wait for a change, at most for a third of the lease: the consumer's next request renews
+        its lease.
+        """
         pair = (name.subject, name.group)
         loop = asyncio.get_running_loop()
         until = loop.time() + min(request.wait_ms, max(request.lease_ms, LEASE_MS_MIN) // 3) / 1000
@@ -417,11 +438,11 @@ class OrderedService:
             if there is not None and there.incarnation != incarnation:
                 raise superseded(name)
 
-    # --- moving groups -------------------------------------------------------------------------------------------------
+    # --- moving groups ----------------------------------------------------------------------------
 
     async def reset_group(self, request: control.ResetGroupRequest) -> control.ResetGroupResponse:
-        """Move a group over all versions. Moves nothing unless every broker group answers first. Raises UnknownGroup, InvalidArgument
-        (sequences), NotConnected.
+        """Move a group over all versions. Moves nothing unless every broker group answers first.
+        Raises UnknownGroup, InvalidArgument (sequences), NotConnected.
         """
         config, state = await self._subject(request.subject)
         start = Start.of_reset(request)
@@ -454,8 +475,8 @@ class OrderedService:
     async def delete_group(
         self, request: control.DeleteGroupRequest
     ) -> control.DeleteGroupResponse:
-        """Delete a group's state in all versions, its parked keys included. A repeated call continues. Raises UnknownGroup, InvalidArgument
-        (the group has consumers), NotConnected.
+        """Delete a group's state in all versions, its parked keys included. A repeated call
+        continues. Raises UnknownGroup, InvalidArgument (the group has consumers), NotConnected.
         """
         config, _ = await self._subject(request.subject)
         partitions = await self._controller.forgetting.delete(
@@ -467,7 +488,9 @@ class OrderedService:
     async def _positions(
         self, subject: str, group: str, state: OrderedState
     ) -> dict[int, control.PartitionStatus]:
-        """All partitions of all versions that brokers know; with a group, those of the brokers that know the group."""
+        """All partitions of all versions that brokers know; with a group, those of the brokers that
+        know the group.
+        """
         asked = control.DescribeLanesRequest(subject=subject, group=group)
         answers = await self._brokers.ask_masters(
             state.broker_groups, "DescribeLanes", asked, absent=(UnknownSubject, UnknownGroup)
@@ -477,12 +500,14 @@ class OrderedService:
             each.partition: each for answer in answers.found.values() for each in answer.partitions
         }
 
-    # --- parked keys ---------------------------------------------------------------------------------------------------
+    # --- parked keys ------------------------------------------------------------------------------
 
     async def describe_parked(
         self, request: control.DescribeParkedRequest
     ) -> control.DescribeParkedResponse:
-        """The parked keys of all broker groups, and the groups that did not answer. Raises NotConnected if none answers."""
+        """The parked keys of all broker groups, and the groups that did not answer. Raises
+        NotConnected if none answers.
+        """
         _, state = await self._subject(request.subject)
         absent: tuple[type[QmqError], ...] = (UnknownSubject, UnknownGroup, UnknownPartition)
         answers = await self._brokers.ask_masters(
@@ -499,15 +524,17 @@ class OrderedService:
         return control.DescribeParkedResponse(keys=page, silent=answers.silent)
 
     async def unpark(self, request: control.UnparkRequest) -> control.UnparkResponse:
-        """Unpark at the partition's master, while the group's rounds are stopped: the group must not advance past the messages that are put
-        back, read newer ones first, or count the key as parked in successors. Raises UnknownPartition, UnknownGroup, LaneNotOpen,
-        NotConnected; InvalidArgument if older messages of the key are parked.
+        """Unpark at the partition's master, while the group's rounds are stopped: the group must
+        not advance past the messages that are put back, read newer ones first, or count the key as
+        parked in successors. Raises UnknownPartition, UnknownGroup, LaneNotOpen, NotConnected;
+        InvalidArgument if older messages of the key are parked.
         """
         config, state = await self._subject(request.subject)
         part = state.partition(request.partition)
         if part is None:
             raise UnknownPartition(
-                f"subject {config.name!r} has no partition {request.partition} in any version of its route"
+                f"subject {config.name!r} has no partition {request.partition} in any "
+                "version of its route"
             )
         pair = (config.name, check_name("group", request.group))
         await self._masters.probe(part.group, config.name, part.number)
@@ -518,8 +545,8 @@ class OrderedService:
         held.record_revision = await self._controller.placing.set_back(
             *pair, part, lp, self._controller.changes.new_id()
         )
-        # If the broker's outcome is unknown, the broker may unpark later: the group stays stopped, and the leader starts it again after
-        # a while.
+        # If the broker's outcome is unknown, the broker may unpark later: the group stays stopped,
+        # and the leader starts it again after a while.
         try:
             answer = await self._unpark(part, held)
         except CallerError:
@@ -530,8 +557,9 @@ class OrderedService:
         return answer
 
     async def _require_oldest(self, request: control.UnparkRequest, state: OrderedState) -> None:
-        """Raise InvalidArgument if older messages of the key are parked: messages are parked and put back in the order of their partitions'
-        numbers. Raises NotConnected if that cannot be known.
+        """Raise InvalidArgument if older messages of the key are parked: messages are parked and
+        put back in the order of their partitions' numbers. Raises NotConnected if that cannot be
+        known.
         """
         asked = control.DescribeParkedRequest(
             subject=request.subject, group=request.group, key=request.key
@@ -562,7 +590,7 @@ class OrderedService:
         )
         return answer
 
-    # --- resharding by load --------------------------------------------------------------------------------------------
+    # --- resharding by load -----------------------------------------------------------------------
 
     async def set_reshard_policy(self, request: pb.SetReshardPolicyRequest) -> pb.ReshardPolicy:
         """Replace a subject's policy; unset fields take their defaults. Raises InvalidArgument."""

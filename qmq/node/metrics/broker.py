@@ -1,10 +1,11 @@
-"""The metrics of a broker: its messages and requests, by `qmq.broker.metrics` and by the queues; its logs, its disk and its maintenance,
-which masters and slaves have; its segments in an object store; its consumer groups: their lag, and deliveries and settlements; and a delay
-server's schedule, wheel, deliveries and clock.
+"""The metrics of a broker: its messages and requests, by `qmq.broker.metrics` and by the queues;
+its logs, its disk and its maintenance, which masters and slaves have; its segments in an object
+store; its consumer groups: their lag, and deliveries and settlements; and a delay server's
+schedule, wheel, deliveries and clock.
 
-A group has one row for a subject, over all the subject's partitions here, and over all its consumers if it is a broadcast group. Only the
-master knows the lag; a slave has no such rows. Every replica of a delay group has the schedule, only a
-master the rest.
+A group has one row for a subject, over all the subject's partitions here, and over all its
+consumers if it is a broadcast group. Only the master knows the lag; a slave has no such rows. Every
+replica of a delay group has the schedule, only a master the rest.
 """
 
 from __future__ import annotations
@@ -49,7 +50,10 @@ THROTTLED: Final = Figure(
     "qmq_throttled_seconds_total",
     COUNTER,
     _OF,
-    "Seconds in which the broker did not read from connections, because their principals were over a quota.",
+    (
+        "Seconds in which the broker did not read from connections, because their principals "
+        "were over a quota."
+    ),
 )
 ACCEPTED: Final = Figure(
     "qmq_connections_accepted_total", COUNTER, _OF, "Connections that the data port accepted."
@@ -183,7 +187,10 @@ COMMIT: Final = Figure(
     "qmq_commit_seconds",
     HISTOGRAM,
     _OF,
-    "Time from the master's write to the commit, of each write; none on a single node, which commits at once.",
+    (
+        "Time from the master's write to the commit, of each write; none on a single node, which "
+        "commits at once."
+    ),
 )
 CHECKPOINTS: Final = Figure("qmq_checkpoints_total", COUNTER, _OF, "Checkpoints written.")
 CHECKPOINT_AT: Final = Figure(
@@ -205,7 +212,10 @@ RETENTION_BEHIND: Final = Figure(
     "qmq_retention_behind_seconds",
     GAUGE,
     _OF,
-    "How far the time by which retention counts is behind the machine's clock, which nobody has confirmed; normally 0.",
+    (
+        "How far the time by which retention counts is behind the machine's clock, which nobody "
+        "has confirmed; normally 0."
+    ),
 )
 UNREADABLE: Final = Figure(
     "qmq_unreadable_blocks_total",
@@ -299,7 +309,10 @@ FAILURES: Final = Figure(
     "qmq_object_store_failures_total",
     COUNTER,
     (*_OF, "reason"),
-    "Steps that failed: the store is `away`, it has other bytes (`conflict`), the local segment is `damaged`.",
+    (
+        "Steps that failed: the store is `away`, it has other bytes (`conflict`), the local "
+        "segment is `damaged`."
+    ),
 )
 READ: Final = Figure(
     "qmq_object_store_read_bytes_total",
@@ -374,7 +387,10 @@ LAG: Final = Figure(
     "qmq_group_lag_messages",
     GAUGE,
     _GROUP,
-    "Messages that the group has not settled; of an ordered subject, all from the oldest unsettled one on.",
+    (
+        "Messages that the group has not settled; of an ordered subject, all from the oldest "
+        "unsettled one on."
+    ),
 )
 LAG_S: Final = Figure(
     "qmq_group_lag_seconds",

@@ -1,4 +1,6 @@
-"""The metrics of a metaserver: its requests, and its view of the cluster. All metaservers should agree, so alerts use the worst value."""
+"""The metrics of a metaserver: its requests, and its view of the cluster. All metaservers should
+agree, so alerts use the worst value.
+"""
 
 from __future__ import annotations
 

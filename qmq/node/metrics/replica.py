@@ -1,5 +1,6 @@
-"""The metrics of a replica's role in its broker group, and of the others' lag while it is master. `qmq dev` is always master. Those of the
-coordination store, as this process sees it, come from a store that counts calls and passes them on.
+"""The metrics of a replica's role in its broker group, and of the others' lag while it is master.
+`qmq dev` is always master. Those of the coordination store, as this process sees it, come from a
+store that counts calls and passes them on.
 """
 
 from __future__ import annotations
@@ -49,7 +50,10 @@ REFUSED: Final = Figure(
     "qmq_replication_refused_total",
     COUNTER,
     (*_OF, "kind"),
-    "Refused on connections of replicas: hellos, proofs, messages of non-members or of epochs that no replica won, violations.",
+    (
+        "Refused on connections of replicas: hellos, proofs, messages of non-members or of "
+        "epochs that no replica won, violations."
+    ),
 )
 LAST: Final = Figure(
     "qmq_last_index", GAUGE, _OF, "Index of the last entry that this replica has written."
@@ -238,7 +242,9 @@ class CountedStore:
         await self._counted("revoke", self._store.revoke(lease))
 
     def watch(self, prefix: str, start_revision: int) -> AsyncIterator[WatchedChanges]:
-        """See `CoordinationStore`. A watch counts when it begins; the calls after it show how it ended."""
+        """See `CoordinationStore`. A watch counts when it begins; the calls after it show how it
+        ended.
+        """
         self.calls["watch"] += 1
         return self._store.watch(prefix, start_revision)
 

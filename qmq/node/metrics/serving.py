@@ -1,5 +1,6 @@
-"""Serves a role's metrics over HTTP: those of its parts, and of security: whether unauthenticated clients can reach the server, when its
-certificate expires, and the mode and refusals of access control. prometheus_client is imported only if a port is served.
+"""Serves a role's metrics over HTTP: those of its parts, and of security: whether unauthenticated
+clients can reach the server, when its certificate expires, and the mode and refusals of access
+control. prometheus_client is imported only if a port is served.
 """
 
 from __future__ import annotations
@@ -51,7 +52,9 @@ def sources_of(
 
 
 def metrics_host(host: str, given: str) -> str:
-    """The address for the metrics of a role that listens on `host`: the operator's choice, otherwise loopback."""
+    """The address for the metrics of a role that listens on `host`: the operator's choice,
+    otherwise loopback.
+    """
     return given or (host if is_local(host) and not host.startswith(UNIX) else LOOPBACK)
 
 
@@ -62,8 +65,9 @@ async def serve(
     readiness: Callable[[], Readiness],
     network: Network,
 ) -> MetricsServer | None:
-    """Listen. Returns None without a port. A port that other machines reach uses the TLS of `network`. If TLS requires certificates of
-    clients, a client without one gets the health only. Raises OSError if the port is taken.
+    """Listen. Returns None without a port. A port that other machines reach uses the TLS of
+    `network`. If TLS requires certificates of clients, a client without one gets the health only.
+    Raises OSError if the port is taken.
     """
     if port is None:
         return None

@@ -1,4 +1,5 @@
-"""The broker of a replica with all its parts, and the parts that differ between broker groups and delay groups (`ReplicaKind`).
+"""The broker of a replica with all its parts, and the parts that differ between broker groups and
+delay groups (`ReplicaKind`).
 
 `qmq/node/broker_assembly.py` has the table of a broker's parts.
 """
@@ -88,8 +89,8 @@ class ReplicaKind(ProjectionFolder, Protocol):
     def discard(self) -> None: ...
 
     def has_all(self, store: Store | None) -> bool:
-        """True if the replica has all data that it needs to serve clients. Otherwise a master leads without serving. The store is None
-        while it is being reopened.
+        """True if the replica has all data that it needs to serve clients. Otherwise a master leads
+        without serving. The store is None while it is being reopened.
         """
         ...
 
@@ -203,10 +204,12 @@ class ReplicaBroker:
     def _own_name(self) -> ServerName:
         return self._context.server_name(self._identity.replica)
 
-    # --- addresses -----------------------------------------------------------------------------------------------------
+    # --- addresses --------------------------------------------------------------------------------
 
     def master_record(self) -> MasterRecord:
-        """The record by which clients find this replica while it is master. The ports are known after `listen`."""
+        """The record by which clients find this replica while it is master. The ports are known
+        after `listen`.
+        """
         return MasterRecord(self._identity.replica, 0, "", self.data_address, self.control_address)
 
     @property
@@ -221,7 +224,7 @@ class ReplicaBroker:
         """Control addresses of the other replicas."""
         return self._context.donors()
 
-    # --- state ---------------------------------------------------------------------------------------------------------
+    # --- state ------------------------------------------------------------------------------------
 
     @property
     def open_store(self) -> Store | None:
@@ -235,7 +238,9 @@ class ReplicaBroker:
 
     @property
     def complete_from(self) -> int | None:
-        """The lowest index from which on its log is complete; None while the store is being reopened."""
+        """The lowest index from which on its log is complete; None while the store is being
+        reopened.
+        """
         store = self.open_store
         return None if store is None else whole_from(store)
 
@@ -252,7 +257,7 @@ class ReplicaBroker:
         """True if checkpoints and deletions must wait now."""
         return self.driver.core.state.resetting_until > 0 or not self.has_all
 
-    # --- life ----------------------------------------------------------------------------------------------------------
+    # --- life -------------------------------------------------------------------------------------
 
     async def listen(self, data_port: int, control_port: int) -> None:
         """Serve both ports. Raises OSError if a port is taken."""
@@ -296,11 +301,11 @@ class ReplicaBroker:
         await self.data.stop()
         await self.maintenance.stop()
 
-    # --- another store -------------------------------------------------------------------------------------------------
+    # --- another store ----------------------------------------------------------------------------
 
     async def reopen(self, until: int | None, place: Place | None) -> Store:
-        """Reopen the store in a thread, with everything after an index cut, or with a log that starts over at a place. Closes the broker's
-        old store.
+        """Reopen the store in a thread, with everything after an index cut, or with a log that
+        starts over at a place. Closes the broker's old store.
         """
         self._is_opening = True
         await self.repair.stop()
@@ -319,7 +324,9 @@ class ReplicaBroker:
         return self.broker.store
 
     def reopen_now(self) -> None:
-        """Reopen the store without an await, because the projection was replaced by another replica's."""
+        """Reopen the store without an await, because the projection was replaced by another
+        replica's.
+        """
         self.maintenance.quiesce()
         self.broker.store.close()
         self.broker.reopened(self._opener.open_at())

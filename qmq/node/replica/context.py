@@ -1,17 +1,21 @@
-"""The parts that the modules of one replica share: its configuration, of a broker group or a delay group; its environment; its view of the
-cluster; and what opens its store, at the start, with repair of damage from the other replicas, and again while the replica runs.
+"""The parts that the modules of one replica share: its configuration, of a broker group or a delay
+group; its environment; its view of the cluster; and what opens its store, at the start, with repair
+of damage from the other replicas, and again while the replica runs.
 
-A repair copies bytes of another replica, since positions are the same on all replicas. Both sides verify checksums. But valid bytes may
-belong to another history than ours. So entries are copied only if the log proves that they are the original ones:
+A repair copies bytes of another replica, since positions are the same on all replicas. Both sides
+verify checksums. But valid bytes may belong to another history than ours. So entries are copied
+only if the log proves that they are the original ones:
 
-* *A whole entry of ours follows the hole, and the other replica has the same entry there*: the same epoch and index in the same place. Two
-  logs that agree on one entry agree on everything before it (Raft, section 5.3), so they agree on the hole.
-* *Our history has each entry's epoch at its index*, and the hole ends where a whole entry of ours begins or our log ends. One epoch writes
-  one entry at an index, so it is the same entry.
+* *A whole entry of ours follows the hole, and the other replica has the same entry there*: the same
+  epoch and index in the same place. Two logs that agree on one entry agree on everything before it
+  (Raft, section 5.3), so they agree on the hole.
+* *Our history has each entry's epoch at its index*, and the hole ends where a whole entry of ours
+  begins or our log ends. One epoch writes one entry at an index, so it is the same entry.
 
-The hole may be longer than one entry. Its end is not known here (a damaged envelope does not tell its length), so the repair walks the
-other replica's entries until one of them is ours. From the entry before the hole to the entry after it, indexes must rise and epochs must
-not fall. Nothing else is ever written. Damage on every replica stays LogDamaged, and an operator must act.
+The hole may be longer than one entry. Its end is not known here (a damaged envelope does not tell
+its length), so the repair walks the other replica's entries until one of them is ours. From the
+entry before the hole to the entry after it, indexes must rise and epochs must not fall. Nothing
+else is ever written. Damage on every replica stays LogDamaged, and an operator must act.
 """
 
 from __future__ import annotations
@@ -69,11 +73,15 @@ ASK_S: Final = 5.0
 AGAIN_S: Final = 5.0
 """The pause after a repair that no replica could help with. Readers get the error meanwhile."""
 ABSENT_S: Final = 1.0
-"""The pause after a repair during which a replica was absent that might help. Readers wait meanwhile."""
+"""The pause after a repair during which a replica was absent that might help. Readers wait
+meanwhile.
+"""
 ASK_BYTES: Final = MIB
 """The bytes of one answer. A larger hole takes several answers."""
 HOLE_BYTES_MAX: Final = 4 * BATCH_BYTES_MAX
-"""A larger hole is not repaired entry by entry: copying the whole log from another replica is quicker."""
+"""A larger hole is not repaired entry by entry: copying the whole log from another replica is
+quicker.
+"""
 NAMES: Final = ("message", "action")
 _MAGIC_BYTES: Final = MAGIC.to_bytes(4, "little")
 
@@ -85,11 +93,13 @@ def _knows_nothing(_: int) -> int:
     return -1
 
 
-# --- answering ---------------------------------------------------------------------------------------------------------
+# --- answering ------------------------------------------------------------------------------------
 
 
 def read_log(store: Store, number: int, position: int, bytes_max: int) -> bytes:
-    """Read whole entries from a position on, up to the first damaged one. Raises LogDamaged if the first is damaged, InvalidArgument."""
+    """Read whole entries from a position on, up to the first damaged one. Raises LogDamaged if the
+    first is damaged, InvalidArgument.
+    """
     if number not in (0, 1):
         raise InvalidArgument(f"there is no log {number}: 0 is the message log, 1 the action log")
     segments = store.logs[number]
@@ -112,7 +122,7 @@ def read_log(store: Store, number: int, position: int, bytes_max: int) -> bytes:
     return b"".join(found)
 
 
-# --- asking ------------------------------------------------------------------------------------------------------------
+# --- asking ---------------------------------------------------------------------------------------
 
 
 class Donor:
@@ -141,7 +151,9 @@ async def ask(
     fits: Callable[[bytes], bool] = bool,
     network: Network = NETWORK,
 ) -> bytes | None:
-    """Get entries that `fits` accepts, from the damage on, from the first replica (by control address) that has them."""
+    """Get entries that `fits` accepts, from the damage on, from the first replica (by control
+    address) that has them.
+    """
     for name, address in addresses.items():
         async with network.channel(address, always(name)) as channel:
             donor = Donor(control_pb2_grpc.BrokerControlStub(channel), damage)
@@ -158,7 +170,10 @@ async def ask(
                 )
             else:
                 log.warning(
-                    "the entries of replica %s at %d of the %s log belong to another history and cannot repair this log",
+                    (
+                        "the entries of replica %s at %d of the %s log belong to another history "
+                        "and cannot repair this log"
+                    ),
                     name.replica,
                     damage.position,
                     NAMES[damage.log],
@@ -169,7 +184,9 @@ async def ask(
 async def ask_entry(
     addresses: Mapping[ServerName, str], position: int, network: Network = NETWORK
 ) -> PendingEntry | None:
-    """Get the entry at a position of the message log from the first replica (by control address) that has it."""
+    """Get the entry at a position of the message log from the first replica (by control address)
+    that has it.
+    """
     place = LogDamaged("", log=MESSAGES, position=position)
     for name, address in addresses.items():
         async with network.channel(address, always(name)) as channel:
@@ -191,7 +208,9 @@ async def ask_entry(
 async def answering_replicas(
     addresses: Mapping[ServerName, str], damage: LogDamaged, network: Network = NETWORK
 ) -> int:
-    """The number of these replicas that answer for the damaged place, even if they are damaged there, too."""
+    """The number of these replicas that answer for the damaged place, even if they are damaged
+    there, too.
+    """
     count = 0
     for name, address in addresses.items():
         async with network.channel(address, always(name)) as channel:
@@ -217,13 +236,15 @@ def _follows(before: Envelope, after: Envelope) -> bool:
     return before.index < after.index and before.epoch <= after.epoch
 
 
-# --- the hole ----------------------------------------------------------------------------------------------------------
+# --- the hole -------------------------------------------------------------------------------------
 
 
 def find_hole(
     segments: Segments, damage: LogDamaged, data: bytes, knows: Knows = _knows_nothing
 ) -> list[PendingEntry] | None:
-    """The entries in `data` that belong into the hole; None if that cannot be proved, or nothing is damaged there."""
+    """The entries in `data` that belong into the hole; None if that cannot be proved, or nothing is
+    damaged there.
+    """
     entries = parse(damage.log, damage.position, data)
     if not entries or not _fits_behind(segments, entries[0]):
         return None
@@ -262,7 +283,9 @@ def _fits_behind(segments: Segments, entry: PendingEntry) -> bool:
 
 
 def _envelopes_before(segments: Segments, position: int) -> Iterator[Envelope]:
-    """Valid envelopes of entries that end at `position`: one; none if it is damaged; more if a message contains the copy of an entry."""
+    """Valid envelopes of entries that end at `position`: one; none if it is damaged; more if a
+    message contains the copy of an entry.
+    """
     if position == segments.start:
         return
     base = segments.base_of(position - 1)
@@ -277,13 +300,15 @@ def _envelopes_before(segments: Segments, position: int) -> Iterator[Envelope]:
         at = data.rfind(_MAGIC_BYTES, 0, at)
 
 
-# --- mending -----------------------------------------------------------------------------------------------------------
+# --- mending --------------------------------------------------------------------------------------
 
 
 def mend(
     segments: Segments, damage: LogDamaged, data: bytes, knows: Knows = _knows_nothing
 ) -> bool:
-    """Fill the hole. Returns False, and writes nothing, if these are not the original entries. Raises FlushFailed, DiskFull."""
+    """Fill the hole. Returns False, and writes nothing, if these are not the original entries.
+    Raises FlushFailed, DiskFull.
+    """
     hole = find_hole(segments, damage, data, knows)
     if hole is None:
         return False
@@ -321,7 +346,9 @@ async def repair(
     damage: LogDamaged,
     network: Network = NETWORK,
 ) -> bool:
-    """Repair damage of an open store from the replicas at these control addresses. Raises FlushFailed, DiskFull."""
+    """Repair damage of an open store from the replicas at these control addresses. Raises
+    FlushFailed, DiskFull.
+    """
     segments = store.logs[damage.log]
     cuts = segments.cuts
 
@@ -371,7 +398,9 @@ def _history(folder: Path, disk: Disk) -> Knows:
 
 
 class BackgroundRepair:
-    """Repairs damage that is found while the replica runs, one at a time. `fatal` is called if a repair fails for good."""
+    """Repairs damage that is found while the replica runs, one at a time. `fatal` is called if a
+    repair fails for good.
+    """
 
     def __init__(
         self,
@@ -382,8 +411,8 @@ class BackgroundRepair:
         fatal: Callable[[BaseException], None],
         others: Callable[[], int],
     ) -> None:
-        """`donors` returns the control addresses of the other replicas, `others` their number. `is_opening` is True while the store is
-        being reopened.
+        """`donors` returns the control addresses of the other replicas, `others` their number.
+        `is_opening` is True while the store is being reopened.
         """
         self._broker = broker
         self._others = others
@@ -393,10 +422,14 @@ class BackgroundRepair:
         self._fatal = fatal
         self._mending: asyncio.Task[None] | None = None
         self._given_up: dict[tuple[int, int], float] = {}
-        """Damage (log, position) that no replica could repair, with the time until which no repair is tried again."""
+        """Damage (log, position) that no replica could repair, with the time until which no repair
+        is tried again.
+        """
 
     def report_damage(self, damage: LogDamaged) -> bool:
-        """Begin a repair, unless one runs. False if this damage cannot be repaired, or could not a moment ago."""
+        """Begin a repair, unless one runs. False if this damage cannot be repaired, or could not a
+        moment ago.
+        """
         if damage.position < 0 or self._is_opening():
             return False
         if (
@@ -495,7 +528,9 @@ class ReplicaContext:
         }
 
     def witnesses(self) -> Iterator[str]:
-        """Control addresses on other machines: of the group's other replicas, then of one server on each further machine."""
+        """Control addresses on other machines: of the group's other replicas, then of one server on
+        each further machine.
+        """
         donors = self.donors()
         yield from donors.values()
         hosts = {host_of(each) for each in donors.values()} | {
@@ -515,7 +550,9 @@ class ReplicaContext:
 def open_context(
     config: ReplicaConfig, coordination: CoordinationStore | None, environment: Environment
 ) -> ReplicaContext:
-    """Open the context. Without `coordination` the coordination store is the configured etcd cluster."""
+    """Open the context. Without `coordination` the coordination store is the configured etcd
+    cluster.
+    """
     store = CountedStore(coordination or config.etcd.open())
     view = ClusterView(store)
     environment = replace(environment, network=server_network(environment.network, view))
@@ -547,7 +584,9 @@ class StoreOpener:
         stored: StoredBytes | None = None,
         beginnings: StoredBeginnings | None = None,
     ) -> None:
-        """`stored` reads the segments that are in the object store only. A log that starts over begins with `beginnings`."""
+        """`stored` reads the segments that are in the object store only. A log that starts over
+        begins with `beginnings`.
+        """
         self._context = context
         self._stored = stored
         self._beginnings = beginnings
@@ -558,7 +597,9 @@ class StoreOpener:
         return self._context.folder
 
     async def open(self, *, is_resetting: bool) -> Store:
-        """Open the store. Repair a damaged store from the others first. `is_resetting`: the log starts over. Raises LogDamaged."""
+        """Open the store. Repair a damaged store from the others first. `is_resetting`: the log
+        starts over. Raises LogDamaged.
+        """
         if is_resetting:
             self._projections.discard()
             follower.start_over(self._folder, (0, 0))
@@ -569,7 +610,8 @@ class StoreOpener:
                 if damage.position < 0 or not await self._mend(damage):
                     raise
         raise LogDamaged(
-            f"{self._folder} has more than {MEND_TRIES} damaged entries: move the folder away and start again; "
+            f"{self._folder} has more than {MEND_TRIES} damaged entries: move the folder "
+            "away and start again; "
             "the replica copies the data from the others"
         )
 
@@ -589,15 +631,15 @@ class StoreOpener:
             self._beginnings.stop()
 
     async def reopen(self, until: int | None, place: Place | None) -> Store:
-        """As `open_at`, in a thread. A log that starts over begins with the segments that the object store has from that place on. Raises
-        LogDamaged.
+        """As `open_at`, in a thread. A log that starts over begins with the segments that the
+        object store has from that place on. Raises LogDamaged.
         """
         store = await self._begun_in_store(place) if place is not None else None
         return await asyncio.to_thread(self.open_at, until, place) if store is None else store
 
     async def _begun_in_store(self, place: Place) -> Store | None:
-        """Open a store that begins with the segments in the object store. None if there are none, or the object store cannot be read now:
-        all entries then come from the master.
+        """Open a store that begins with the segments in the object store. None if there are none,
+        or the object store cannot be read now: all entries then come from the master.
         """
         if self._beginnings is None:
             return None
@@ -616,12 +658,18 @@ class StoreOpener:
             )
         except (CannotTake, DiskFull) as failure:
             log.warning(
-                "the log does not begin with the object store's segments, the master sends everything: %s",
+                (
+                    "the log does not begin with the object store's segments, the master sends "
+                    "everything: %s"
+                ),
                 failure,
             )
             return None
         log.info(
-            "the log begins with the object store's segments from %d to %d, the master sends what follows",
+            (
+                "the log begins with the object store's segments from %d to %d, the master sends "
+                "what follows"
+            ),
             place[MESSAGES],
             end,
         )
@@ -644,7 +692,9 @@ class StoreOpener:
         return store
 
     def open_at(self, until: int | None = None, place: Place | None = None) -> Store:
-        """Open the store, with everything after index `until` cut, or with a log that starts over at a place. Raises LogDamaged."""
+        """Open the store, with everything after index `until` cut, or with a log that starts over
+        at a place. Raises LogDamaged.
+        """
         if place is not None:
             follower.start_over(self._folder, place)
         return open_store(

@@ -1,30 +1,36 @@
-"""One replica of a group: starts it, stops it, and asks it to hand its mastership over. `qmq/node/broker.py` and `qmq/node/delay.py` make
-it; qmq_replication decides about replication.
+"""One replica of a group: starts it, stops it, and asks it to hand its mastership over.
+`qmq/node/broker.py` and `qmq/node/delay.py` make it; qmq_replication decides about replication.
 
     DATA/replica.json       the replica's promises and identity (qmq_replication/identity.py)
     DATA/broker/            its store (qmq/log/store.py), the same bytes as on every other replica
 
-A start reads the identity, asks the coordination store for the group's members (or creates the group), opens the store (and repairs damage
-from the others), listens, and joins the group. A replica always begins as a slave; the replicas elect the master.
+A start reads the identity, asks the coordination store for the group's members (or creates the
+group), opens the store (and repairs damage from the others), listens, and joins the group. A
+replica always begins as a slave; the replicas elect the master.
 
-`hand_over` asks a replica of this machine before its process is stopped (`qmq broker hand-over`, a pod's preStop). A process that gets
-SIGTERM hands over, too. An earlier hand-over has two advantages. The former master still answers, so it sends clients to the new master
-instead of closing their connections. And a hand-over that fails, because no other replica is in step, is tried again.
+`hand_over` asks a replica of this machine before its process is stopped (`qmq broker hand-over`, a
+pod's preStop). A process that gets SIGTERM hands over, too. An earlier hand-over has two
+advantages. The former master still answers, so it sends clients to the new master instead of
+closing their connections. And a hand-over that fails, because no other replica is in step, is tried
+again.
 
-`ReplicaRegistering` registers a replica in the coordination store, and detects there an older copy of its folder
-(qmq_replication/identity.py):
+`ReplicaRegistering` registers a replica in the coordination store, and detects there an older copy
+of its folder (qmq_replication/identity.py):
 
-    1. read the replica's record        an older copy of the folder: the replica is in doubt, and promises the store's highest epoch
+    1. read the replica's record        an older copy of the folder: the replica is in doubt, and
+                                        promises the store's highest epoch
     2. save the next generation
-    3. put it into the record           from now on every copy of the folder that was made before is older
+    3. put it into the record           from now on every copy of the folder that was made before is
+                                        older
     4. take part                        the first acknowledgements and promises of this generation
 
     dies after 2                        the folder is ahead by one, which is no sign of a copy
     dies after 3                        folder and record agree
 
-While the replica works, 2 and 3 are repeated once a minute if its log or promise has changed, so a copy of a folder in use is older after
-a minute. If the store cannot be reached at the start, the replica takes part without it, as it always did, but counts in no election
-until the store has answered: without the store no replica can win one.
+While the replica works, 2 and 3 are repeated once a minute if its log or promise has changed, so a
+copy of a folder in use is older after a minute. If the store cannot be reached at the start, the
+replica takes part without it, as it always did, but counts in no election until the store has
+answered: without the store no replica can win one.
 """
 
 from __future__ import annotations
@@ -161,7 +167,10 @@ class ReplicaRegistering:
         self.older_store = self._forgotten(known, epoch, members)
         if self.older_store:
             log.critical(
-                "the data of the coordination store was put back: %s. docs/BACKUP.md says what to do",
+                (
+                    "the data of the coordination store was put back: %s. docs/BACKUP.md says "
+                    "what to do"
+                ),
                 self.older_store,
             )
         driver.grow(replace(driver.identity.grown(known.folder, known.generation), cluster=cluster))
@@ -177,14 +186,19 @@ class ReplicaRegistering:
             if known.folder != identity.folder:
                 what = "another folder is registered for it"
             log.warning(
-                "the folder of %s is an older copy, or a new one (%s): it does not vote before it has caught up",
+                (
+                    "the folder of %s is an older copy, or a new one (%s): it does not vote "
+                    "before it has caught up"
+                ),
                 identity.replica,
                 what,
             )
             self._driver.doubt(epoch)
 
     def _forgotten(self, known: ReplicaRecord, epoch: int, members: bytes | None) -> str:
-        """What the store has forgotten of this replica's group, by the replica's folder; empty if nothing."""
+        """What the store has forgotten of this replica's group, by the replica's folder; empty if
+        nothing.
+        """
         identity = self._driver.identity
         mine = identity.members()
         version = 0 if members is None else ReplicaMembership.decode(members).version
@@ -195,7 +209,10 @@ class ReplicaRegistering:
                 f"the membership of {identity.group} had version {mine.version}, and has {version}"
             )
         if identity.shows_older_store(known.folder, known.generation):
-            return f"{identity.replica} had registered generation {identity.registered}, and {known.generation} is registered"
+            return (
+                f"{identity.replica} had registered generation {identity.registered}, and "
+                f"{known.generation} is registered"
+            )
         return ""
 
     def _present(self) -> ReplicaRecord:
@@ -256,13 +273,14 @@ class ReplicaNode:
         self._copier: SegmentCopier | None = None
         self.metrics: MetricsServer | None = None
 
-    # --- starting ------------------------------------------------------------------------------------------------------
+    # --- starting ---------------------------------------------------------------------------------
 
     async def start(self) -> None:
         """Recover, then join the group.
 
-        Raises: FolderInUse: another process has the folder. InvalidArgument: the group is of another kind. LogDamaged: acknowledged data is
-        damaged, and no other replica could repair it. OSError: a port is taken. WrongServer: the coordination store is another cluster's.
+        Raises: FolderInUse: another process has the folder. InvalidArgument: the group is of
+        another kind. LogDamaged: acknowledged data is damaged, and no other replica could repair
+        it. OSError: a port is taken. WrongServer: the coordination store is another cluster's.
         """
         config = self.config
         make_private(config.data)
@@ -333,7 +351,9 @@ class ReplicaNode:
         )
 
     def _beginnings(self) -> StoredBeginnings | None:
-        """Choose segments for a log that starts over. Without a local retention, the disk must have all of them."""
+        """Choose segments for a log that starts over. Without a local retention, the disk must have
+        all of them.
+        """
         if self._objects is None or not self.config.log.is_local_retention_set:
             return None
         return StoredBeginnings(self._objects, self.config.group)
@@ -353,8 +373,8 @@ class ReplicaNode:
         )
 
     async def _begin_view(self) -> None:
-        """Begin to follow the coordination store. Retries until the store accepts, because a replica without a view would
-        silently miss every change.
+        """Begin to follow the coordination store. Retries until the store accepts, because a
+        replica without a view would silently miss every change.
         """
         pause_s = VIEW_RETRY_S
         while True:
@@ -395,7 +415,9 @@ class ReplicaNode:
         return await self._opener.open(is_resetting=is_resetting)
 
     def _judge_past(self, store: Store, *, is_new: bool) -> None:
-        """Decide whether this replica may lack entries that it acknowledged, or promises that it made with an earlier folder."""
+        """Decide whether this replica may lack entries that it acknowledged, or promises that it
+        made with an earlier folder.
+        """
         past, boot = self._identity, identity.boot_id()
         lost_power = (
             past.boot not in (boot, identity.CLEAN) and self.config.log.flush is Flush.ASYNC
@@ -407,7 +429,8 @@ class ReplicaNode:
             is_whole, promised = False, epoch
         if past.is_whole and not is_whole:
             log.warning(
-                "this replica may lack entries that it acknowledged: it does not vote until it has caught up with a master"
+                "this replica may lack entries that it acknowledged: it does not vote until "
+                "it has caught up with a master"
             )
         self._identity = replace(
             past, is_whole=is_whole, promised=promised, boot=boot
@@ -484,10 +507,12 @@ class ReplicaNode:
             )
         ]
 
-    # --- while it runs -------------------------------------------------------------------------------------------------
+    # --- while it runs ----------------------------------------------------------------------------
 
     def _changed(self, change: ViewChange) -> None:
-        """Handle a change of the coordination store, which may come before the replica has started."""
+        """Handle a change of the coordination store, which may come before the replica has
+        started.
+        """
         state = self.view.group(self.config.group)
         records = self.view.replicas(self.config.group)
         addresses = {
@@ -498,7 +523,9 @@ class ReplicaNode:
         master_address = None
         if (
             state.master is not None
-        ):  # the record of a former master may stay until its lease ends: then this is not where to go
+            # the record of a former master may stay until its lease ends: then this is not where to
+            # go
+        ):
             master_address = (
                 state.master.data_address if state.master.replica != self.config.replica else ""
             )
@@ -521,7 +548,7 @@ class ReplicaNode:
         if state.master is None and state.claim.epoch:
             self.driver.tell("no master", lambda now_ms: self.driver.core.master_gone(now_ms))
 
-    # --- the end -------------------------------------------------------------------------------------------------------
+    # --- the end ----------------------------------------------------------------------------------
 
     @property
     def address(self) -> str:
@@ -534,8 +561,9 @@ class ReplicaNode:
         return self._running.control_address
 
     async def stop(self, *, abruptly: bool = False) -> None:
-        """Hand the mastership over if this replica has it, answer requests under way, and close so that the next start replays little.
-        `abruptly` skips all of that, for a test that needs the state after a killed process (qmq/testing).
+        """Hand the mastership over if this replica has it, answer requests under way, and close so
+        that the next start replays little. `abruptly` skips all of that, for a test that needs the
+        state after a killed process (qmq/testing).
         """
         await self._running.own.stop()
         if self.metrics is not None:
@@ -613,7 +641,10 @@ async def run_replica(make: Callable[[], ReplicaNode], role: str = "broker") -> 
         await node.start()
         calm_collector()
         metrics = f", metrics at {node.metrics.address}" if node.metrics is not None else ""
-        return f"qmq {role} is ready at {node.address} (replica {config.replica} of {config.group}, folder {config.data}{metrics})"
+        return (
+            f"qmq {role} is ready at {node.address} (replica {config.replica} of {config.group}, "
+            f"folder {config.data}{metrics})"
+        )
 
     if await until_signal(start):
         await node.stop()
@@ -626,9 +657,11 @@ MASTER: Final = "master"
 
 
 async def hand_over(network: Network, address: str, replica: ServerName, wait_s: float) -> str:
-    """Ask until another replica leads, or there is no other voter. `address` is the `replica`'s control port. Returns the group's master.
+    """Ask until another replica leads, or there is no other voter. `address` is the `replica`'s
+    control port. Returns the group's master.
 
-    Raises Unavailable if no other replica has taken over after `wait_s`, or the replica does not answer; AccessDenied.
+    Raises Unavailable if no other replica has taken over after `wait_s`, or the replica does not
+    answer; AccessDenied.
     """
     channel = network.channel(address, always(replica))
     stub = control_pb2_grpc.BrokerControlStub(channel)
@@ -644,7 +677,8 @@ async def hand_over(network: Network, address: str, replica: ServerName, wait_s:
                 await asyncio.sleep(AGAIN_S)
     except TimeoutError:
         raise Unavailable(
-            f"no other replica took over from {address} within {wait_s:g} s: see `qmq cluster status`"
+            f"no other replica took over from {address} within {wait_s:g} s: see `qmq "
+            "cluster status`"
         ) from None
     finally:
         await channel.close()

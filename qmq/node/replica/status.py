@@ -1,24 +1,31 @@
-"""What a replica may do, and what it tells: its status for operators, its readiness for /readyz (from memory, so it is cheap), handing
-over, changes of membership, holds for a backup, and the lease by which a master may write.
+"""What a replica may do, and what it tells: its status for operators, its readiness for /readyz
+(from memory, so it is cheap), handing over, changes of membership, holds for a backup, and the
+lease by which a master may write.
 
-`WriteHold` holds a master's writes for a moment, so that a backup finds all groups of a cluster at one moment (docs/BACKUP.md).
+`WriteHold` holds a master's writes for a moment, so that a backup finds all groups of a cluster at
+one moment (docs/BACKUP.md).
 
     hold       begin no new request; answered when all requests that were begun are in the log
     describe   the ends of the logs; answered when everything before them is committed
     release    requests continue; clients that were refused have tried again meanwhile
 
-A hold ends after its time, and with the mastership. `describe` and `release` then raise an error, so the caller knows.
+A hold ends after its time, and with the mastership. `describe` and `release` then raise an error,
+so the caller knows.
 
-`WriteLease`: a master may take messages of subjects that are fenced by lease only while the lease of its master key is alive.
+`WriteLease`: a master may take messages of subjects that are fenced by lease only while the lease
+of its master key is alive.
 
-    the store said at t that lease L holds the key          (t is when we *asked*: the lease was renewed after that)
+    the store said at t that lease L holds the key          (t is when we *asked*: the lease was
+                                                            renewed after that)
         L is the same as before       the right continues until t + lease - a tenth
         L is another one, or the first: the key may have been away, and our partitions may have been fenced. The fences are listed,
-                                      missing command messages are appended, and then there is a right
-    no answer                         the right ends by our own clock, before the lease ends at the store
+                                      missing command messages are appended, and then there is a
+                                      right
+    no answer                         the right ends by our own clock, before the lease ends at the
+                                      store
 
-A fence is only set while the key is away (docs/ORDERING.md), so a list of fences that is read *after* the key was seen has all
-fences that were set before.
+A fence is only set while the key is away (docs/ORDERING.md), so a list of fences that is read
+*after* the key was seen has all fences that were set before.
 """
 
 from __future__ import annotations
@@ -73,7 +80,8 @@ class WriteHold:
             )
         if broker.is_paused:
             raise Unavailable(
-                f"{broker.config.name} hands its mastership over, or another backup holds its writes: try again"
+                f"{broker.config.name} hands its mastership over, or another backup holds "
+                "its writes: try again"
             )
         broker.pause()
         if self._end is not None:
@@ -148,11 +156,12 @@ class ReplicaStatus:
         leader = core.leader
         if leader is None or not leader.is_serving:
             raise NotMaster(
-                f"{self._broker.config.name} is not its group's master: ask {core.master or 'the metaserver'}"
+                f"{self._broker.config.name} is not its group's master: ask "
+                f"{core.master or 'the metaserver'}"
             )
         return leader
 
-    # --- reading -------------------------------------------------------------------------------------------------------
+    # --- reading ----------------------------------------------------------------------------------
 
     def describe(self) -> pb.ReplicaStatus:
         """The current status."""
@@ -198,24 +207,28 @@ class ReplicaStatus:
             )
         return read_log(self._broker.store, log, position, bytes_max)
 
-    # --- holding writes -----------------------------------------------------------------------------------------------
+    # --- holding writes ---------------------------------------------------------------------------
 
     async def hold(self, token: str, hold_ms: int) -> None:
         """Hold new requests for a time. Raises NotMaster, InvalidArgument, Unavailable."""
         await self._hold.begin(self._leader(), token, hold_ms)
 
     async def held_logs(self, token: str) -> pb.HeldLogs:
-        """The ends of the logs; everything before them is committed. Raises NotMaster, Unavailable."""
+        """The ends of the logs; everything before them is committed. Raises NotMaster,
+        Unavailable.
+        """
         return await self._hold.describe(token)
 
     def release(self, token: str) -> None:
         """End a hold. Raises NotMaster, Unavailable."""
         self._hold.release(token)
 
-    # --- handing over --------------------------------------------------------------------------------------------------
+    # --- handing over -----------------------------------------------------------------------------
 
     async def transfer(self, to: str) -> pb.TransferResponse:
-        """Accept nothing new, wait until `to` has everything, let it campaign. Raises NotMaster, InvalidArgument, Unavailable."""
+        """Accept nothing new, wait until `to` has everything, let it campaign. Raises NotMaster,
+        InvalidArgument, Unavailable.
+        """
         leader, driver = self._leader(), self._driver
         target = to or _most_advanced(leader)
         if self._hold.is_held:
@@ -242,11 +255,11 @@ class ReplicaStatus:
             refused_ms=self._clock.monotonic_ms() - begin_ms,
         )
 
-    # --- membership ----------------------------------------------------------------------------------------------------
+    # --- membership -------------------------------------------------------------------------------
 
     async def change(self, *, add: str = "", remove: str = "") -> pb.ChangeReplicasResponse:
-        """Add a replica (first as a learner, which becomes a voter automatically), or remove one. Raises NotMaster, InvalidArgument,
-        NoQuorum, Unavailable.
+        """Add a replica (first as a learner, which becomes a voter automatically), or remove one.
+        Raises NotMaster, InvalidArgument, NoQuorum, Unavailable.
         """
         leader, driver = self._leader(), self._driver
         if bool(add) == bool(remove):
@@ -268,7 +281,10 @@ class ReplicaStatus:
                 while driver.core.state.membership.version < after.version:
                     if driver.core.leader is not leader:
                         raise NotMaster(
-                            "the mastership was lost during the change: check whether the change was made, then ask again",
+                            (
+                                "the mastership was lost during the change: check whether the "
+                                "change was made, then ask again"
+                            ),
                             outcome=Outcome.UNKNOWN,
                         )
                     await asyncio.sleep(_STATUS_POLL_S)
@@ -285,14 +301,18 @@ def _most_advanced(leader: Leader) -> str:
 
 
 def of_meta(is_serving: bool) -> Readiness:
-    """A metaserver is ready once it has listed the cluster; after that it answers from memory, even while etcd cannot be reached."""
+    """A metaserver is ready once it has listed the cluster; after that it answers from memory, even
+    while etcd cannot be reached.
+    """
     return Readiness(
         is_serving, "serving" if is_serving else "starting: it waits for the coordination store"
     )
 
 
 def of_replica(core: Replica, *, is_serving: bool, has_all: bool = True) -> Readiness:
-    """A replica is ready while it serves as master, or has a master and a vote. `has_all`: the replica has all data that it needs."""
+    """A replica is ready while it serves as master, or has a master and a vote. `has_all`: the
+    replica has all data that it needs.
+    """
     if not has_all:
         return Readiness(
             False, f"{core.state.role.value}: the schedule is being fetched from another replica"
@@ -316,7 +336,9 @@ RETRY_S: Final = 0.1
 
 
 class WriteLease:
-    """The write lease of one replica. The broker calls it before each write to an ordered subject."""
+    """The write lease of one replica. The broker calls it before each write to an ordered
+    subject.
+    """
 
     def __init__(
         self,
@@ -344,7 +366,9 @@ class WriteLease:
         return self._clock.monotonic_ms() < self._until_ms
 
     def held(self, epoch: int, held: Holding, asked_ms: int) -> None:
-        """Note that the store confirmed the key of a master of `epoch`, which asked at `asked_ms`."""
+        """Note that the store confirmed the key of a master of `epoch`, which asked at
+        `asked_ms`.
+        """
         if held.lease == NO_LEASE or held.epoch != epoch:
             return
         self._heard = epoch, held.lease, asked_ms
@@ -361,7 +385,9 @@ class WriteLease:
             self._looking = None
 
     async def _look(self) -> None:
-        """List the fences that were written after this replica got the key, and close their partitions."""
+        """List the fences that were written after this replica got the key, and close their
+        partitions.
+        """
         while True:
             epoch, lease, _ = self._heard
             with suppress(CoordinationError, QmqError):
@@ -374,14 +400,19 @@ class WriteLease:
             await asyncio.sleep(RETRY_S)
 
     async def _close(self, fences: dict[str, Fence]) -> None:
-        """Append the missing command messages. Raises QmqError if the broker does not serve, or not yet."""
+        """Append the missing command messages. Raises QmqError if the broker does not serve, or not
+        yet.
+        """
         for key, fence in fences.items():
             subject, number = key[len(FENCES) + len(self._group) + 1 :].rsplit("/", 1)
             self._broker.require_serving()
             queue = self._broker.store.open_queue(subject, int(number))
             if queue.sealed is None:
                 log.warning(
-                    "%s was fenced while this broker group was unreachable: sealing it now for change %s",
+                    (
+                        "%s was fenced while this broker group was unreachable: sealing it now "
+                        "for change %s"
+                    ),
                     queue.id,
                     fence.change_id,
                 )

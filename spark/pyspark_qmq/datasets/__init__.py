@@ -1,10 +1,13 @@
-"""Other datasets than the messages: option `qmq.log` of the data source. tables.py lists their columns.
+"""Other datasets than the messages: option `qmq.log` of the data source. tables.py lists their
+columns.
 
-    deliveries    what was delivered to consumers, with outcomes       from the action logs of brokers or of folders
+    deliveries    what was delivered to consumers, with outcomes       from the action logs of
+                                                                       brokers or of folders
     progress      the progress of groups, second by second             from the same logs
     schedules     delayed messages and their states                    from a delay group's folder
 
-An action log can only be replayed as a whole, so one task reads all of a broker group's log. A schedule is split into parts.
+An action log can only be replayed as a whole, so one task reads all of a broker group's log. A
+schedule is split into parts.
 """
 
 from __future__ import annotations
@@ -52,7 +55,9 @@ def check_name(name: str) -> str:
 
 
 def partitions(name: str, address: LogAddress) -> list[ActionLog | FolderStretch]:
-    """The tasks of a read, which are sent to executors. Raises InvalidArgument, NotConnected, LogDamaged."""
+    """The tasks of a read, which are sent to executors. Raises InvalidArgument, NotConnected,
+    LogDamaged.
+    """
     files = _files(address)
     if check_name(name) == "schedules":
         if files is None:
@@ -75,7 +80,9 @@ def _servers(address: LogAddress) -> ServerAddress:
 
 
 def _files(address: LogAddress) -> FileAddress | None:
-    """The folders of the address, if it has any. An address may have folders together with servers, which know the routes."""
+    """The folders of the address, if it has any. An address may have folders together with servers,
+    which know the routes.
+    """
     from qmq.columns.files.log import FileAddress
     from qmq.columns.reading import RoutedAddress
 
@@ -92,7 +99,8 @@ def _folder_tasks(files: FileAddress) -> Iterator[ActionLog]:
     ]
     if not found:
         raise InvalidArgument(
-            f"{', '.join(files.paths)} has no action log: it is the folder action/ in a broker's folder"
+            f"{', '.join(files.paths)} has no action log: it is the folder action/ in a "
+            "broker's folder"
         )
     for each in found:
         yield ActionLog(each.broker_group, str(each.path), files.committed)
@@ -105,7 +113,8 @@ def _schedule_tasks(files: FileAddress) -> Iterator[FolderStretch]:
     delays = [each for each in find_folders(files.paths, with_delay=True) if each.is_delay]
     if not delays:
         raise InvalidArgument(
-            f"{', '.join(files.paths)} is not the folder of a delay group, which has a subfolder schedule/"
+            f"{', '.join(files.paths)} is not the folder of a delay group, which has a "
+            "subfolder schedule/"
         )
     for group, (folder, state) in sorted(
         furthest((each.broker_group, each.path) for each in delays).items()
@@ -116,7 +125,9 @@ def _schedule_tasks(files: FileAddress) -> Iterator[FolderStretch]:
 def read(
     name: str, partition: ActionLog | FolderStretch, columns: Sequence[str]
 ) -> Iterator[pa.RecordBatch]:
-    """Yields a task's rows with these columns, in this order. Raises InvalidArgument, LogDamaged, NotConnected, MessagesExpired."""
+    """Yields a task's rows with these columns, in this order. Raises InvalidArgument, LogDamaged,
+    NotConnected, MessagesExpired.
+    """
     from pyspark_qmq.datasets import schedules, tables
     from pyspark_qmq.datasets.deliveries import deliveries, standings
 

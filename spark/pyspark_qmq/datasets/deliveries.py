@@ -1,24 +1,32 @@
-"""Deliveries, their outcomes and the progress of groups, from a replay of a broker group's action log. Pure: takes entries, returns values.
+"""Deliveries, their outcomes and the progress of groups, from a replay of a broker group's action
+log. Pure: takes entries, returns values.
 
-The replay uses the brokers' own code for shares and lanes. It loops over ranges, as the log does, never over messages.
+The replay uses the brokers' own code for shares and lanes. It loops over ranges, as the log does,
+never over messages.
 
-Every message of a share has one event of (ack, expired, passed) in the end, and every message of a partition one of (done, park); more than
-one only if an operator returned it. A log that begins with snapshots begins with the deliveries that were open then.
+Every message of a share has one event of (ack, expired, passed) in the end, and every message of a
+partition one of (done, park); more than one only if an operator returned it. A log that begins with
+snapshots begins with the deliveries that were open then.
 
-A share of a queue (qmq/log/group_state.py) emits an event for each change of a message; the replay adds the times of delivery.
+A share of a queue (qmq/log/group_state.py) emits an event for each change of a message; the replay
+adds the times of delivery.
 
-Lanes on a partition of an ordered subject (qmq/log/lane_state.py) have messages done, failed and parked. Before they apply an action, the
-replay determines what the action will change. The log does not record deliveries, so their times are unknown.
+Lanes on a partition of an ordered subject (qmq/log/lane_state.py) have messages done, failed and
+parked. Before they apply an action, the replay determines what the action will change. The log does
+not record deliveries, so their times are unknown.
 
-The progress of each group is the replay, sampled once a second. There is one row for each second in which a group made progress on a queue:
-its state after that second's last entry. The newest row is the state at the end of the log. Together with the queue's end at that time
-(known from the messages' append times) it gives the group's lag:
+The progress of each group is the replay, sampled once a second. There is one row for each second in
+which a group made progress on a queue: its state after that second's last entry. The newest row is
+the state at the end of the log. Together with the queue's end at that time (known from the
+messages' append times) it gives the group's lag:
 
-    for a share        end - next_sequence messages were never delivered; `held` + `waiting` were delivered but are not done
-    for a partition    at most end - done_before messages are not done: lanes progress independently, and the slowest one counts
+    for a share        end - next_sequence messages were never delivered; `held` + `waiting` were
+                       delivered but are not done
+    for a partition    at most end - done_before messages are not done: lanes progress
+                       independently, and the slowest one counts
 
-A delivery is a range of sequences with the same outcome. Deliveries with `settled_ms` are events. Those without describe the state at the
-end of the action log:
+A delivery is a range of sequences with the same outcome. Deliveries with `settled_ms` are events.
+Those without describe the state at the end of the action log:
 
     open       a consumer holds it          waiting    returned, waits for its next delivery          parked    set aside with its key
 
@@ -101,7 +109,9 @@ class ShareKey(NamedTuple):
 
 
 class Delivery(NamedTuple):
-    """A range of sequences, both ends included, with its outcome. Times are milliseconds since 1970."""
+    """A range of sequences, both ends included, with its outcome. Times are milliseconds since
+    1970.
+    """
 
     share: ShareKey
     consumer: str
@@ -138,7 +148,9 @@ class ShareReplay:
         self._pulls: dict[str, _PullTimes] = {}
 
     def apply(self, action: Any, time_ms: int) -> Iterator[Delivery]:
-        """Apply an action and yield the deliveries that it ended. Consume the iterator before the next call."""
+        """Apply an action and yield the deliveries that it ended. Consume the iterator before the
+        next call.
+        """
         events: list[ShareEvent] = []
         apply_to(self.share, action, events)
         for each in events:
@@ -193,7 +205,9 @@ class ShareReplay:
 
 
 class _PullTimes:
-    """The times of a consumer's pulls: the first pull sequence of each pull, and its time. Both are ascending."""
+    """The times of a consumer's pulls: the first pull sequence of each pull, and its time. Both are
+    ascending.
+    """
 
     __slots__ = ("_firsts", "_times")
 
@@ -229,7 +243,9 @@ class LaneReplay:
         self.share = share or GroupLaneState()
 
     def apply(self, action: LaneAction, time_ms: int) -> Iterator[Delivery]:
-        """Apply an action and yield the deliveries that it ended. Consume the iterator before the next call."""
+        """Apply an action and yield the deliveries that it ended. Consume the iterator before the
+        next call.
+        """
         if isinstance(action, LaneDone):
             for first, last in action.ranges:
                 yield from self._done(action, first, last, time_ms)
@@ -354,9 +370,11 @@ class Replay:
         self._begins = True
 
     def entry(self, envelope: Envelope, region: bytes | memoryview) -> Iterator[Delivery]:
-        """Apply the next entry and yield the deliveries that it ended. Consume the iterator before the next call.
+        """Apply the next entry and yield the deliveries that it ended. Consume the iterator before
+        the next call.
 
-        Raises LogDamaged if the entry does not continue the earlier ones, because entries between are missing.
+        Raises LogDamaged if the entry does not continue the earlier ones, because entries between
+        are missing.
         """
         try:
             if envelope.kind == Kind.SNAPSHOT:
@@ -368,7 +386,8 @@ class Replay:
                         yield from self._apply(action, envelope.append_time_ms)
         except (AssertionError, CorruptBatch, KeyError) as cause:
             raise LogDamaged(
-                f"entry {envelope.index} of the action log does not fit the entries before it ({cause!r}): segments are missing or damaged"
+                f"entry {envelope.index} of the action log does not fit the entries before "
+                f"it ({cause!r}): segments are missing or damaged"
             ) from cause
 
     def _apply(self, action: AnyAction, time_ms: int) -> Iterator[Delivery]:
@@ -388,7 +407,9 @@ class Replay:
         return share.apply(action, time_ms)
 
     def _ended(self, action: Forget | DropQueue, time_ms: int) -> Iterator[Delivery]:
-        """A group was deleted on a queue, or the queue with all its groups: end their open deliveries."""
+        """A group was deleted on a queue, or the queue with all its groups: end their open
+        deliveries.
+        """
         for found in (self.shares, self.lanes):
             for key in [
                 key
@@ -423,7 +444,9 @@ class Replay:
 
 
 def deliveries(entries: Iterable[tuple[Envelope, bytes | memoryview]]) -> Iterator[Delivery]:
-    """All of a broker group's action log, then what is so where it ends. Raises as `Replay.entry`."""
+    """All of a broker group's action log, then what is so where it ends. Raises as
+    `Replay.entry`.
+    """
     replay = Replay()
     for envelope, region in entries:
         yield from replay.entry(envelope, region)
@@ -441,7 +464,9 @@ class GroupStanding(NamedTuple):
     done_before: int
     """Everything before this sequence is done."""
     next_sequence: int | None
-    """The first message that was not yet delivered; None for partitions of ordered subjects, where it is not recorded."""
+    """The first message that was not yet delivered; None for partitions of ordered subjects, where
+    it is not recorded.
+    """
     held: int
     """Messages held by consumers."""
     waiting: int

@@ -1,14 +1,17 @@
-"""Reads a delay group's folder in parts: delayed messages from a bucket's three files into columns, without loops over messages.
+"""Reads a delay group's folder in parts: delayed messages from a bucket's three files into columns,
+without loops over messages.
 
     NAME.idx    16 bytes per message: due time, position of its batch, position in the batch, flags
     NAME.log    the batches, of which only envelope, region header, ids and create times are read
     NAME.done   the outcome of messages
 
-Batches of a schedule may have one message each, so there is no loop over batches either, except for their checksums: all envelopes are
-gathered into one table, then all headers. They determine the positions of ids and create times (docs/FORMAT.md: the first two columns).
+Batches of a schedule may have one message each, so there is no loop over batches either, except for
+their checksums: all envelopes are gathered into one table, then all headers. They determine the
+positions of ids and create times (docs/FORMAT.md: the first two columns).
 
-The group's newest checkpoint has the buckets, the lengths of their files, and the open plans. Files only grow, and bytes after these
-lengths do not count (docs/FORMAT.md). So a folder can be read while its server works, and two reads with one state give the same rows.
+The group's newest checkpoint has the buckets, the lengths of their files, and the open plans. Files
+only grow, and bytes after these lengths do not count (docs/FORMAT.md). So a folder can be read
+while its server works, and two reads with one state give the same rows.
 """
 
 from __future__ import annotations
@@ -94,7 +97,9 @@ STATES: Final = tuple(each.name.lower() for each in ScheduledState)
 
 
 def states(messages: int, done: bytes, planned: tuple[bytes, ...]) -> npt.NDArray[np.uint8]:
-    """The states by ordinal. `done`: the dispatch log; `planned`: the ordinals in open plans. Raises CorruptBatch."""
+    """The states by ordinal. `done`: the dispatch log; `planned`: the ordinals in open plans.
+    Raises CorruptBatch.
+    """
     found = np.zeros(messages, np.uint8)
     at = 0
     while at < len(done):
@@ -146,7 +151,8 @@ class ScheduleRows:
 
 
 def rows(log: _Bytes, idx: npt.NDArray[Any], first: int) -> ScheduleRows:
-    """The messages of these index entries, the first of which has the ordinal `first`. `log`: the valid part of the schedule log.
+    """The messages of these index entries, the first of which has the ordinal `first`. `log`: the
+    valid part of the schedule log.
 
     Raises CorruptBatch if a checksum is wrong, or if index and log disagree.
     """
@@ -180,7 +186,9 @@ def _padded(sizes: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
 
 
 def _gathered(log: _Bytes, at: npt.NDArray[np.int64], kind: np.dtype[Any]) -> npt.NDArray[Any]:
-    """A table of the bytes at these positions. Raises CorruptBatch if a position is outside the log."""
+    """A table of the bytes at these positions. Raises CorruptBatch if a position is outside the
+    log.
+    """
     if len(at) and (int(at.max()) + kind.itemsize > len(log) or int(at.min()) < 0):
         raise CorruptBatch(f"the index points to byte {int(at.max())} of a log of {len(log)} bytes")
     found: npt.NDArray[Any] = log[at[:, None] + np.arange(kind.itemsize)].reshape(-1).view(kind)
@@ -295,12 +303,15 @@ class ScheduleContents:
 
 
 def of_checkpoint(projection: Any) -> ScheduleContents:
-    """A checkpoint's projection, as MessagePack decodes it. Raises LogDamaged if this program does not know its version."""
+    """A checkpoint's projection, as MessagePack decodes it. Raises LogDamaged if this program does
+    not know its version.
+    """
     try:
         version, bucket_ms, index, _, _, plans, _, buckets, *_ = projection
         if version != VERSION:
             raise LogDamaged(
-                f"the schedule has version {version}, this program supports {VERSION}: use a release as new as the delay group's"
+                f"the schedule has version {version}, this program supports {VERSION}: use a "
+                "release as new as the delay group's"
             )
         planned: dict[int, list[bytes]] = {}
         for plan in decode_actions(plans):
@@ -324,7 +335,9 @@ def of_checkpoint(projection: Any) -> ScheduleContents:
 
 
 def of_mark(data: bytes) -> ScheduleContents | None:
-    """Parse the file `adopted.qms`, which describes schedule files that came from another replica. None if it is incomplete."""
+    """Parse the file `adopted.qms`, which describes schedule files that came from another replica.
+    None if it is incomplete.
+    """
     if data[:4] != _MARK_MAGIC or int(crc32c(data[8:])).to_bytes(4, "little") != data[4:8]:
         return None
     try:
@@ -356,7 +369,9 @@ class FolderStretch(NamedTuple):
 
 
 def read_state(store: Path) -> ScheduleContents:
-    """The state at the newest checkpoint, or at the copy from another replica; empty if there is neither. Raises LogDamaged."""
+    """The state at the newest checkpoint, or at the copy from another replica; empty if there is
+    neither. Raises LogDamaged.
+    """
     found = checkpoint.load(store / "checkpoint")
     if found is not None and found.projection is not None:
         return of_checkpoint(found.projection)
@@ -389,17 +404,21 @@ def stretches(store: Path, group: str, state: ScheduleContents) -> list[FolderSt
 
 
 def read(stretch: FolderStretch, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
-    """Yields a task's rows. Raises LogDamaged, and MessagesExpired if the bucket has been closed and deleted since."""
+    """Yields a task's rows. Raises LogDamaged, and MessagesExpired if the bucket has been closed
+    and deleted since.
+    """
     name = Path(stretch.folder, SCHEDULE, stretch.bucket.name)
     try:
         yield from _read(stretch, name, columns)
     except FileNotFoundError as cause:
         raise MessagesExpired(
-            f"{cause.filename} was delivered completely and deleted after the read began: read again"
+            f"{cause.filename} was delivered completely and deleted after the read began: "
+            "read again"
         ) from None
     except CorruptBatch as cause:
         raise LogDamaged(
-            f"{name}.*: {cause.message}: restore the files from a copy, or move the replica's data folder away and start it again"
+            f"{name}.*: {cause.message}: restore the files from a copy, or move the "
+            "replica's data folder away and start it again"
         ) from cause
 
 
@@ -449,7 +468,8 @@ def _part(path: Path, at: int, size: int) -> bytes:
         data = file.read(size)
     if len(data) < size:
         raise CorruptBatch(
-            f"{path.name} ends at byte {at + len(data)}, and had more when the checkpoint was written"
+            f"{path.name} ends at byte {at + len(data)}, and had more when the checkpoint "
+            "was written"
         )
     return data
 
@@ -459,7 +479,8 @@ def _mapped(path: Path, size: int) -> npt.NDArray[np.uint8]:
     with path.open("rb") as file:
         if path.stat().st_size < size:
             raise CorruptBatch(
-                f"{path.name} ends at byte {path.stat().st_size}, and had {size} when the checkpoint was written"
+                f"{path.name} ends at byte {path.stat().st_size}, and had {size} when the "
+                "checkpoint was written"
             )
         return (
             np.frombuffer(mmap.mmap(file.fileno(), size, access=mmap.ACCESS_READ), np.uint8)

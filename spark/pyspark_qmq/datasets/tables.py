@@ -2,19 +2,23 @@
 
 All columns are nullable, as Spark requires. Times are milliseconds in the log and timestamps here.
 
-`deliveries`: a row per range of sequences with the same outcome (deliveries.py lists the outcomes, which are its `verdict`s)
+`deliveries`: a row per range of sequences with the same outcome (deliveries.py lists the outcomes,
+which are its `verdict`s)
 
-    subject, partition, broker_group, consumer_group, consumer, first_sequence, last_sequence, attempt, pulled_time, settled_time
-    (null: the current state), verdict, delay_ms; for ordered subjects first_lp, end_lp (only messages of these logical partitions; null:
-    all); for parked messages key
+    subject, partition, broker_group, consumer_group, consumer, first_sequence, last_sequence,
+    attempt, pulled_time, settled_time (null: the current state), verdict, delay_ms; for ordered
+    subjects first_lp, end_lp (only messages of these logical partitions; null: all); for parked
+    messages key
 
 `progress`: a row per second in which a group made progress on a queue (deliveries.py)
 
-    subject, partition, broker_group, consumer_group, time, done_before, next_sequence, held, waiting, parked, expired, consumers
+    subject, partition, broker_group, consumer_group, time, done_before, next_sequence, held,
+    waiting, parked, expired, consumers
 
 `schedules`: a row per delayed message in a delay group's files (schedules.py)
 
-    subject, message_id, delay_group, due_time, append_time, create_time, state, bucket (when it begins), ordinal, is_recurring, is_directed
+    subject, message_id, delay_group, due_time, append_time, create_time, state, bucket (when it
+    begins), ordinal, is_recurring, is_directed
 """
 
 from __future__ import annotations
@@ -125,7 +129,9 @@ def arrow_schema(name: str, columns: Sequence[str]) -> pa.Schema:
 
 
 def record_batch(name: str, columns: Sequence[str], values: Mapping[str, Any]) -> pa.RecordBatch:
-    """A record batch of these columns. `values`: lists, numpy arrays or Arrow arrays of equal length; times are milliseconds."""
+    """A record batch of these columns. `values`: lists, numpy arrays or Arrow arrays of equal
+    length; times are milliseconds.
+    """
     schema = arrow_schema(name, columns)
     return pa.RecordBatch.from_arrays(
         [_array(values[field.name], field.type) for field in schema], schema=schema

@@ -1,4 +1,5 @@
-"""Jobs over the log. Each is a module with a `JOB`. Their names are listed here, so that the list can be shown without importing Spark.
+"""Jobs over the log. Each is a module with a `JOB`. Their names are listed here, so that the list
+can be shown without importing Spark.
 
 job.py       the interface of a job, common arguments, exit status, what several jobs read
 report.py    a job's results: printed, as a page (report.html.j2), as JSON and Parquet
@@ -27,7 +28,9 @@ JOBS: Final[dict[str, str]] = {
 
 
 def run(name: str, argv: Sequence[str]) -> int:
-    """Run a job like its own command. Returns 0: no findings, 1: findings, 2: failure. Errors are printed, not raised."""
+    """Run a job like its own command. Returns 0: no findings, 1: findings, 2: failure. Errors are
+    printed, not raised.
+    """
     known = name.replace("-", "_")
     if known not in JOBS:
         near = difflib.get_close_matches(known, JOBS, 1)

@@ -1,16 +1,19 @@
-"""`archive` writes a log's new messages into Iceberg tables, one for each subject, each message exactly once.
+"""`archive` writes a log's new messages into Iceberg tables, one for each subject, each message
+exactly once.
 
     qmq spark archive --servers HOST:PORT --subject orders --catalog-uri sqlite:////lake/catalog.db --warehouse file:///lake
     … --continuous 30     continue, with a commit every 30 seconds
     … --verify            compare with the log; exit status 1 if it differs
 
-Executors read the log and write Parquet files; the driver commits the files with their positions. It does what `qmq lake follow` does,
-with Spark's executors: same tables, same promises (docs/LAKE.md), and both may run at the same time. `qmq lake compact` and `expire` keep
-the tables small.
+Executors read the log and write Parquet files; the driver commits the files with their positions.
+It does what `qmq lake follow` does, with Spark's executors: same tables, same promises
+(docs/LAKE.md), and both may run at the same time. `qmq lake compact` and `expire` keep the tables
+small.
 
-Executors report the files that they wrote to the driver. `--verify` compares a table with the log, queue by queue, for all messages that
-both should have. Both sides are counted and fingerprinted over all columns, in one action of Spark. Messages that retention deleted from
-the log can only be counted: the files must have as many rows as the table says.
+Executors report the files that they wrote to the driver. `--verify` compares a table with the log,
+queue by queue, for all messages that both should have. Both sides are counted and fingerprinted
+over all columns, in one action of Spark. Messages that retention deleted from the log can only be
+counted: the files must have as many rows as the table says.
 """
 
 from __future__ import annotations
@@ -57,8 +60,9 @@ def read_archive(
 ) -> DataFrame:
     """The current messages of a subject's table, with all columns of the log.
 
-    The DataFrame has the files of one snapshot: repeated use gives the same rows, until `qmq lake expire` deletes that snapshot. Spark
-    itself must reach the files: an object store needs Hadoop's connector for it.
+    The DataFrame has the files of one snapshot: repeated use gives the same rows, until `qmq lake
+    expire` deletes that snapshot. Spark itself must reach the files: an object store needs Hadoop's
+    connector for it.
 
     Raises UnknownSubject if there is no table; InvalidArgument as `snapshot_files`.
     """
@@ -67,11 +71,14 @@ def read_archive(
 
 
 def snapshot_files(table: LakeTable) -> list[FileScanTask]:
-    """The files of the snapshot that `table` has loaded. Raises InvalidArgument if another engine deleted single rows of it."""
+    """The files of the snapshot that `table` has loaded. Raises InvalidArgument if another engine
+    deleted single rows of it.
+    """
     files = table.files()
     if any(each.delete_files for each in files):
         raise InvalidArgument(
-            f"the table of {table.subject!r} has deleted rows, which a reader of its files would see: read it by Iceberg"
+            f"the table of {table.subject!r} has deleted rows, which a reader of its files "
+            "would see: read it by Iceberg"
         )
     return files
 
@@ -109,7 +116,9 @@ class Compared:
     first: int
     """The first compared sequence."""
     end: int
-    """The end of the comparison (exclusive): the table's position, or the log's end if that is earlier."""
+    """The end of the comparison (exclusive): the table's position, or the log's end if that is
+    earlier.
+    """
     in_table: Fingerprint
     in_log: Fingerprint
     is_log_shorter: bool
@@ -445,7 +454,9 @@ class SparkTasks:
     def __call__(
         self, source: TaskSource, work: Sequence[ReadTask], output: TaskOutput
     ) -> list[DayFile]:
-        """One Spark task for each core; a task makes one file for each day. Raises PySparkException."""
+        """One Spark task for each core; a task makes one file for each day. Raises
+        PySparkException.
+        """
         count = min(len(work), self.cores)
         parts = [work[at::count] for at in range(count)]
         rows = self._context.parallelize(parts, count)

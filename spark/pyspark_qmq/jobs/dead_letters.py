@@ -1,8 +1,9 @@
 """Reports dead letters by cause, and replays them.
 
-Failures are in the action logs. With `--dead-subject`, the job also reads a subject to which applications or brokers send dead letters,
-with headers that give the reason. `--replay` replays parked keys and messages of the dead-letter subject; `--dry-run` only reports what
-would be replayed.
+Failures are in the action logs. With `--dead-subject`, the job also reads a subject to which
+applications or brokers send dead letters, with headers that give the reason. `--replay` replays
+parked keys and messages of the dead-letter subject; `--dry-run` only reports what would be
+replayed.
 
 Exit status 1 (findings) if there are dead letters that this run did not replay.
 
@@ -18,12 +19,15 @@ A *letter* is a failed message, or a range of messages of one queue with the sam
 
 A replay:
 
-* The brokers replay parked keys, oldest partition of a key first, so that its messages come before newer ones of the key.
-* Messages of a dead-letter subject are sent as new messages to their original subject, with the same message id and a header that names the
-  dead letter (REPLAYED). Letters named by such a header in the original subject are skipped, so a second replay is harmless. If a crashed
-  replay and the next one both write a slice, they use the same writer's name, and the slice is stored once.
+* The brokers replay parked keys, oldest partition of a key first, so that its messages come before
+  newer ones of the key.
+* Messages of a dead-letter subject are sent as new messages to their original subject, with the
+  same message id and a header that names the dead letter (REPLAYED). Letters named by such a header
+  in the original subject are skipped, so a second replay is harmless. If a crashed replay and the
+  next one both write a slice, they use the same writer's name, and the slice is stored once.
 
-Messages are sent in slices, in the order of storing (which keeps the order of keys), at a limited rate.
+Messages are sent in slices, in the order of storing (which keeps the order of keys), at a limited
+rate.
 """
 
 from __future__ import annotations
@@ -87,9 +91,11 @@ _CAUSES: Final = {"drop": SKIPPED, "expired": EXPIRED, "dead": DEAD}
 
 
 def failed_ranges(deliveries: DataFrame, attempts: int, *, with_dead: bool = True) -> DataFrame:
-    """The deliveries that failed for good, with the columns RANGE. `attempts`: failures from which a message counts as failing.
+    """The deliveries that failed for good, with the columns RANGE. `attempts`: failures from which
+    a message counts as failing.
 
-    Without `with_dead`, messages in a dead-letter queue are left out, because they are read from the queue.
+    Without `with_dead`, messages in a dead-letter queue are left out, because they are read from
+    the queue.
     """
     tried = F.col("verdict").isin("open", "waiting") & (F.col("attempt") > attempts)
     failing = deliveries.where(tried).withColumns(
@@ -108,7 +114,9 @@ def failed_ranges(deliveries: DataFrame, attempts: int, *, with_dead: bool = Tru
 
 
 def _parked(deliveries: DataFrame) -> DataFrame:
-    """The parked messages. Whether a message failed itself is known from its event, if the log still has it."""
+    """The parked messages. Whether a message failed itself is known from its event, if the log
+    still has it.
+    """
     names = (*QUEUE, "consumer_group", "first_sequence")
     events = (
         deliveries.where("verdict = 'park'")
@@ -130,7 +138,9 @@ def letters(messages: DataFrame, ranges: DataFrame) -> DataFrame:
 def dead_letters(
     dead: DataFrame, cause_header: str, subject_header: str, group_header: str
 ) -> DataFrame:
-    """Messages of a dead-letter subject as letters, with the values of their headers and all columns that a replay needs."""
+    """Messages of a dead-letter subject as letters, with the values of their headers and all
+    columns that a replay needs.
+    """
     return dead.select(
         *dead.columns,
         F.coalesce(_text(cause_header), F.lit(UNKNOWN)).alias("cause"),
@@ -195,7 +205,8 @@ class Pace:
 
 
 def unpark(servers: str, keys: Iterable[ReplayedKey], pace: Pace) -> int:
-    """Replay parked keys, oldest partition of each key first; returns the number of messages. Keys that are no longer parked are skipped.
+    """Replay parked keys, oldest partition of each key first; returns the number of messages. Keys
+    that are no longer parked are skipped.
 
     Raises NotConnected, UnknownSubject, OrderMismatch.
     """
@@ -222,7 +233,9 @@ async def _unpark(servers: str, keys: list[ReplayedKey], pace: Pace) -> int:
 
 
 def not_replayed(letters: DataFrame, stored: DataFrame) -> DataFrame:
-    """The letters that are not named by the REPLAYED header of a message in `stored`, which must have `headers`."""
+    """The letters that are not named by the REPLAYED header of a message in `stored`, which must
+    have `headers`.
+    """
     back = stored.select(
         F.decode(F.try_element_at("headers", F.lit(REPLAYED)), "UTF-8").alias("mark")
     ).where("mark is not null")
@@ -230,7 +243,9 @@ def not_replayed(letters: DataFrame, stored: DataFrame) -> DataFrame:
 
 
 def outgoing(letters: DataFrame) -> DataFrame:
-    """The letters as new messages, numbered from 0 in the order of storing: the sink's columns and `number`."""
+    """The letters as new messages, numbered from 0 in the order of storing: the sink's columns and
+    `number`.
+    """
     kept = F.map_filter(
         F.coalesce("headers", F.create_map().cast("map<string,binary>")),
         lambda name, _: ~name.startswith(PREFIX),
@@ -269,7 +284,9 @@ def send(rows: DataFrame, servers: str, pace: Pace) -> int:
 
 
 def _write(piece: DataFrame, servers: str) -> None:
-    """Write one slice in order, as one task. The writer's name is derived from the slice's letters."""
+    """Write one slice in order, as one task. The writer's name is derived from the slice's
+    letters.
+    """
     name = piece.select(F.md5(F.concat_ws(",", F.sort_array(F.collect_list("mark"))))).collect()[0][
         0
     ]
@@ -441,11 +458,13 @@ class DeadLettersJob:
         ), homeless
 
 
-# --- counting ----------------------------------------------------------------------------------------------------------
+# --- counting -------------------------------------------------------------------------------------
 
 
 def counted(ranges: DataFrame, dead: DataFrame | None) -> list[Row]:
-    """The number of messages and the largest attempt by cause, subject and group, most messages first."""
+    """The number of messages and the largest attempt by cause, subject and group, most messages
+    first.
+    """
     size = F.col("last_sequence") - F.col("first_sequence") + 1
     found = ranges.select(*_BY, size.alias("size"), "attempts")
     if dead is not None:
@@ -506,7 +525,7 @@ def examples(every: DataFrame, dead: DataFrame | None) -> list[Row]:
     return found.orderBy(F.desc("stored"), "sequence").limit(EXAMPLES).collect()
 
 
-# --- the report --------------------------------------------------------------------------------------------------------
+# --- the report -----------------------------------------------------------------------------------
 
 
 def report(
@@ -581,7 +600,10 @@ def _headline(total: int, given: int, causes: dict[str, int]) -> str:
         return "no message failed for good"
     most = max(causes, key=lambda cause: causes[cause])
     rest = f"; {given:,} have been given back" if given else ""
-    return f"{total:,} messages failed for good, most of them because of {most!r} ({causes[most]:,}){rest}"
+    return (
+        f"{total:,} messages failed for good, most of them because of {most!r} "
+        f"({causes[most]:,}){rest}"
+    )
 
 
 JOB = DeadLettersJob()

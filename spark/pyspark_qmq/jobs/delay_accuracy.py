@@ -1,15 +1,18 @@
 """Reports how punctually delayed messages were delivered, and whether any was early or lost.
 
-A delay group's folder has the due times (dataset `schedules`); the log, from brokers or folders, has the delivered messages. `--from` and
-`--until` refer to due times here. A delay group deletes a bucket's files once all its messages are delivered and no checkpoint names the
-bucket, so the report covers the buckets that still have files.
+A delay group's folder has the due times (dataset `schedules`); the log, from brokers or folders,
+has the delivered messages. `--from` and `--until` refer to due times here. A delay group deletes a
+bucket's files once all its messages are delivered and no checkpoint names the bucket, so the report
+covers the buckets that still have files.
 
-Exit status 1 (findings) if a message was early, lost, overdue, or delivered although it was cancelled.
+Exit status 1 (findings) if a message was early, lost, overdue, or delivered although it was
+cancelled.
 
-Each message is judged by comparing the schedule with the log. A delayed message keeps its id when it is delivered, and each run of a
-recurring message has its own id, so both sides are joined by message id. Left out are moved rows (they have another row), seeds of
-recurring messages (their runs are delivered), and directed messages, which have the id of the failed message and are visible only to their
-group.
+Each message is judged by comparing the schedule with the log. A delayed message keeps its id when
+it is delivered, and each run of a recurring message has its own id, so both sides are joined by
+message id. Left out are moved rows (they have another row), seeds of recurring messages (their runs
+are delivered), and directed messages, which have the id of the failed message and are visible only
+to their group.
 
     delivered    it is in the log, and not before it was due
     early        in the log before it was due, by more than the clocks may differ
@@ -20,7 +23,8 @@ group.
     waiting      pending, and not due yet (or just now)
     cancelled    cancelled, and not in the log
 
-A checkpoint is older than the log: a message that is pending in the checkpoint may be in the log, and then counts as delivered.
+A checkpoint is older than the log: a message that is pending in the checkpoint may be in the log,
+and then counts as delivered.
 """
 
 from __future__ import annotations
@@ -66,7 +70,9 @@ BINS: Final = 60
 
 
 def arrivals(messages: DataFrame) -> DataFrame:
-    """For each subject and message id: when it was first stored by a real-time broker, and how often."""
+    """For each subject and message id: when it was first stored by a real-time broker, and how
+    often.
+    """
     return messages.groupBy("subject", "message_id").agg(
         F.min("append_time").alias("arrival"), F.count("*").alias("copies")
     )
@@ -79,13 +85,13 @@ def judged(
     now_ms: int,
     clock_ms: int,
 ) -> DataFrame:
-    """The rows of the schedule with `verdict`, `arrival`, `copies`, and `error_ms`: the lateness after the first possible delivery time.
+    """The rows of the schedule with `verdict`, `arrival`, `copies`, and `error_ms`: the lateness
+    after the first possible delivery time.
 
     Args:
-        schedules: the dataset.
-        messages: subject, message_id and append_time of all messages in the log.
-        horizons: for each subject, the time (milliseconds since 1970) from which on the log is complete. Other subjects are in no log.
-        now_ms: the current time, for overdue messages.
+        schedules: the dataset. messages: subject, message_id and append_time of all messages in the
+        log. horizons: for each subject, the time (milliseconds since 1970) from which on the log is
+        complete. Other subjects are in no log. now_ms: the current time, for overdue messages.
         clock_ms: the allowed difference between the clocks of a delay group and a broker.
     """
     is_judged = (
@@ -139,7 +145,9 @@ def _delay_name(delay_ms: Column) -> Column:
 
 
 def errors_by(rows: DataFrame, name: str, by: Column) -> DataFrame:
-    """Quantiles of the error (at PERCENTAGES) of delivered messages, grouped by a column: `name`, messages, errors."""
+    """Quantiles of the error (at PERCENTAGES) of delivered messages, grouped by a column: `name`,
+    messages, errors.
+    """
     arrived = rows.where(F.col("verdict").isin(CAME, EARLY))
     shares = F.array(*map(F.lit, PERCENTAGES))
     return arrived.groupBy(by.alias(name)).agg(
@@ -148,7 +156,9 @@ def errors_by(rows: DataFrame, name: str, by: Column) -> DataFrame:
 
 
 def binned(rows: DataFrame, low: float, high: float) -> tuple[list[float], list[float]]:
-    """(edges, counts) of a histogram of errors from `low` to `high`; larger values are in the last bin."""
+    """(edges, counts) of a histogram of errors from `low` to `high`; larger values are in the last
+    bin.
+    """
     width = max((high - low) / BINS, 1.0)
     number = F.least(F.floor((F.col("error_ms") - low) / width), F.lit(BINS - 1)).cast("int")
     arrived = rows.where(F.col("verdict").isin(CAME, EARLY))
@@ -198,7 +208,8 @@ class DelayAccuracy:
             )
         schedules = chosen(read_dataset(spark, args, "schedules", path=folders), args).persist()
         try:
-            schedules.count()  # Read before the log, so that messages delivered until now are in the log.
+            # Read before the log, so that messages delivered until now are in the log.
+            schedules.count()
             queues = queues_now(args).queues
             subjects = sorted({key.subject for key in queues})
             messages = read_subjects(
@@ -216,7 +227,9 @@ class DelayAccuracy:
 
 
 def chosen(schedules: DataFrame, args: argparse.Namespace) -> DataFrame:
-    """The rows of the selected subjects that are due between `--from` and `--until`. Raises InvalidArgument."""
+    """The rows of the selected subjects that are due between `--from` and `--until`. Raises
+    InvalidArgument.
+    """
     due = F.unix_millis("due_time")
     if args.subject:
         schedules = schedules.where(F.col("subject").isin(args.subject))
@@ -238,7 +251,9 @@ def oldest_kept(messages: DataFrame) -> dict[tuple[str, int, str], int]:
 
 
 def horizons(queues: Any, oldest: Mapping[tuple[str, int, str], int]) -> dict[str, int]:
-    """For each subject, the time from which on all messages are still stored; 0 if retention has deleted none."""
+    """For each subject, the time from which on all messages are still stored; 0 if retention has
+    deleted none.
+    """
     found: dict[str, int] = {}
     for queue in queues:
         kept_from = oldest.get(tuple(queue.key), _NEVER_MS) if queue.start else 0
@@ -265,7 +280,10 @@ class DelayFinding(NamedTuple):
             else f"came at {self.arrival}, {self.error_ms:,} ms after it could"
         )
         due = utc(self.due_ms)
-        return f"{self.verdict}: {self.message_id} of {self.subject}, due at {due}, {self.state} says {self.delay_group}; it {came}"
+        return (
+            f"{self.verdict}: {self.message_id} of {self.subject}, due at {due}, {self.state} "
+            f"says {self.delay_group}; it {came}"
+        )
 
     @property
     def arrival(self) -> datetime | None:
@@ -281,7 +299,9 @@ def figures(
 ) -> tuple[
     dict[str, int], int, Errors, Errors, tuple[list[float], list[float]], list[DelayFinding]
 ]:
-    """Messages by verdict, the number of repeated deliveries, errors by delay and by hour, the histogram, and findings."""
+    """Messages by verdict, the number of repeated deliveries, errors by delay and by hour, the
+    histogram, and findings.
+    """
     counts = {row.verdict: row["count"] for row in rows.groupBy("verdict").count().collect()}
     twice = rows.where("copies > 1").count()
     by_delay = [
@@ -377,7 +397,10 @@ def _headline(total: int, wrong: Mapping[str, int], by_delay: Errors) -> str:
             else "no delayed message is known here"
         )
     _, messages, errors = by_delay[0]
-    return f"{messages:,} delayed messages came, none early; p99 {quantile(errors, 0.99):,.0f} ms, at most {errors[-1]:,.0f} ms late"
+    return (
+        f"{messages:,} delayed messages came, none early; p99 {quantile(errors, 0.99):,.0f} ms, "
+        f"at most {errors[-1]:,.0f} ms late"
+    )
 
 
 def _error_rows(found: Errors) -> tuple[tuple[object, ...], ...]:

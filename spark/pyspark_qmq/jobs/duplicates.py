@@ -1,19 +1,22 @@
-"""Finds messages stored more than once and the reasons, messages that applications sent twice, and gaps in sequences.
+"""Finds messages stored more than once and the reasons, messages that applications sent twice, and
+gaps in sequences.
 
-A message id identifies one message, so an id that occurs twice in a subject has a cause. Some causes are allowed, others are
-findings:
+A message id identifies one message, so an id that occurs twice in a subject has a cause. Some
+causes are allowed, others are findings:
 
-    replay          allowed   ordered subjects: a fenced partition did not answer, and its messages were sent again, in order
-                              (docs/ORDERING.md, "Duplicates")
-    directed        allowed   a copy for one consumer group, for a retry later than a broker can delay it (docs/DELAY.md, "Retries")
+    replay          allowed   ordered subjects: a fenced partition did not answer, and its messages
+                              were sent again, in order (docs/ORDERING.md, "Duplicates")
+    directed        allowed   a copy for one consumer group, for a retry later than a broker can
+                              delay it (docs/DELAY.md, "Retries")
     broken_replay             ordered subjects: sent again, but not as a replay in order
     stored_twice              one batch twice in a queue under one number: its broker had forgotten it
     two_queues                one batch in two queues under one number: sent elsewhere although its outcome was unknown
     repeated                  the id occurs in another batch: a program, or a sink with a non-deterministic plan, used it twice
     gap                       sequences are missing between two messages of a queue
 
-With --by-content also `same_content`: messages of one key (or without one) with the same body and other ids, stored within --window-s of
-each other. They count as findings; only the application knows whether they are intended.
+With --by-content also `same_content`: messages of one key (or without one) with the same body and
+other ids, stored within --window-s of each other. They count as findings; only the application
+knows whether they are intended.
 """
 
 from __future__ import annotations
@@ -104,7 +107,9 @@ class Duplicates:
 
 
 def prepare(messages: DataFrame) -> DataFrame:
-    """One row per message with only the needed columns. `content`: the body's digest, null if bodies were not read."""
+    """One row per message with only the needed columns. `content`: the body's digest, null if
+    bodies were not read.
+    """
     content = F.md5("body") if "body" in messages.columns else F.lit(None).cast("string")
     return messages.select(
         *_QUEUE,
@@ -121,7 +126,7 @@ def prepare(messages: DataFrame) -> DataFrame:
     )
 
 
-# --- rows -> findings --------------------------------------------------------------------------------------------------
+# --- rows -> findings -----------------------------------------------------------------------------
 
 
 def copies(rows: DataFrame) -> DataFrame:
@@ -160,7 +165,9 @@ def _cause(before: Column) -> Column:
 
 
 def _broken_chains(rows: DataFrame, chosen: DataFrame) -> DataFrame:
-    """(subject, key, message id) of copies that are not part of a replay in order, with `is_broken`."""
+    """(subject, key, message id) of copies that are not part of a replay in order, with
+    `is_broken`.
+    """
     whole_key = F.concat(F.col("subject").cast("binary"), F.lit(b"\0"), "key")
     keyed = rows.filter(F.col("key").isNotNull() & (F.col("partition") > 0)).withColumn(
         "whole_key", whole_key
@@ -196,7 +203,9 @@ def _broken_chains(rows: DataFrame, chosen: DataFrame) -> DataFrame:
 
 
 def same_content(rows: DataFrame, window_s: int) -> DataFrame:
-    """Messages whose key and body occurred under another id within the given number of seconds before."""
+    """Messages whose key and body occurred under another id within the given number of seconds
+    before.
+    """
     same_content = Window.partitionBy("subject", "key", "content").orderBy(
         "append_time", "partition", "sequence"
     )
@@ -220,7 +229,7 @@ def _told(rows: DataFrame, cause: Column) -> DataFrame:
     return rows.select(cause.alias("cause"), "subject", "key", *_PLACE, *earlier)
 
 
-# --- the report --------------------------------------------------------------------------------------------------------
+# --- the report -----------------------------------------------------------------------------------
 
 
 def report(rows: DataFrame, found: DataFrame) -> Report:
@@ -256,7 +265,10 @@ def report(rows: DataFrame, found: DataFrame) -> Report:
 
 def _headline(bad: Mapping[str, int], total: int, allowed: int) -> str:
     if bad:
-        return f"{', '.join(f'{count:,} {cause}' for cause, count in bad.items())} among {total:,} messages"
+        return (
+            f"{', '.join(f'{count:,} {cause}' for cause, count in bad.items())} among {total:,} "
+            "messages"
+        )
     rest = f", but for {allowed:,} allowed copies" if allowed else ""
     return f"{total:,} messages, each stored once{rest}, and no sequence is missing between them"
 
@@ -292,7 +304,9 @@ def _plots(found: DataFrame) -> Iterator[Plot]:
 
 
 def _hours(seen: list[int]) -> list[int]:
-    """All hours from the first to the last finding; if these are too many, only the hours with findings."""
+    """All hours from the first to the last finding; if these are too many, only the hours with
+    findings.
+    """
     return list(range(seen[0], seen[-1] + 1)) if seen[-1] - seen[0] < HOURS_MAX else seen
 
 
@@ -319,7 +333,10 @@ def _examples(found: DataFrame, bad: Mapping[str, int]) -> Iterator[str]:
 def _where(row: Row, which: str) -> str:
     queue = f"{row[f'{which}partition']}@{row[f'{which}broker_group']}"
     stored = cell(time_of(row[f"{which}ms"]))
-    return f"queue {queue}, sequence {row[f'{which}sequence']}, stored {stored}, message {row[f'{which}message_id']}"
+    return (
+        f"queue {queue}, sequence {row[f'{which}sequence']}, stored {stored}, message "
+        f"{row[f'{which}message_id']}"
+    )
 
 
 JOB = Duplicates()

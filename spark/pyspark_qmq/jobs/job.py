@@ -1,10 +1,13 @@
-"""The interface of a job, the arguments of all jobs, and running a job from `spark-submit`, `qmq spark JOB` or a test.
+"""The interface of a job, the arguments of all jobs, and running a job from `spark-submit`, `qmq
+spark JOB` or a test.
 
-A job's exit status is 0 without findings, 1 with findings, 2 after a failure, so a script can tell a bad log from a job that did not run.
-An error is printed as one line on stderr. Errors that Spark wraps in a traceback of several processes are unwrapped: the line is that of
-the data source's error.
+A job's exit status is 0 without findings, 1 with findings, 2 after a failure, so a script can tell
+a bad log from a job that did not run. An error is printed as one line on stderr. Errors that Spark
+wraps in a traceback of several processes are unwrapped: the line is that of the data source's
+error.
 
-For the jobs about consumption: other datasets, the current queues, and joins of messages with ranges of sequences.
+For the jobs about consumption: other datasets, the current queues, and joins of messages with
+ranges of sequences.
 """
 
 from __future__ import annotations
@@ -71,7 +74,8 @@ class Job(Protocol):
 
 
 def main(job: Job, argv: Sequence[str] | None = None, spark: SparkSession | None = None) -> int:
-    """Parse the arguments (default: those of the process), run the job, print and write the report. Returns the exit status.
+    """Parse the arguments (default: those of the process), run the job, print and write the report.
+    Returns the exit status.
 
     Without `spark`, the active session is used, or a new one is made and stopped at the end.
     """
@@ -120,7 +124,9 @@ def _new_session(job: Job, master: str | None) -> SparkSession:
 
 
 def error_line(failure: BaseException) -> str:
-    """An error in one line. For an error wrapped by Spark, the last line with a QMQ error in it, which is the cause."""
+    """An error in one line. For an error wrapped by Spark, the last line with a QMQ error in it,
+    which is the cause.
+    """
     if isinstance(failure, QmqError):
         return str(failure).replace("\n", " ")
     typed = _TYPED.findall(str(failure))
@@ -198,7 +204,9 @@ def common_parser(job: Job) -> argparse.ArgumentParser:
 
 
 def source_options(args: argparse.Namespace) -> dict[str, str]:
-    """The data source's options for the common arguments; `-o` takes precedence. Raises InvalidArgument."""
+    """The data source's options for the common arguments; `-o` takes precedence. Raises
+    InvalidArgument.
+    """
     found: dict[str, str] = {}
     if args.servers:
         found["qmq.servers"] = args.servers
@@ -233,12 +241,15 @@ def _edge(which: str, argument: str, text: str, *, default: str) -> dict[str, st
 
 
 def time_ms(text: str, argument: str) -> int:
-    """Milliseconds since 1970 of an ISO 8601 time with a zone, or of a date (its midnight, UTC). Raises InvalidArgument."""
+    """Milliseconds since 1970 of an ISO 8601 time with a zone, or of a date (its midnight, UTC).
+    Raises InvalidArgument.
+    """
     try:
         found = datetime.fromisoformat(text)
     except ValueError:
         raise InvalidArgument(
-            f"{argument} {text!r} is not a time: write earliest, latest, 2027-01-31, or 2027-01-31T09:00:00Z"
+            f"{argument} {text!r} is not a time: write earliest, latest, 2027-01-31, or "
+            "2027-01-31T09:00:00Z"
         ) from None
     if found.tzinfo is None and re.fullmatch(r"[\d-]{8,10}", text):
         found = found.replace(tzinfo=UTC)
@@ -252,12 +263,13 @@ def time_ms(text: str, argument: str) -> int:
 def read_log(
     spark: SparkSession, args: argparse.Namespace, columns: Sequence[str], **options: str
 ) -> DataFrame:
-    """A batch read of the log selected by the common arguments. Only the given columns are read (spark/pyspark_qmq/source_schema.py has
-    their names).
+    """A batch read of the log selected by the common arguments. Only the given columns are read
+    (spark/pyspark_qmq/source_schema.py has their names).
 
-    `options` are the data source's and take precedence over the arguments (`**{"qmq.log": "deliveries"}` reads another dataset, whose
-    columns are in `pyspark_qmq.datasets`). The DataFrame is a snapshot: repeated use gives the same rows.
-    Raises InvalidArgument. Spark raises other errors of the source when the rows are read.
+    `options` are the data source's and take precedence over the arguments (`**{"qmq.log":
+    "deliveries"}` reads another dataset, whose columns are in `pyspark_qmq.datasets`). The
+    DataFrame is a snapshot: repeated use gives the same rows. Raises InvalidArgument. Spark raises
+    other errors of the source when the rows are read.
     """
     merged = checked_source({**source_options(args), **options})
     return (
@@ -269,7 +281,9 @@ def read_log(
 
 
 def checked_source(options: dict[str, str]) -> dict[str, str]:
-    """The options. Raises InvalidArgument if they do not name a log, or no subjects (which only messages need)."""
+    """The options. Raises InvalidArgument if they do not name a log, or no subjects (which only
+    messages need).
+    """
     if not {"qmq.servers", "qmq.path", "path"} & options.keys():
         raise InvalidArgument("give the log: --servers HOST:PORT, or --path FOLDER")
     if (
@@ -296,14 +310,18 @@ def projection(columns: Sequence[str], log: str = MESSAGES) -> StructType:
 QUEUE: Final = ("subject", "partition", "broker_group")
 """The columns that identify a queue."""
 _BLOCK_BITS: Final = 6
-"""Ranges and messages are joined by blocks of 64 sequences: a range of one message is compared with 64 messages, a long one is split."""
+"""Ranges and messages are joined by blocks of 64 sequences: a range of one message is compared with
+64 messages, a long one is split.
+"""
 _BROADCAST_ROWS_MAX: Final = 300_000
 
 
 def read_dataset(
     spark: SparkSession, args: argparse.Namespace, name: str, *, path: Sequence[str] = ()
 ) -> DataFrame:
-    """Another dataset, from the log given by the common arguments or from other folders. Raises InvalidArgument."""
+    """Another dataset, from the log given by the common arguments or from other folders. Raises
+    InvalidArgument.
+    """
     found = {key: value for key, value in source_options(args).items() if key.startswith("qmq.")}
     if path:
         found = {"qmq.path": ",".join(path)} | {
@@ -320,7 +338,9 @@ def read_subjects(
     *,
     is_whole: bool = False,
 ) -> DataFrame:
-    """Messages of other subjects than the arguments name. `is_whole`: ignore the arguments' time range."""
+    """Messages of other subjects than the arguments name. `is_whole`: ignore the arguments' time
+    range.
+    """
     found = {
         key: value
         for key, value in source_options(args).items()
@@ -337,7 +357,9 @@ def read_subjects(
 
 
 def queues_now(args: argparse.Namespace) -> Topology:
-    """The queues selected by the arguments. Raises InvalidArgument, UnknownSubject, NotConnected, LogDamaged."""
+    """The queues selected by the arguments. Raises InvalidArgument, UnknownSubject, NotConnected,
+    LogDamaged.
+    """
     asked = parse(checked_source(source_options(args)), is_stream=False)
     return look(log_at(address_of(asked.where)), asked.choice)
 
@@ -345,8 +367,9 @@ def queues_now(args: argparse.Namespace) -> Topology:
 def covered(messages: DataFrame, ranges: DataFrame) -> DataFrame:
     """Join each message with each range that contains it.
 
-    `ranges` are deliveries: a queue, `first_sequence`, `last_sequence`, and possibly logical partitions. `messages` have `sequence` and
-    `logical_partition`. Only the blocks of ranges are exploded, never their messages.
+    `ranges` are deliveries: a queue, `first_sequence`, `last_sequence`, and possibly logical
+    partitions. `messages` have `sequence` and `logical_partition`. Only the blocks of ranges are
+    exploded, never their messages.
     """
     blocks = F.sequence(
         F.shiftright("first_sequence", _BLOCK_BITS), F.shiftright("last_sequence", _BLOCK_BITS)
@@ -404,5 +427,6 @@ def require_groups(found: Sequence[str], wanted: Sequence[str]) -> None:
     if missing:
         known = ", ".join(sorted(set(found))) or "none"
         raise InvalidArgument(
-            f"no group {missing[0]!r} has consumed these subjects within the action log; groups: {known}"
+            f"no group {missing[0]!r} has consumed these subjects within the action log; "
+            f"groups: {known}"
         )

@@ -5,8 +5,8 @@ A group's lag on a queue is the number of stored messages that it has not done:
     for a share        messages never delivered, plus messages delivered but not done: exact
     for a partition    all messages from the oldest one that is not done: an upper bound, because lanes progress independently
 
-A group that has begun on one partition of an ordered subject will read the others, too: an open partition on which it has not begun counts
-as a whole.
+A group that has begun on one partition of an ordered subject will read the others, too: an open
+partition on which it has not begun counts as a whole.
 """
 
 from __future__ import annotations
@@ -129,8 +129,8 @@ def lag_series(
 ) -> dict[tuple[str, str], list[float]]:
     """The lag at each step by (subject, group).
 
-    `positions` are (step, position), ascending for each queue and group; a group's lag is nan until the first of them. `starts` are the
-    queues' oldest sequences.
+    `positions` are (step, position), ascending for each queue and group; a group's lag is nan until
+    the first of them. `starts` are the queues' oldest sequences.
     """
     curves = {queue: _filled(each, steps, starts.get(queue, 0)) for queue, each in ends.items()}
     tracks: dict[tuple[QueueKey, str], list[Position | None]] = {}
@@ -176,7 +176,9 @@ def log_edges(low: float, high: float, count: int = 120) -> list[float]:
 
 
 def share_at(values: Sequence[float], xs: Sequence[float]) -> list[float]:
-    """The share of values at or below each x, interpolated linearly between the quantiles at PERCENTAGES."""
+    """The share of values at or below each x, interpolated linearly between the quantiles at
+    PERCENTAGES.
+    """
     return [_share(values, x) for x in xs]
 
 

@@ -1,8 +1,9 @@
 """Reports the lag of consumer groups, and the time until messages were settled.
 
-The progress of groups is in the action logs (datasets `deliveries` and `progress`), so the report needs no running consumers and also works
-on copies of folders. Latencies are computed for every message, not sampled. They are differences between two machines' clocks; if these
-disagree, a latency may be negative, and is reported unchanged.
+The progress of groups is in the action logs (datasets `deliveries` and `progress`), so the report
+needs no running consumers and also works on copies of folders. Latencies are computed for every
+message, not sampled. They are differences between two machines' clocks; if these disagree, a
+latency may be negative, and is reported unchanged.
 
     from creation    passed to the producer → acknowledged
     from storing     stored by the broker → acknowledged
@@ -60,8 +61,9 @@ _NOT_TRIED: Final = ("release", "return")
 Ages = Mapping[tuple[QueueKey, str], int]
 """When the oldest message that is not done was stored, by queue and group."""
 Latencies = Mapping[str, Any]
-"""Of one subject and group: `subject`, `consumer_group`, `settled`, `retried`, `attempt_max`; of each measure its quantiles at PERCENTAGES
-(None if there are none), and how many are negative, `created_negative` and so on.
+"""Of one subject and group: `subject`, `consumer_group`, `settled`, `retried`, `attempt_max`; of
+each measure its quantiles at PERCENTAGES (None if there are none), and how many are negative,
+`created_negative` and so on.
 """
 
 
@@ -133,7 +135,9 @@ def oldest_open(
     positions: Sequence[Position],
     queues: Mapping[QueueKey, SourceQueue],
 ) -> Ages:
-    """When the oldest message that is not done was stored, of queues and groups that have such a message (milliseconds since 1970)."""
+    """When the oldest message that is not done was stored, of queues and groups that have such a
+    message (milliseconds since 1970).
+    """
     known = [each for each in positions if each.queue in queues]
     behind = [
         (*each.queue, each.group, each.done_before)
@@ -144,7 +148,10 @@ def oldest_open(
         return {}
     wanted = spark.createDataFrame(
         behind,
-        "subject string, partition int, broker_group string, consumer_group string, done_before long",
+        (
+            "subject string, partition int, broker_group string, consumer_group string, "
+            "done_before long"
+        ),
     )
     found = messages.join(F.broadcast(wanted), list(QUEUE)).where("sequence >= done_before")
     rows = (
@@ -236,7 +243,7 @@ class LagReport:
         return report(positions, queues, ages, latencies, (axis, curves), now, args.top)
 
 
-# --- the report --------------------------------------------------------------------------------------------------------
+# --- the report -----------------------------------------------------------------------------------
 
 
 def report(
@@ -281,11 +288,17 @@ def _headline(lags: Sequence[GroupLag], lost: Sequence[GroupLag]) -> str:
         return "no group has consumed these subjects within the action log"
     if lost:
         total = sum(each.lost for each in lost)
-        return f"retention deleted {total:,} messages before {', '.join(sorted({each.group for each in lost}))} consumed them"
+        return (
+            f"retention deleted {total:,} messages before "
+            f"{', '.join(sorted({each.group for each in lost}))} consumed them"
+        )
     worst = lags[0]
     if not worst.lag:
         return f"{len(lags)} groups have consumed everything"
-    return f"{len(lags)} groups; the largest lag is {worst.lag:,} messages, of {worst.group} on {worst.subject}"
+    return (
+        f"{len(lags)} groups; the largest lag is {worst.lag:,} messages, of {worst.group} on "
+        f"{worst.subject}"
+    )
 
 
 def _group_table(lags: Sequence[GroupLag], ages: Ages, now: int) -> ReportTable:

@@ -1,14 +1,17 @@
-"""Checks for each key that the log has the order of sending, across all versions of the route, and reports counterexamples in words: the
-two messages, their locations, producers and times, and the route changes between them.
+"""Checks for each key that the log has the order of sending, across all versions of the route, and
+reports counterexamples in words: the two messages, their locations, producers and times, and the
+route changes between them.
 
-The log is read up to its end at the start of the job, together with the routes of that time, so messages written meanwhile have no effect.
-order_checks.py and order_rules.py describe the checks and what each of them proves; in short:
+The log is read up to its end at the start of the job, together with the routes of that time, so
+messages written meanwhile have no effect. order_checks.py and order_rules.py describe the checks
+and what each of them proves; in short:
 
     qmq spark order_audit --servers localhost:20880 --subject flights                      by the producers' clock
     qmq spark order_audit ... --by header:n --dense     by a number that the application increments for each key: exact, and finds losses
 
-Exit status 1 (findings) if there is a violation. Replays (docs/ORDERING.md, "Duplicates"), bent messages of best-effort subjects, and
-targets that seem to overtake their source according to two masters' clocks are reported as facts.
+Exit status 1 (findings) if there is a violation. Replays (docs/ORDERING.md, "Duplicates"), bent
+messages of best-effort subjects, and targets that seem to overtake their source according to two
+masters' clocks are reported as facts.
 
 The job keeps about 200 bytes per message in Spark's storage, on disk if memory is not sufficient.
 """
@@ -37,30 +40,59 @@ _BIRTH_MS_MIN: Final = 1 << 40
 """Ids of real producers begin with a later creation time; smaller ids belong to Spark's sink."""
 
 HINTS: Final[dict[str, str]] = {
-    "stream_order": "A broker takes batch n only after batch n - 1: keep these segments, and look at the master of that time.",
+    "stream_order": (
+        "A broker takes batch n only after batch n - 1: keep these segments, and look at the "
+        "master of that time."
+    ),
     "id_order": "One client sent both, and it repeats unanswered messages in order: keep its log.",
     "time_order": (
-        "Either the order was broken, or the sender's clock was set back, or several processes write this key and their clocks differ: "
-        "then say by how much with --clock-ms. A number that the application counts (--by) tells them apart."
+        "Either the order was broken, or the sender's clock was set back, or several "
+        "processes write this key and their clocks differ: "
+        "then say by how much with --clock-ms. A number that the application counts (--by) "
+        "tells them apart."
     ),
-    "number_order": "Consumers see the higher number first. If one process counts for each key, the order was broken.",
-    "stream_gap": "Numbers of a producer's batches are missing: the batches were lost, or the log was read with a selection (tags, keys).",
+    "number_order": (
+        "Consumers see the higher number first. If one process counts for each key, the order "
+        "was broken."
+    ),
+    "stream_gap": (
+        "Numbers of a producer's batches are missing: the batches were lost, or the log was read "
+        "with a selection (tags, keys)."
+    ),
     "sequence_gap": (
-        "Messages are missing. A power cut may leave such a gap where consumers had seen what the disk then lost (docs/CONTRACT.md); "
+        "Messages are missing. A power cut may leave such a gap where consumers had seen "
+        "what the disk then lost (docs/CONTRACT.md); "
         "otherwise examine its segments: qmq log dump."
     ),
     "number_gap": "The messages between them were lost, or their sender was told that they are not stored.",
-    "sequence_repeat": "Two copies of one place were read: are two folders of one broker group given that are not replicas of each other?",
-    "stored_twice": "A broker knows the newest batches of each producer, and stores none twice: who sent this one under another number?",
-    "broken_replay": "Consumers see an older message between newer ones. After a fence a producer repeats everything that was in flight.",
+    "sequence_repeat": (
+        "Two copies of one place were read: are two folders of one broker group given that are "
+        "not replicas of each other?"
+    ),
+    "stored_twice": (
+        "A broker knows the newest batches of each producer, and stores none twice: who sent "
+        "this one under another number?"
+    ),
+    "broken_replay": (
+        "Consumers see an older message between newer ones. After a fence a producer repeats "
+        "everything that was in flight."
+    ),
     "number_repeat": "Two different messages: the application sent one thing twice, or counted wrongly.",
     "behind_seal": "Consumers that have moved to the next version never see it.",
-    "before_seal": "Both lie in one broker group's log, so it is certain: the target was written to while its source was still open.",
+    "before_seal": (
+        "Both lie in one broker group's log, so it is certain: the target was written to while "
+        "its source was still open."
+    ),
     "outside_range": "Consumers of the partition that holds the key never see it.",
-    "wrong_hash": "A client with another hash sent it (docs/ORDERING.md has the vectors); its key is spread over two partitions.",
+    "wrong_hash": (
+        "A client with another hash sent it (docs/ORDERING.md has the vectors); its key is "
+        "spread over two partitions."
+    ),
     "unknown_partition": "Are these all routes of this subject? Export them again: qmq route export.",
     "other_group": "A partition never changes its broker group: are these all routes of this subject?",
-    "no_key": "A message without a key has no order; a client refuses to send one to an ordered subject.",
+    "no_key": (
+        "A message without a key has no order; a client refuses to send one to an ordered subject."
+    ),
     "no_number": "Its order cannot be judged. Use another number, or create_time.",
 }
 """For each rule: what a violation means, and what to do."""
@@ -102,13 +134,19 @@ def _message(name: str, place: OrderPlace, routes: Routes, by: str) -> Iterator[
         yield _line("", f"created {time(place.create_ms)}, stored {time(place.append_ms)}")
         yield _line(
             "",
-            f"message {place.message_id}, batch {place.batch_sequence}, place {place.place} of {producer(place.producer_id)}",
+            (
+                f"message {place.message_id}, batch {place.batch_sequence}, place {place.place} "
+                f"of {producer(place.producer_id)}"
+            ),
         )
 
 
 def producer(producer_id: str) -> str:
     born_ms = int(producer_id, 16) >> 20
-    return f"producer {producer_id} ({f'born {time(born_ms)}' if born_ms >= _BIRTH_MS_MIN else 'of a Spark sink'})"
+    return (
+        f"producer {producer_id} "
+        f"({f'born {time(born_ms)}' if born_ms >= _BIRTH_MS_MIN else 'of a Spark sink'})"
+    )
 
 
 def time(ms: int) -> str:
@@ -129,7 +167,7 @@ def _closed_part(part: RoutePartition, routes: Routes) -> str:
     return "" if at is None else f"; closed at sequence {at}"
 
 
-# --- the changes between two messages ----------------------------------------------------------------------------------
+# --- the changes between two messages -------------------------------------------------------------
 
 
 def _between(earlier: OrderPlace, later: OrderPlace, routes: Routes) -> Iterator[str]:
@@ -144,7 +182,9 @@ def _between(earlier: OrderPlace, later: OrderPlace, routes: Routes) -> Iterator
 
 
 def changes_between(source: int, target: int, routes: Routes) -> list[int]:
-    """The versions that lead from one partition to another, ascending; empty if the partitions are unrelated."""
+    """The versions that lead from one partition to another, ascending; empty if the partitions are
+    unrelated.
+    """
     parts = routes.partitions
     reached = {source}
     for part in sorted(parts.values(), key=lambda part: part.version):
@@ -225,7 +265,10 @@ def headline(found: Mapping[str, Findings]) -> str:
         name: sum(each.facts[name] for each in found.values())
         for name in ("messages", "keys", "partitions", "versions")
     }
-    looked = f"{total['messages']:,} messages of {total['keys']:,} keys, in {total['partitions']:,} partitions"
+    looked = (
+        f"{total['messages']:,} messages of {total['keys']:,} keys, in {total['partitions']:,} "
+        "partitions"
+    )
     looked += f" of {total['versions']:,} route versions"
     kinds: dict[str, int] = {}
     allowed = 0
@@ -237,7 +280,10 @@ def headline(found: Mapping[str, Findings]) -> str:
                 kinds[RULES[rule].kind] = kinds.get(RULES[rule].kind, 0) + count
     rest = f" ({allowed:,} out of order, as best-effort order allows)" if allowed else ""
     if kinds:
-        return f"{', '.join(f'{count:,} {kind}' for kind, count in kinds.items())} among {looked}{rest}"
+        return (
+            f"{', '.join(f'{count:,} {kind}' for kind, count in kinds.items())} among "
+            f"{looked}{rest}"
+        )
     by = ", ".join(sorted({each.by for each in found.values()}))
     return (
         f"log order is sending order, judged by {by}, and no message follows a seal: {looked}{rest}"
@@ -311,7 +357,10 @@ def _tables(found: Mapping[str, Findings]) -> Iterator[ReportTable]:
         for subject, each in found.items()
         for part in each.partitions
     ]
-    columns = "subject|partition|broker group|version|logical partitions|closed at|messages|producers|first|last"
+    columns = (
+        "subject|partition|broker group|version|logical partitions|closed "
+        "at|messages|producers|first|last"
+    )
     yield ReportTable("Partitions", tuple(columns.split("|")), tuple(parts), "partitions")
 
 
@@ -396,7 +445,10 @@ class OrderAudit:
             "--by",
             default="create_time",
             metavar="WHAT",
-            help="the source of the sending order: create_time (default), or a number per key: header:NAME, json:FIELD",
+            help=(
+                "the source of the sending order: create_time (default), or a number per key: "
+                "header:NAME, json:FIELD"
+            ),
         )
         parser.add_argument(
             "--dense",
@@ -457,7 +509,8 @@ def ordered_subjects(topology: Topology, *, is_named: bool) -> list[str]:
             continue
         if subject in partitioned:
             raise InvalidArgument(
-                f"the routes of subject {subject!r} are not known: give --servers, or --routes (`qmq route export`)"
+                f"the routes of subject {subject!r} are not known: give --servers, or "
+                "--routes (`qmq route export`)"
             )
         if is_named:
             raise OrderMismatch(f"subject {subject!r} is unordered: there is no order to audit")
@@ -475,7 +528,8 @@ def _refuse_selections(args: argparse.Namespace) -> None:
     chosen = [name for name in source_options(args) if name.lower() in _SELECTING]
     if chosen:
         raise InvalidArgument(
-            f"an audit needs all messages, because it reports missing ones as lost: leave out option {chosen[0]}"
+            "an audit needs all messages, because it reports missing ones as lost: leave "
+            f"out option {chosen[0]}"
         )
 
 

@@ -1,40 +1,50 @@
 """The audit of one ordered subject: a function from messages and routes to findings.
 
 An audit without findings proves, for the messages that were read:
-* by structure, exactly: each producer's stream into each partition is complete and in order; sequences have no gaps; no message follows a
-  command message, and (if both are on one broker group) no message of a target precedes the last one of its source; each message is in a
-  partition that has its key; repeated messages are in the order of their ids, and duplicates are in-order replays;
-* by the number or time given by `by` (order_rules.py): for each key, across all partitions and versions, log order is sending order.
+* by structure, exactly: each producer's stream into each partition is complete and in order;
+  sequences have no gaps; no message follows a command message, and (if both are on one broker
+  group) no message of a target precedes the last one of its source; each message is in a partition
+  that has its key; repeated messages are in the order of their ids, and duplicates are in-order
+  replays;
+* by the number or time given by `by` (order_rules.py): for each key, across all partitions and
+  versions, log order is sending order.
 
-*The logical partition of each key.* Spark has no CRC-32C function, so the driver hashes each distinct key, up to a limit. Beyond the limit,
-a key with two logical partitions is still found by comparing its messages with each other.
+*The logical partition of each key.* Spark has no CRC-32C function, so the driver hashes each
+distinct key, up to a limit. Beyond the limit, a key with two logical partitions is still found by
+comparing its messages with each other.
 
 *Within each partition*, exactly and without clocks, by producer, batch, and position in the batch:
 
-* A producer numbers its batches to a partition from 0 without gaps, and a broker accepts number n only after n - 1, or as the first batch
-  of a newer session (docs/adr/0010). So within a session, (batch, position) advances by one step per message. The first stored message may
-  have any number, because retention deleted the earlier ones.
-* Stored sequences have no gaps. (A power cut may leave a gap where a disk lost messages that consumers had seen, docs/CONTRACT.md. It is
-  reported, because messages are missing.)
-* No message follows the command message, and each message's logical partition belongs to the partition.
+* A producer numbers its batches to a partition from 0 without gaps, and a broker accepts number n
+  only after n - 1, or as the first batch of a newer session (docs/adr/0010). So within a session,
+  (batch, position) advances by one step per message. The first stored message may have any number,
+  because retention deleted the earlier ones.
+* Stored sequences have no gaps. (A power cut may leave a gap where a disk lost messages that
+  consumers had seen, docs/CONTRACT.md. It is reported, because messages are missing.)
+* No message follows the command message, and each message's logical partition belongs to the
+  partition.
 
-Bent messages (best-effort order) are in another partition on purpose, and carry a logical partition of that partition.
+Bent messages (best-effort order) are in another partition on purpose, and carry a logical partition
+of that partition.
 
-*Messages that are stored more than once*: in-order replays are allowed, other repetitions are violations (docs/ORDERING.md, "Duplicates").
-A producer whose partition was fenced before it answered sends messages that may be stored there again to the next partition, under the same
-ids, together with all later messages in flight. So for a key and its first producer, the log goes back to an earlier message and continues
-from there one by one, without skipping a message.
+*Messages that are stored more than once*: in-order replays are allowed, other repetitions are
+violations (docs/ORDERING.md, "Duplicates"). A producer whose partition was fenced before it
+answered sends messages that may be stored there again to the next partition, under the same ids,
+together with all later messages in flight. So for a key and its first producer, the log goes back
+to an earlier message and continues from there one by one, without skipping a message.
 
     7 8 9 | 8 9 10      a replay of two
     7 8 9 | 8 10        broken: 9 is not repeated before 10
     7 8 8               stored twice in one partition, where the broker should have recognised the duplicate
     7 8 9 | 8           unfinished: 9 was given up (its sender got an unknown outcome) or will follow. Counted, but not a violation
 
-*Whole partitions*: their size, and whether targets waited for their sources. A target takes messages only after its sources are sealed. If
-both are on one broker group, they are in one log, and entry numbers decide exactly. On two broker groups, only the masters' clocks can be
-compared; the result is reported as a fact, not as a violation.
+*Whole partitions*: their size, and whether targets waited for their sources. A target takes
+messages only after its sources are sealed. If both are on one broker group, they are in one log,
+and entry numbers decide exactly. On two broker groups, only the masters' clocks can be compared;
+the result is reported as a fact, not as a violation.
 
-The rows are messages of one subject, joined with the routes' data about their partitions. `--by` selects the source of the sending order:
+The rows are messages of one subject, joined with the routes' data about their partitions. `--by`
+selects the source of the sending order:
 
     create_time    milliseconds since 1970 at which the message was passed to its producer
     header:NAME    an integer, as text, in a header that the application increments for each key
@@ -91,7 +101,9 @@ class Hashed:
 
 
 def check_hashes(keyed: DataFrame, logical_partitions: int, keys_max: int = KEYS_MAX) -> Hashed:
-    """Compare logical partitions with keys. `keyed`: messages with keys that are not bent, with `logical_partition`."""
+    """Compare logical partitions with keys. `keyed`: messages with keys that are not bent, with
+    `logical_partition`.
+    """
     lps = F.min("logical_partition").alias("least"), F.max("logical_partition").alias("most")
     keys = keyed.groupBy("key").agg(*lps)
     chosen = keys.limit(keys_max + 1).toArrow()
@@ -100,7 +112,9 @@ def check_hashes(keyed: DataFrame, logical_partitions: int, keys_max: int = KEYS
         count = keys.count()
         is_sure = (
             F.col("least") == F.col("most")
-        )  # Keys with two logical partitions must be wrong, so they are checked beyond the limit, too.
+            # Keys with two logical partitions must be wrong, so they are checked beyond the limit,
+            # too.
+        )
         chosen = keys.orderBy(is_sure).limit(keys_max).toArrow()
     wrong = _wrong(chosen, logical_partitions)
     hashed = min(count, keys_max)
@@ -185,7 +199,9 @@ def _skips(mine: Column) -> Column:
 
 
 def _begins_session() -> Column:
-    """Whether a batch is the first of a producer's session (qmq/model.py), which may follow any batch."""
+    """Whether a batch is the first of a producer's session (qmq/model.py), which may follow any
+    batch.
+    """
     return F.col("batch_sequence").bitwiseAND((1 << SESSION_BITS) - 1) == 0
 
 
@@ -204,9 +220,10 @@ def _by_themselves(needs_number: bool) -> list[Column]:
 
 
 def chains(keyed: DataFrame, repeats: DataFrame) -> DataFrame:
-    """The messages of keys and first producers of which something is there twice, each with its `rank` (the how-manieth message of the
-    chain it is: by the ids; where only the ids are of that producer, by the first copies) and `before`, the message of the chain that lies
-    before it, with its rank. `keyed` has `is_known`.
+    """The messages of keys and first producers of which something is there twice, each with its
+    `rank` (the how-manieth message of the chain it is: by the ids; where only the ids are of that
+    producer, by the first copies) and `before`, the message of the chain that lies before it, with
+    its rank. `keyed` has `is_known`.
     """
     touched = repeats.select("key", F.substring("message_id", 1, 16).alias("sender")).distinct()
     same = Window.partitionBy("key", "message_id").orderBy(*POSITION)
@@ -386,7 +403,9 @@ def missing_ends(
 
 
 def violations_of(rows: DataFrame, pairs: Iterable[Overtaking]) -> DataFrame | None:
-    """A violation for each certain overtaking: the target's first message, and the source's last."""
+    """A violation for each certain overtaking: the target's first message, and the source's
+    last.
+    """
     certain = [(each.source, each.target) for each in pairs if each.is_certain]
     if not certain:
         return None
@@ -511,8 +530,9 @@ def parse_by(text: str) -> By:
 def prepare(messages: DataFrame, routes: Routes, by: By) -> DataFrame:
     """One row per message, with the columns that the audit uses.
 
-    Added columns: version, first_lp, end_lp, home (the broker group) and sealed_at of its partition, all null if no route has the
-    partition; `number`, by which the message is judged; `sender`, the producer in its id; is_carried, whether another producer stored it.
+    Added columns: version, first_lp, end_lp, home (the broker group) and sealed_at of its
+    partition, all null if no route has the partition; `number`, by which the message is judged;
+    `sender`, the producer in its id; is_carried, whether another producer stored it.
     """
     sender = F.substring("message_id", 1, 16)
     rows = messages.select(
@@ -566,14 +586,18 @@ class Findings:
     facts: Mapping[str, int]
     """Figures about the audited messages, by name."""
     counts: Mapping[str, int]
-    """The number of violations by rule (`order_rules.RULES`); rules without violations are left out."""
+    """The number of violations by rule (`order_rules.RULES`); rules without violations are left
+    out.
+    """
     examples: tuple[Violation, ...]
     """The first violations of each rule, in full."""
     violations: DataFrame
     """All violations, with the schema `order_rules.SCHEMA`."""
     partitions: tuple[PartitionFacts, ...]
     overtakings: tuple[Overtaking, ...]
-    """Targets that took a message before the last one of their source, including those known only from clocks."""
+    """Targets that took a message before the last one of their source, including those known only
+    from clocks.
+    """
 
     @property
     def tolerated(self) -> frozenset[str]:
@@ -599,12 +623,12 @@ def audit(
     """Audit one ordered subject.
 
     Args:
-        messages: all messages of this subject, with the columns `order_rows.COLUMNS` and `parse_by(by).columns`.
-        routes: all its routes.
-        by: the source of the sending order: create_time, header:NAME or json:FIELD.
-        clock_ms: for create_time, the allowed clock difference of processes that write the same key.
-        is_dense: for a number, whether a key's numbers increase by one, so that a missing number is a lost message.
-        queues: if `messages` is complete, the queues as they were before it was read; their ends are then checked, too.
+        messages: all messages of this subject, with the columns `order_rows.COLUMNS` and
+        `parse_by(by).columns`. routes: all its routes. by: the source of the sending order:
+        create_time, header:NAME or json:FIELD. clock_ms: for create_time, the allowed clock
+        difference of processes that write the same key. is_dense: for a number, whether a key's
+        numbers increase by one, so that a missing number is a lost message. queues: if `messages`
+        is complete, the queues as they were before it was read; their ends are then checked, too.
         keys_max: the number of distinct keys to hash.
 
     Raises InvalidArgument. Spark raises errors of reading the messages.

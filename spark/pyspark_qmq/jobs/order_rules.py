@@ -1,4 +1,5 @@
-"""The rules of an order audit, the schema of violations, and the checks for each key across partitions and route versions.
+"""The rules of an order audit, the schema of violations, and the checks for each key across
+partitions and route versions.
 
 Each rule belongs to a kind:
 
@@ -9,27 +10,34 @@ Each rule belongs to a kind:
     wrong_partition  a message is in a partition that does not have its key
     unproved         the message lacks the number by which it should be judged
 
-The log order of a key is (version that opened the partition, partition, sequence). At each version exactly one partition has the key, so
-the order is total, and any two messages of a key can be compared.
+The log order of a key is (version that opened the partition, partition, sequence). At each version
+exactly one partition has the key, so the order is total, and any two messages of a key can be
+compared.
 
 The log order is compared with the order of sending, which is known in three ways:
 
-* By the ids. A message that was sent again to another partition, because a fenced one did not answer, keeps its first id. So the ids of one
-  first producer increase in the log, across partitions: exact, without clocks.
-* By a number in a header or the body that the application increments for each key: exact, across all producers and processes. This is the
-  strongest check and should be used where possible.
-* By create_time, the producer's clock in milliseconds. A client has another producer id for each partition, so whether two ids are of one
-  client is not in the log. Within one producer, times must not decrease. Between two producers, they must not decrease by more than
-  `clock_ms`: 0 is right if each key is written by one process. If several processes write a key, there is no guarantee between them, and
-  their clocks differ: give the possible difference. Two producers whose messages interleave in one partition belong to two clients, because
-  a client has one stream per partition at a time; they are not compared. Equal times prove neither order. A clock that was set back looks
+* By the ids. A message that was sent again to another partition, because a fenced one did not
+  answer, keeps its first id. So the ids of one first producer increase in the log, across
+  partitions: exact, without clocks.
+* By a number in a header or the body that the application increments for each key: exact, across
+  all producers and processes. This is the strongest check and should be used where possible.
+* By create_time, the producer's clock in milliseconds. A client has another producer id for each
+  partition, so whether two ids are of one client is not in the log. Within one producer, times must
+  not decrease. Between two producers, they must not decrease by more than `clock_ms`: 0 is right if
+  each key is written by one process. If several processes write a key, there is no guarantee
+  between them, and their clocks differ: give the possible difference. Two producers whose messages
+  interleave in one partition belong to two clients, because a client has one stream per partition
+  at a time; they are not compared. Equal times prove neither order. A clock that was set back looks
   like a violation, as the counterexample says.
 
-create_time judges messages with the id of the producer that stored them, and messages with the id of another producer that has written to
-the subject itself (they were sent again). Other foreign ids come from a delay server, in the order of due times, or from a sink with its
-own ids. The sending order of these messages is not in the log, and they are counted as `unjudged`. A number judges them, too.
+create_time judges messages with the id of the producer that stored them, and messages with the id
+of another producer that has written to the subject itself (they were sent again). Other foreign ids
+come from a delay server, in the order of due times, or from a sink with its own ids. The sending
+order of these messages is not in the log, and they are counted as `unjudged`. A number judges them,
+too.
 
-Retention may have deleted the first copy of a message, or numbers between two messages. Neither is a violation.
+Retention may have deleted the first copy of a message, or numbers between two messages. Neither is
+a violation.
 """
 
 from __future__ import annotations
@@ -91,7 +99,9 @@ RULES: Final[dict[str, Rule]] = {
 UNORDERED: Final = frozenset(
     {"id_order", "time_order", "number_order", "stored_twice", "broken_replay"}
 )
-"""Rules that `best-effort` order does not guarantee; there, such findings are reported but are not violations."""
+"""Rules that `best-effort` order does not guarantee; there, such findings are reported but are not
+violations.
+"""
 
 _PLACE: Final = (
     StructField("partition", IntegerType()),
@@ -137,7 +147,9 @@ def finding(rule: str, condition: Column, earlier: Column | None = None) -> Colu
 
 
 def violations(rows: DataFrame, *found: Column) -> DataFrame:
-    """The violations of rows with SCHEMA: one for each finding that is not null. The rows have `key` and all of NAMES."""
+    """The violations of rows with SCHEMA: one for each finding that is not null. The rows have
+    `key` and all of NAMES.
+    """
     single = (
         rows.filter(F.coalesce(*(each["rule"] for each in found)).isNotNull())
         .withColumn("found", F.explode(F.array(*found)))
@@ -165,7 +177,9 @@ class OrderPlace:
 
 @dataclass(frozen=True, slots=True)
 class Violation:
-    """A violation in full. `earlier` precedes `place` in the log; None if the rule is about one message."""
+    """A violation in full. `earlier` precedes `place` in the log; None if the rule is about one
+    message.
+    """
 
     rule: str
     key: bytes | None
@@ -199,7 +213,9 @@ class Judging(NamedTuple):
 
 
 def of_keys(rows: DataFrame) -> DataFrame:
-    """The rows that have a position in the order of a key. Bent messages and messages of unknown partitions have none."""
+    """The rows that have a position in the order of a key. Bent messages and messages of unknown
+    partitions have none.
+    """
     return rows.filter(F.col("key").isNotNull() & ~F.col("is_bent") & F.col("version").isNotNull())
 
 
@@ -234,9 +250,11 @@ def with_streams(keyed: DataFrame, *, has_carried: bool) -> DataFrame:
 
 
 def without_forgotten(firsts: DataFrame, cut: frozenset[int]) -> DataFrame:
-    """Remove repeated messages whose first copy was deleted by retention: they follow messages that were sent later.
+    """Remove repeated messages whose first copy was deleted by retention: they follow messages that
+    were sent later.
 
-    Such a message has a smaller id than the first stored message of its first producer, which is in a partition with deleted messages.
+    Such a message has a smaller id than the first stored message of its first producer, which is in
+    a partition with deleted messages.
     """
     chain = Window.partitionBy("key", "sender").orderBy(*POSITION)
     opened = firsts.repartition("key").withColumn(
@@ -297,7 +315,9 @@ def _by_time(before: Column, mine: Column, judging: Judging) -> list[Column]:
 
 
 def drop_concurrent(found: DataFrame, streams: DataFrame) -> DataFrame:
-    """Remove comparisons of two producers that are certainly two clients: in one partition, each began before the other ended."""
+    """Remove comparisons of two producers that are certainly two clients: in one partition, each
+    began before the other ended.
+    """
     first, last = F.min("first").alias("first"), F.max("last").alias("last")
     bounds = streams.groupBy("partition", "producer_id").agg(first, last)
     mine = bounds.select(

@@ -1,11 +1,13 @@
 """A job's report and its plots: values, and their output formats.
 
-A job makes one `Report`, which has four outputs: text for a terminal, a self-contained HTML page (no network, no scripts), JSON for
-programs, and Parquet for further queries. User data (names, keys, tags, bodies) is never treated as markup: all text on the page is escaped
-by Jinja or matplotlib.
+A job makes one `Report`, which has four outputs: text for a terminal, a self-contained HTML page
+(no network, no scripts), JSON for programs, and Parquet for further queries. User data (names,
+keys, tags, bodies) is never treated as markup: all text on the page is escaped by Jinja or
+matplotlib.
 
-Plots are drawn as SVG for embedding in a page: without network or display, and with the same bytes for the same plot. Text stays text, so
-that people can search and copy it. Names come from users: matplotlib escapes them, and its mathematical notation is turned off for them.
+Plots are drawn as SVG for embedding in a page: without network or display, and with the same bytes
+for the same plot. Text stays text, so that people can search and copy it. Names come from users:
+matplotlib escapes them, and its mathematical notation is turned off for them.
 """
 
 from __future__ import annotations
@@ -32,8 +34,9 @@ if TYPE_CHECKING:
 class Plot:
     """A plot with one x axis for all series.
 
-    bar: x has names, one per bar. line: x has numbers or times. histogram: x has the edges of bins, so each series is one shorter. cdf: x
-    has ascending values, and a series has the share (0 to 1) at or below each.
+    bar: x has names, one per bar. line: x has numbers or times. histogram: x has the edges of bins,
+    so each series is one shorter. cdf: x has ascending values, and a series has the share (0 to 1)
+    at or below each.
     """
 
     title: str
@@ -98,7 +101,9 @@ class Report:
     counterexample: str = ""
     """Lines that describe one finding in full."""
     details: Mapping[str, DataFrame] = field(default_factory=dict)
-    """Data too large for a page, by name as in `ReportTable`. It is computed only for the Parquet output."""
+    """Data too large for a page, by name as in `ReportTable`. It is computed only for the Parquet
+    output.
+    """
     folder: str = ""
     """The subfolder of `--out` to write to; empty: `--out` itself."""
 
@@ -111,8 +116,9 @@ class Made(NamedTuple):
 
 
 def plain(value: object) -> Any:
-    """A cell for JSON. Bytes become text if they are UTF-8, otherwise `hex:00ff` (as `qmq dlq` writes keys). NaN becomes null.
-    Half of a surrogate pair, which no file can hold, becomes its escape.
+    """A cell for JSON. Bytes become text if they are UTF-8, otherwise `hex:00ff` (as `qmq dlq`
+    writes keys). NaN becomes null. Half of a surrogate pair, which no file can hold, becomes its
+    escape.
     """
     if value is None or isinstance(value, bool | int):
         return value
@@ -184,7 +190,9 @@ def summary(report: Report) -> dict[str, Any]:
 
 
 def write(report: Report, folder: Path, made: Made) -> Path:
-    """Write page, JSON and Parquet to a folder, replacing those of an earlier run. Returns the page's path. Raises OSError."""
+    """Write page, JSON and Parquet to a folder, replacing those of an earlier run. Returns the
+    page's path. Raises OSError.
+    """
     folder = folder / report.folder
     folder.mkdir(parents=True, exist_ok=True)
     for name, rows in report.details.items():
@@ -356,7 +364,9 @@ _STYLE: Final[Any] = {
 
 
 def svg(plot: Plot, *, salt: str) -> str:
-    """An `<svg>` element of a plot with values. `salt` makes ids unique among the plots of a page."""
+    """An `<svg>` element of a plot with values. `salt` makes ids unique among the plots of a
+    page.
+    """
     import matplotlib
     from matplotlib.backends.backend_svg import FigureCanvasSVG
     from matplotlib.figure import Figure
@@ -376,7 +386,9 @@ def svg(plot: Plot, *, salt: str) -> str:
 
 
 def _embedded(document: str) -> str:
-    """Remove the prologue, the fixed size, and unused ids of groups, which are the same in every plot."""
+    """Remove the prologue, the fixed size, and unused ids of groups, which are the same in every
+    plot.
+    """
     found = document[document.index("<svg") :]
     found = re.sub(r'<g id="[^"]*"', "<g", found)
     return re.sub(

@@ -1,4 +1,5 @@
-"""Subjects as Apache Iceberg tables, written without Spark (jobs/archive.py uses Spark). docs/LAKE.md lists the promises.
+"""Subjects as Apache Iceberg tables, written without Spark (jobs/archive.py uses Spark).
+docs/LAKE.md lists the promises.
 
 catalog.py         catalogs; a table's name and columns, and the folder of its data files
 table.py           one table: open, how far it has each queue, commit files with positions

@@ -1,5 +1,6 @@
-"""Catalogs of Iceberg tables, by PyIceberg; the name and the columns of a subject's table; and the folder of a table's data files, a value
-that can be pickled for other processes, unlike PyIceberg's own storage.
+"""Catalogs of Iceberg tables, by PyIceberg; the name and the columns of a subject's table; and the
+folder of a table's data files, a value that can be pickled for other processes, unlike PyIceberg's
+own storage.
 """
 
 from __future__ import annotations
@@ -33,12 +34,16 @@ _REFUSALS: Final = (
 
 
 class CatalogAway(Unavailable):
-    """The catalog did not answer, or cannot work for now. A commit in progress may have been made: the table's positions tell."""
+    """The catalog did not answer, or cannot work for now. A commit in progress may have been made:
+    the table's positions tell.
+    """
 
 
 @contextmanager
 def answering_catalog() -> Iterator[None]:
-    """Convert the errors of a catalog that does not answer, which come from several libraries, to CatalogAway."""
+    """Convert the errors of a catalog that does not answer, which come from several libraries, to
+    CatalogAway.
+    """
     try:
         yield
     except Exception as cause:
@@ -52,7 +57,9 @@ def _away(cause: Exception) -> CatalogAway:
 
 
 def is_away(cause: Exception) -> bool:
-    """Whether an error means that the catalog's server or database does not answer, rather than that a request is invalid."""
+    """Whether an error means that the catalog's server or database does not answer, rather than
+    that a request is invalid.
+    """
     if isinstance(
         cause, (ServerError, ServiceUnavailableError, TooManyRequestsError, NoConnection, Timeout)
     ):
@@ -68,14 +75,18 @@ def is_away(cause: Exception) -> bool:
 
 
 def _is_refused(cause: Exception) -> bool:
-    """Whether a database says that its address, user or password is wrong. Drivers have no class for that."""
+    """Whether a database says that its address, user or password is wrong. Drivers have no class
+    for that.
+    """
     return any(each in str(cause) for each in _REFUSALS)
 
 
 def open_catalog(name: str, uri: str, warehouse: str, properties: Iterable[str] = ()) -> Catalog:
-    """Open a catalog by its name in PyIceberg's configuration; `uri`, `warehouse` and `properties` (`key=value`) override it.
+    """Open a catalog by its name in PyIceberg's configuration; `uri`, `warehouse` and `properties`
+    (`key=value`) override it.
 
-    Raises InvalidArgument if the catalog is not configured or its configuration is invalid; CatalogAway.
+    Raises InvalidArgument if the catalog is not configured or its configuration is invalid;
+    CatalogAway.
     """
     given = {"uri": uri, "warehouse": warehouse, **dict(map(_property, properties))}
     if uri and "type" not in given:
@@ -88,7 +99,8 @@ def open_catalog(name: str, uri: str, warehouse: str, properties: Iterable[str] 
         if is_away(cause) and not _is_refused(cause):
             raise _away(cause) from cause
         raise InvalidArgument(
-            f"catalog {name!r} cannot be opened ({type(cause).__name__}: {cause}): give --catalog-uri and --warehouse, or configure it in "
+            f"catalog {name!r} cannot be opened ({type(cause).__name__}: {cause}): give "
+            "--catalog-uri and --warehouse, or configure it in "
             "~/.pyiceberg.yaml"
         ) from cause
 
@@ -143,14 +155,18 @@ def typed_schema(struct: Struct) -> pa.Schema:
 
 
 WITHOUT_BOUNDS: Final = ("body", "tags.element", "headers.key", "headers.value", "message_id")
-"""Queries do not search by ranges of these columns, and their minima and maxima would take time and space in each file."""
+"""Queries do not search by ranges of these columns, and their minima and maxima would take time and
+space in each file.
+"""
 
 ORDER: Final = ("logical_partition", "key", "route_version", "partition", "sequence")
 """How a compacted file is sorted: a key's messages lie together, in the order of the log."""
 
 
 def table_name(subject: str, *, is_rejected: bool = False) -> str:
-    """The table of a subject, or of its rejected messages. Engines take a dot for a level of the name, so it becomes an underscore."""
+    """The table of a subject, or of its rejected messages. Engines take a dot for a level of the
+    name, so it becomes an underscore.
+    """
     return subject.replace(".", "_") + ("__rejected" if is_rejected else "")
 
 
@@ -158,7 +174,8 @@ def table_name(subject: str, *, is_rejected: bool = False) -> str:
 class DataFolder:
     """The folder of a table's data files.
 
-    `properties` are PyIceberg's properties of the storage. They may contain its access keys, so that executors can write.
+    `properties` are PyIceberg's properties of the storage. They may contain its access keys, so
+    that executors can write.
     """
 
     root: str

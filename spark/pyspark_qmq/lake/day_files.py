@@ -1,7 +1,7 @@
 """Writes record batches into Parquet files, one for each day of `append_time` (UTC).
 
-`close` flushes the files to disk, because a commit must not name a file that a power failure can lose. An object store has a file once it
-is closed.
+`close` flushes the files to disk, because a commit must not name a file that a power failure can
+lose. An object store has a file once it is closed.
 """
 
 from __future__ import annotations

@@ -1,5 +1,6 @@
-"""Turns the errors of damaged or hostile files of the lake into errors that name the file. PyIceberg and PyArrow raise about any class for
-them: of their own, of the decoders below them, or SystemError.
+"""Turns the errors of damaged or hostile files of the lake into errors that name the file.
+PyIceberg and PyArrow raise about any class for them: of their own, of the decoders below them, or
+SystemError.
 """
 
 from __future__ import annotations
@@ -24,12 +25,15 @@ _CAUSE_CHARS: Final = 200
 
 @contextmanager
 def reading_file(storage: FileIO, location: str) -> Iterator[None]:
-    """Reads a data file. Raises MessagesExpired if it is gone, LogDamaged; OSError if the storage does not give its bytes."""
+    """Reads a data file. Raises MessagesExpired if it is gone, LogDamaged; OSError if the storage
+    does not give its bytes.
+    """
     try:
         yield
     except FileNotFoundError as cause:
         raise MessagesExpired(
-            f"{location} was deleted while it was to be read: the snapshot of the lake that this read began with has expired; load the "
+            f"{location} was deleted while it was to be read: the snapshot of the lake that "
+            "this read began with has expired; load the "
             "DataFrame again, and keep snapshots longer than a read takes (qmq lake expire --keep)"
         ) from cause
     except Exception as cause:
@@ -42,7 +46,9 @@ def reading_file(storage: FileIO, location: str) -> Iterator[None]:
 
 @contextmanager
 def reading_table(table: Table) -> Iterator[None]:
-    """Reads manifests, or commits to the table. Raises LogDamaged, which names the file; OSError if the storage does not give its bytes."""
+    """Reads manifests, or commits to the table. Raises LogDamaged, which names the file; OSError if
+    the storage does not give its bytes.
+    """
     try:
         yield
     except Exception as cause:
@@ -55,7 +61,9 @@ def reading_table(table: Table) -> Iterator[None]:
 
 @contextmanager
 def reading_metadata(name: str, location: str) -> Iterator[None]:
-    """Loads a table. `location`: its metadata file, if the catalog tells. Raises LogDamaged; OSError of the storage."""
+    """Loads a table. `location`: its metadata file, if the catalog tells. Raises LogDamaged;
+    OSError of the storage.
+    """
     try:
         yield
     except Exception as cause:
@@ -79,12 +87,15 @@ def _is_foreign(cause: Exception) -> bool:
 def _damaged(location: str, owner: str, cause: Exception) -> LogDamaged:
     first = (str(cause).strip().splitlines() or [""])[0][:_CAUSE_CHARS]
     return LogDamaged(
-        f"{location} cannot be read ({type(cause).__name__}: {first}), but {owner} names it: restore it from a copy"
+        f"{location} cannot be read ({type(cause).__name__}: {first}), but {owner} names it: "
+        "restore it from a copy"
     )
 
 
 def _gives_bytes(storage: FileIO, location: str) -> bool:
-    """PyArrow raises OSError for bytes that are no Parquet, and for a storage that does not answer."""
+    """PyArrow raises OSError for bytes that are no Parquet, and for a storage that does not
+    answer.
+    """
     try:
         with storage.new_input(location).open() as stream:
             while stream.read(MIB):
@@ -108,20 +119,26 @@ def _unreadable(table: Table) -> str:
 
 
 def require_size(stream: InputStream, location: str, size_bytes: int) -> None:
-    """Raises LogDamaged if an open file has another size than the table's manifest says; 0 if that is not known."""
+    """Raises LogDamaged if an open file has another size than the table's manifest says; 0 if that
+    is not known.
+    """
     found = stream.seek(0, os.SEEK_END)
     if size_bytes and found != size_bytes:
         raise LogDamaged(
-            f"{location} cannot be read (it has {found:,} bytes, and its table says {size_bytes:,}): restore it from a copy"
+            f"{location} cannot be read (it has {found:,} bytes, and its table says "
+            f"{size_bytes:,}): restore it from a copy"
         )
     stream.seek(0)
 
 
 def require_within(folders: Sequence[str], location: str, owner: str) -> None:
-    """Raises LogDamaged if a file that `owner` names is in none of its folders: it is another table's, or none of the lake."""
+    """Raises LogDamaged if a file that `owner` names is in none of its folders: it is another
+    table's, or none of the lake.
+    """
     if not any(_path(location).startswith(f"{_path(each)}/") for each in folders):
         raise LogDamaged(
-            f"{owner} names {location}, which is not in its folder {folders[0]}: restore the table's metadata from a copy"
+            f"{owner} names {location}, which is not in its folder {folders[0]}: restore the "
+            "table's metadata from a copy"
         )
 
 

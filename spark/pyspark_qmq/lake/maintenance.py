@@ -1,8 +1,9 @@
 """Compacts days, expires snapshots, and deletes leftovers of crashes. None of these changes a row.
 
-Compaction replaces the small files of a past day with sorted ones, in one snapshot that requires that the table still has the small files.
-Expiry removes old snapshots, and then deletes files that no snapshot names. A file that a writer has not committed yet is not named either,
-so only files older than `grace` are deleted.
+Compaction replaces the small files of a past day with sorted ones, in one snapshot that requires
+that the table still has the small files. Expiry removes old snapshots, and then deletes files that
+no snapshot names. A file that a writer has not committed yet is not named either, so only files
+older than `grace` are deleted.
 """
 
 from __future__ import annotations
@@ -101,7 +102,8 @@ def _rewrite(table: LakeTable, step: FileGroup) -> int:
     rows = _read(table.iceberg, step.files, schema)
     if rows.num_rows != sum(each.record_count for each in step.files):
         raise LogDamaged(
-            f"files of {step.day} hold {rows.num_rows} rows, and the table says {sum(f.record_count for f in step.files)}"
+            f"files of {step.day} hold {rows.num_rows} rows, and the table says "
+            f"{sum(f.record_count for f in step.files)}"
         )
     files = DayFiles(table.folder, f"compacted-{uuid.uuid4().hex}", schema)
     for batch in rows.sort_by([(name, "ascending") for name in ORDER]).to_batches():
@@ -120,7 +122,8 @@ def _rewrite(table: LakeTable, step: FileGroup) -> int:
             break
     table.delete(each.location for each in made)
     raise Overloaded(
-        f"files of {step.day} were replaced by another process, or concurrent writers blocked the compaction: start it again"
+        f"files of {step.day} were replaced by another process, or concurrent writers "
+        "blocked the compaction: start it again"
     )
 
 
@@ -132,7 +135,9 @@ def file_schema(table: LakeTable) -> pa.Schema:
 
 
 def _read(table: Table, files: Sequence[DataFile], schema: pa.Schema) -> pa.Table:
-    """The rows of the files, with the current columns even if a file was written before columns were added or widened."""
+    """The rows of the files, with the current columns even if a file was written before columns
+    were added or widened.
+    """
     found = []
     for each in files:
         with (
@@ -171,10 +176,11 @@ class Expired:
 
 
 def expire(table: LakeTable, now: datetime, keep: timedelta, grace: timedelta = GRACE) -> Expired:
-    """Remove snapshots older than `keep`, except the current one. Delete files older than `grace` that no snapshot names.
+    """Remove snapshots older than `keep`, except the current one. Delete files older than `grace`
+    that no snapshot names.
 
-    Ages count up to the newest snapshot and the newest file, and up to `now` if that is earlier: a clock that is ahead would delete files
-    that a writer is about to commit.
+    Ages count up to the newest snapshot and the newest file, and up to `now` if that is earlier: a
+    clock that is ahead would delete files that a writer is about to commit.
     """
     before, current = len(table.iceberg.metadata.snapshots), table.iceberg.current_snapshot()
     newest = now if current is None else time_of(current.timestamp_ms)
@@ -212,7 +218,8 @@ def _listed(table: Table, folder: str) -> Iterator[tuple[str, datetime]]:
     scheme, netloc, path = PyArrowFileIO.parse_location(root)
     if not isinstance(table.io, PyArrowFileIO):
         raise InvalidArgument(
-            f"expiry lists files by pyarrow, not by {type(table.io).__name__}: leave out the property py-io-impl"
+            f"expiry lists files by pyarrow, not by {type(table.io).__name__}: leave out the "
+            "property py-io-impl"
         )
 
     selector = pafs.FileSelector(path, recursive=True, allow_not_found=True)

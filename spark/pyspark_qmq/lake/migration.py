@@ -1,8 +1,9 @@
 """Copies archives of older versions into tables, once: `qmq lake migrate`.
 
-Such a folder has `_qmq/archive.json` (what was selected), `_qmq/manifests/0000000001.json` and so on (each one change: added files, removed
-files, and how far the queues were archived with them), and Parquet files below `_qmq/files`. A subject's positions are committed with its
-files, so an interrupted migration can be started again, and `qmq lake follow` continues where the archive ended.
+Such a folder has `_qmq/archive.json` (what was selected), `_qmq/manifests/0000000001.json` and so
+on (each one change: added files, removed files, and how far the queues were archived with them),
+and Parquet files below `_qmq/files`. A subject's positions are committed with its files, so an
+interrupted migration can be started again, and `qmq lake follow` continues where the archive ended.
 """
 
 from __future__ import annotations
@@ -70,14 +71,16 @@ def read_manifests(folder: Path) -> OldArchive:
     for number, path in enumerate(paths, 1):
         if whole_number(path.stem) != number:
             raise LogDamaged(
-                f"the archive's manifest {number} is missing, but {path.name} exists: restore it from a copy"
+                f"the archive's manifest {number} is missing, but {path.name} exists: "
+                "restore it from a copy"
             )
         _apply(found, path)
     marker = own / "archive.json"
     selection = _selection(marker) if marker.exists() else {}
     if selection:
         raise InvalidArgument(
-            f"{folder} has only messages selected by {selection}, and a table has all: archive the subjects again into a new table"
+            f"{folder} has only messages selected by {selection}, and a table has all: "
+            "archive the subjects again into a new table"
         )
     return found
 
@@ -114,8 +117,8 @@ def migrate(folder: Path, catalog: Catalog, namespace: str) -> Iterator[Migrated
     """Copy each subject that this folder's migration has not copied yet, with one commit.
 
     Raises:
-        InvalidArgument: there is no archive; it has selected messages; a subject's table has messages from another source.
-        LogDamaged: a file does not hold what its manifest says.
+        InvalidArgument: there is no archive; it has selected messages; a subject's table has
+        messages from another source. LogDamaged: a file does not hold what its manifest says.
         Overloaded: another process wrote the table at the same time.
     """
     archive, origin = read_manifests(folder), str(folder.resolve())
@@ -125,7 +128,8 @@ def migrate(folder: Path, catalog: Catalog, namespace: str) -> Iterator[Migrated
             continue
         if table.positions():
             raise InvalidArgument(
-                f"subject {subject!r} has messages in {namespace} already: migrate before `follow`, or give another --namespace"
+                f"subject {subject!r} has messages in {namespace} already: migrate before "
+                "`follow`, or give another --namespace"
             )
         files = sorted(
             (each for each in archive.files.values() if each.subject == subject),
@@ -139,7 +143,8 @@ def migrate(folder: Path, catalog: Catalog, namespace: str) -> Iterator[Migrated
         reached = {key: at for key, at in archive.reached.items() if key.subject == subject}
         if not table.commit([each.location for each in made], reached, {MIGRATED: origin}):
             raise Overloaded(
-                f"another process wrote the table of {subject!r} meanwhile: start the migration again"
+                f"another process wrote the table of {subject!r} meanwhile: start the "
+                "migration again"
             )
         yield MigratedSubject(subject, len(made), sum(each.rows for each in made))
 
@@ -154,7 +159,8 @@ def _copied(folder: Path, day: list[OldFile], table: LakeTable) -> list[DayFile]
                 files.write(_converted(batch))
             if rows != each.rows:
                 raise LogDamaged(
-                    f"{each.path} has {rows} rows, and its manifest says {each.rows}: restore it from a copy"
+                    f"{each.path} has {rows} rows, and its manifest says {each.rows}: "
+                    "restore it from a copy"
                 )
         return files.close()
     finally:
@@ -166,12 +172,15 @@ def _opened(path: Path) -> pq.ParquetFile:
         return pq.ParquetFile(path)
     except (OSError, pa.ArrowInvalid) as cause:
         raise LogDamaged(
-            f"{path} cannot be read ({cause}), but the archive's manifests name it: restore it from a copy"
+            f"{path} cannot be read ({cause}), but the archive's manifests name it: restore "
+            "it from a copy"
         ) from cause
 
 
 def _converted(batch: pa.RecordBatch) -> pa.RecordBatch:
-    """Convert the old columns to the table's order and types. An archive had no logical partitions, so the column is null."""
+    """Convert the old columns to the table's order and types. An archive had no logical partitions,
+    so the column is null.
+    """
     held = {name: batch.column(name) for name in batch.schema.names}
     held["logical_partition"] = pa.nulls(batch.num_rows)
     return pa.RecordBatch.from_arrays(

@@ -1,14 +1,16 @@
 """Rows of a table's files as record batches of the data source, in executors.
 
-A row group is not read if its Parquet statistics show that it has no wanted partition, sequence, time or key. Tags are compared after
-reading.
+A row group is not read if its Parquet statistics show that it has no wanted partition, sequence,
+time or key. Tags are compared after reading.
 
-Rows of older files get the table's current columns: fields that were added later are null, and types may be wider. PyIceberg's own reader
-is not used where rows are written again, because it reads a null list of structs as an empty list (iceberg-python issue 3833).
+Rows of older files get the table's current columns: fields that were added later are null, and
+types may be wider. PyIceberg's own reader is not used where rows are written again, because it
+reads a null list of structs as an empty list (iceberg-python issue 3833).
 
 Tasks say which files are read, which part of them, and which rows:
 
-* A task has either one partition of an ordered subject, or queues of a subject without order: a task never mixes partitions.
+* A task has either one partition of an ordered subject, or queues of a subject without order: a
+  task never mixes partitions.
 * A file whose bounds say that it has no wanted row is not read.
 * Small files are read together, and large ones in parts of whole row groups.
 """
@@ -50,7 +52,9 @@ def conformed(rows: pa.Table, schema: pa.Schema) -> pa.Table:
 
 
 def conformed_array(held: pa.Array, kind: pa.DataType) -> pa.Array:
-    """The same values as another type: wider, with more fields, or with other names for the items of lists and maps."""
+    """The same values as another type: wider, with more fields, or with other names for the items
+    of lists and maps.
+    """
     if held.type.equals(kind):
         return held
     if pa.types.is_struct(kind):
@@ -102,7 +106,9 @@ class TimeRange(NamedTuple):
 
 
 class FilePart(NamedTuple):
-    """Row groups `first` to `end` - 1 of a file. In the last part, `end` is larger than the number of row groups."""
+    """Row groups `first` to `end` - 1 of a file. In the last part, `end` is larger than the number
+    of row groups.
+    """
 
     location: str
     first: int
@@ -198,7 +204,9 @@ _SUBJECT: Final = "subject"
 def read_lake_task(
     task: LakeTask, schema: pa.Schema, selection: ReadSelection
 ) -> Iterator[pa.RecordBatch]:
-    """The record batches of one task. Raises MessagesExpired if a file is gone, LogDamaged, OSError."""
+    """The record batches of one task. Raises MessagesExpired if a file is gone, LogDamaged,
+    OSError.
+    """
     return shaped(_record_batches(task, schema, selection))
 
 

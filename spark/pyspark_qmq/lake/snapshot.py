@@ -1,18 +1,20 @@
-"""What the lake has of a subject at one snapshot of its table, and what a read of lake and log together takes from each. The positions and
-the files are read from the same metadata.
+"""What the lake has of a subject at one snapshot of its table, and what a read of lake and log
+together takes from each. The positions and the files are read from the same metadata.
 
-In a typed lake a message is either in the subject's table or in the table of rejected messages. The rejected messages of the last round may
-not be in their table yet; then the subject's table names their files.
+In a typed lake a message is either in the subject's table or in the table of rejected messages. The
+rejected messages of the last round may not be in their table yet; then the subject's table names
+their files.
 
-A table has sequences `first` to `end` - 1 of a queue: it is complete from `first` on, and `end` is its position. The log has the
-messages that retention has left. A read takes what the table has from the table, and the rest from the log:
+A table has sequences `first` to `end` - 1 of a queue: it is complete from `first` on, and `end` is
+its position. The log has the messages that retention has left. A read takes what the table has from
+the table, and the rest from the log:
 
     table              |first ─────────────── end|
     log                               |start ──────────────── end|
     read      |start ── log ──|── lake ──────────|──── log ──|end
 
-Each message is in one of the ranges, or the read fails and names it. Rows of the table below `first` are not read, because messages
-between them and `first` are missing.
+Each message is in one of the ranges, or the read fails and names it. Rows of the table below
+`first` are not read, because messages between them and `first` are missing.
 """
 
 from __future__ import annotations
@@ -79,8 +81,10 @@ def joined(log: Topology, held: Extents, *, may_lag: bool) -> Topology:
             continue
         if each.end > known.end and not may_lag:
             raise InvalidArgument(
-                f"the table of {key.subject!r} has messages up to {each.end - 1} of {key}, and the log ends at {known.end}: the table "
-                "belongs to another cluster; give option qmq.lakeNamespace with the tables of this one"
+                f"the table of {key.subject!r} has messages up to {each.end - 1} of {key}, "
+                f"and the log ends at {known.end}: the table "
+                "belongs to another cluster; give option qmq.lakeNamespace with the tables "
+                "of this one"
             )
         start, end = min(each.first, known.start), max(each.end, known.end)
         queues[key] = SourceQueue(
@@ -92,8 +96,9 @@ def joined(log: Topology, held: Extents, *, may_lag: bool) -> Topology:
 def edges(
     asked: ReadOptions, whole: Topology, log: Topology, find_time: reading.FindTime
 ) -> tuple[dict[QueueKey, int], dict[QueueKey, int]]:
-    """Where a batch read starts and ends. The log cannot find the sequence of a time before its oldest message. A read from such a time
-    starts at the table's oldest message, and compares the rows with the time.
+    """Where a batch read starts and ends. The log cannot find the sequence of a time before its
+    oldest message. A read from such a time starts at the table's oldest message, and compares the
+    rows with the time.
 
     Args:
         whole: the result of `joined`.
@@ -126,7 +131,9 @@ def split(
     *,
     skips_lost: bool,
 ) -> SplitRanges:
-    """The ranges between two offsets. Raises MessagesExpired if messages are neither in the table nor in the log, unless `skips_lost`."""
+    """The ranges between two offsets. Raises MessagesExpired if messages are neither in the table
+    nor in the log, unless `skips_lost`.
+    """
     found = SplitRanges([], [])
     for key in sorted(end):
         first, last = start.get(key, 0), end[key]
@@ -151,8 +158,10 @@ def split(
 def _lost(key: QueueKey, first: int, end: int, has: LakeExtent) -> MessagesExpired:
     lake = f"which has {has.first} to {has.end - 1}" if has.end else "which has none of this queue"
     return MessagesExpired(
-        f"messages {first} to {end - 1} of {key} were deleted by retention, and are not in the lake either, {lake}; to continue with the "
-        "remaining messages: option failOnDataLoss=false; to lose none: make the retention longer than the lag of `qmq lake follow`"
+        f"messages {first} to {end - 1} of {key} were deleted by retention, and are not in "
+        f"the lake either, {lake}; to continue with the "
+        "remaining messages: option failOnDataLoss=false; to lose none: make the retention "
+        "longer than the lag of `qmq lake follow`"
     )
 
 
@@ -222,13 +231,16 @@ def _snapshot(catalog: Catalog, namespace: str, subject: str) -> LakeSnapshot | 
     reached, complete_from = table.positions(), table.complete_from()
     if reached and complete_from is None:
         raise InvalidArgument(
-            f"table {table.name} does not say from where on it is complete: let `qmq lake follow` write to it once"
+            f"table {table.name} does not say from where on it is complete: let `qmq lake "
+            "follow` write to it once"
         )
     return LakeSnapshot(table, rejected, extents(complete_from or {}, reached))
 
 
 def _rejected(catalog: Catalog, namespace: str, table: LakeTable) -> LakeTable | None:
-    """The table of rejected messages. It may lack the last round that `table` names, but has no later one."""
+    """The table of rejected messages. It may lack the last round that `table` names, but has no
+    later one.
+    """
     for _ in range(_TRIES):
         try:
             found = read_table(catalog, namespace, table.subject, is_rejected=True)
@@ -289,7 +301,8 @@ def _files(
     for task in table.files(condition):
         if task.delete_files:
             raise InvalidArgument(
-                f"table {table.name} has files of deleted rows, which another tool wrote: let that tool rewrite its data files, or leave "
+                f"table {table.name} has files of deleted rows, which another tool wrote: "
+                "let that tool rewrite its data files, or leave "
                 "out option qmq.lake"
             )
         with reading_table(table.iceberg):

@@ -1,14 +1,17 @@
 """One Iceberg table: open or create it, read its positions, commit files together with positions.
 
-A commit requires that the current snapshot is the one that `positions` were read from. PyIceberg must not repeat a refused commit on
-another snapshot: two writers would both add the same messages. So each table has `commit.retry.num-retries` 0, and opening a table sets it.
+A commit requires that the current snapshot is the one that `positions` were read from. PyIceberg
+must not repeat a refused commit on another snapshot: two writers would both add the same messages.
+So each table has `commit.retry.num-retries` 0, and opening a table sets it.
 
-A position is the sequence after the last message of a queue that the table has. The positions of all queues are a property of the snapshot
-that added the files, so both change in one commit. Other tools (such as compaction by Spark) make snapshots without the property: then the
-property of the nearest ancestor that has one counts. If no such ancestor is left, the table's own property counts, which each commit also
-writes.
+A position is the sequence after the last message of a queue that the table has. The positions of
+all queues are a property of the snapshot that added the files, so both change in one commit. Other
+tools (such as compaction by Spark) make snapshots without the property: then the property of the
+nearest ancestor that has one counts. If no such ancestor is left, the table's own property counts,
+which each commit also writes.
 
-The ancestors come before the table, because a table that was rolled back to an older snapshot has only that snapshot's messages.
+The ancestors come before the table, because a table that was rolled back to an older snapshot has
+only that snapshot's messages.
 """
 
 from __future__ import annotations
@@ -41,8 +44,9 @@ from qmq.text import parse_json
 
 PROPERTY: Final = "qmq.positions"
 COMPLETE_FROM: Final = "qmq.complete-from"
-"""Property of a table: of each queue, the sequence from which on the table has every message up to its position; 0 for a missing queue. It
-only rises: when a new table begins later, and when messages that retention deleted are skipped."""
+"""Property of a table: of each queue, the sequence from which on the table has every message up to
+its position; 0 for a missing queue. It only rises: when a new table begins later, and when messages
+that retention deleted are skipped."""
 
 
 class Snapshot(NamedTuple):
@@ -77,7 +81,9 @@ def decode_positions(subject: str, text: str) -> dict[QueueKey, int]:
 def complete_from(
     known: Offsets, begin: Offsets, end: Offsets, read_from: Offsets
 ) -> dict[QueueKey, int]:
-    """From where a table is complete after a round from `begin` to `end` that found only the messages from `read_from` on."""
+    """From where a table is complete after a round from `begin` to `end` that found only the
+    messages from `read_from` on.
+    """
     found = dict(known)
     for key, last in end.items():
         first = begin.get(key, 0)
@@ -112,7 +118,8 @@ def newest(
     if current is None:
         return {}
     raise LogDamaged(
-        f"the table of {subject!r} has a snapshot, and no property {PROPERTY}: it was not written by qmq lake"
+        f"the table of {subject!r} has a snapshot, and no property {PROPERTY}: it was not "
+        "written by qmq lake"
     )
 
 
@@ -144,7 +151,7 @@ class LakeTable:
         """The table's name with its namespace."""
         return ".".join(self.iceberg.name()[-2:])
 
-    # --- files ---------------------------------------------------------------------------------------------------------
+    # --- files ------------------------------------------------------------------------------------
 
     @property
     def folder(self) -> DataFolder:
@@ -174,7 +181,7 @@ class LakeTable:
             with suppress(FileNotFoundError):
                 self.iceberg.io.delete(each)
 
-    # --- positions -----------------------------------------------------------------------------------------------------
+    # --- positions --------------------------------------------------------------------------------
 
     def positions(self) -> dict[QueueKey, int]:
         """The table's position in each queue. Raises LogDamaged."""
@@ -192,7 +199,9 @@ class LakeTable:
         return newest(self.subject, metadata.current_snapshot_id, snapshot, metadata.properties)
 
     def complete_from(self) -> dict[QueueKey, int] | None:
-        """For each queue, the sequence from which on the table is complete; None if no writer recorded that yet. Raises LogDamaged."""
+        """For each queue, the sequence from which on the table is complete; None if no writer
+        recorded that yet. Raises LogDamaged.
+        """
         text = self.iceberg.properties.get(COMPLETE_FROM)
         return None if text is None else decode_positions(self.subject, text)
 
@@ -216,10 +225,12 @@ class LakeTable:
     def commit(
         self, locations: Sequence[str], reached: Offsets, properties: Mapping[str, str] = NOTHING
     ) -> bool:
-        """Add files, and record the positions that the table then has. `properties` are set on the table in the same commit.
+        """Add files, and record the positions that the table then has. `properties` are set on the
+        table in the same commit.
 
-        Returns False if another writer committed first: the files are deleted, and the table is read again. Also returns False if the
-        answer was lost: the files stay, and `positions` tell whether the commit was made.
+        Returns False if another writer committed first: the files are deleted, and the table is
+        read again. Also returns False if the answer was lost: the files stay, and `positions` tell
+        whether the commit was made.
         """
         told = encode_positions(self.subject, reached)
         try:
@@ -240,7 +251,9 @@ class LakeTable:
         return True
 
     def add(self, locations: Sequence[str], properties: Mapping[str, str]) -> None:
-        """Add files and set properties in one commit. Changes nothing if another writer committed first. The answer may be lost."""
+        """Add files and set properties in one commit. Changes nothing if another writer committed
+        first. The answer may be lost.
+        """
         refused = suppress(CommitFailedException, CommitStateUnknownException)
         with refused, reading_table(self.iceberg), self.iceberg.transaction() as change:
             change.set_properties(dict(properties))
@@ -314,7 +327,9 @@ def read_table(
 
 
 def _require_own_metadata(table: LakeTable) -> None:
-    """Before a change: a commit deletes old metadata files, and expiry all unnamed files in the table's folder. Raises LogDamaged."""
+    """Before a change: a commit deletes old metadata files, and expiry all unnamed files in the
+    table's folder. Raises LogDamaged.
+    """
     iceberg = table.iceberg
     more = iceberg.properties.get(_METADATA_FOLDER)
     folders = [iceberg.location(), *([more] if more else [])]
@@ -332,7 +347,10 @@ def _metadata_location(catalog: Catalog, namespace: str, name: str) -> str:
         return ""
     from sqlalchemy import text
 
-    asked = "SELECT metadata_location FROM iceberg_tables WHERE catalog_name = :c AND table_namespace = :n AND table_name = :t"
+    asked = (
+        "SELECT metadata_location FROM iceberg_tables WHERE catalog_name = :c AND "
+        "table_namespace = :n AND table_name = :t"
+    )
     with engine.connect() as database:
         return database.scalar(text(asked), {"c": catalog.name, "n": namespace, "t": name}) or ""
 

@@ -1,8 +1,11 @@
-"""Runs the tasks of a round, which read messages and write files: in this process, or in Spark's executors (jobs/archive.py).
+"""Runs the tasks of a round, which read messages and write files: in this process, or in Spark's
+executors (jobs/archive.py).
 
-No snapshot names the files until the writer commits them, so a task may be repeated, and its process may die.
+No snapshot names the files until the writer commits them, so a task may be repeated, and its
+process may die.
 
-For a typed table, a task splits each record batch of the log into rows with decoded bodies, and rows whose bodies do not fit.
+For a typed table, a task splits each record batch of the log into rows with decoded bodies, and
+rows whose bodies do not fit.
 """
 
 from __future__ import annotations
@@ -91,7 +94,9 @@ class TaskSource:
 
 @dataclass(frozen=True, slots=True)
 class TaskOutput:
-    """Where tasks write. With `types`, they write decoded bodies, and rows that do not fit go to files in `rejected`."""
+    """Where tasks write. With `types`, they write decoded bodies, and rows that do not fit go to
+    files in `rejected`.
+    """
 
     folder: DataFolder
     types: BodyTypes | None = None
@@ -99,8 +104,8 @@ class TaskOutput:
 
 
 TaskRunner = Callable[[TaskSource, Sequence[ReadTask], TaskOutput], "list[DayFile]"]
-"""Runs the tasks of a round: writes all their rows, flushed to disk, and returns the files. Raises MessagesExpired, NotConnected,
-LogDamaged, OSError.
+"""Runs the tasks of a round: writes all their rows, flushed to disk, and returns the files. Raises
+MessagesExpired, NotConnected, LogDamaged, OSError.
 """
 
 

@@ -1,16 +1,21 @@
-"""Typed tables: their columns follow the subjects' schemas, and each has a second table for its rejected messages.
+"""Typed tables: their columns follow the subjects' schemas, and each has a second table for its
+rejected messages.
 
-A column follows the subject's schema by Iceberg's rules. A new field is added, int becomes long, float becomes double. A field that the
-schema no longer has stays, and is null in new rows. A field that is narrower in the schema than in the table keeps the table's type. Every
-other change is refused, because existing rows have the old type.
+A column follows the subject's schema by Iceberg's rules. A new field is added, int becomes long,
+float becomes double. A field that the schema no longer has stays, and is null in new rows. A field
+that is narrower in the schema than in the table keeps the table's type. Every other change is
+refused, because existing rows have the old type.
 
-Rejected messages are added to their table exactly once, although two tables cannot change in one commit. The files are written first. The
-commit that moves the subject's table past their messages also sets the table's property `qmq.rejected`, which names the files. Then the
-files are added to the table of rejected messages, whose property `qmq.round` names the last round that it has. A writer does the second
-step before it commits the next round, so at most one round is missing there, and any writer can add it.
+Rejected messages are added to their table exactly once, although two tables cannot change in one
+commit. The files are written first. The commit that moves the subject's table past their messages
+also sets the table's property `qmq.rejected`, which names the files. Then the files are added to
+the table of rejected messages, whose property `qmq.round` names the last round that it has. A
+writer does the second step before it commits the next round, so at most one round is missing there,
+and any writer can add it.
 
-A writer reads the rejected table first, then the subject's table. Its commit requires that the rejected table has not changed
-since, so a round that another process added in between is not added again.
+A writer reads the rejected table first, then the subject's table. Its commit requires that the
+rejected table has not changed since, so a round that another process added in between is not added
+again.
 """
 
 from __future__ import annotations
@@ -41,7 +46,8 @@ _EVOLUTION_TRIES = 20
 
 
 def evolve(table: LakeTable, versions: tuple[DeclaredSchema, ...]) -> BodyTypes:
-    """Make the table's column hold bodies of the newest version. Returns how to decode bodies for it.
+    """Make the table's column hold bodies of the newest version. Returns how to decode bodies for
+    it.
 
     Raises:
         IncompatibleSchema: the column cannot follow; the message says what to do.
@@ -79,7 +85,8 @@ def held_struct(table: LakeTable) -> Struct:
     found = field_type(columns.field(VALUE).type, VALUE)
     if not isinstance(found, Struct):
         raise InvalidArgument(
-            f"column {VALUE!r} of the table of {table.subject!r} is not a struct: another tool made it"
+            f"column {VALUE!r} of the table of {table.subject!r} is not a struct: another "
+            "tool made it"
         )
     return found
 
@@ -111,7 +118,8 @@ def _merged(held: Type, wanted: Type, where: str, subject: str) -> Type:
     if isinstance(wanted, Scalar) and (held, wanted) in WIDER:
         return wanted
     raise IncompatibleSchema(
-        f"column {where!r} of the table of {subject!r} is {spoken(held)}, and {spoken(wanted)} in the schema: Iceberg cannot change it. "
+        f"column {where!r} of the table of {subject!r} is {spoken(held)}, and "
+        f"{spoken(wanted)} in the schema: Iceberg cannot change it. "
         "Give the field another name in the schema, or follow the subject into another --namespace"
     )
 
@@ -158,7 +166,8 @@ def _require_names(kind: Type, where: str) -> None:
         for each in kind.fields:
             if "." in each.name or not each.name:
                 raise InvalidArgument(
-                    f"rename field {each.name!r} of {where}: a column needs a name without dots (engines read levels)"
+                    f"rename field {each.name!r} of {where}: a column needs a name without "
+                    "dots (engines read levels)"
                 )
             _require_names(each.type, f"{where}.{each.name}")
     elif isinstance(kind, ListOf):
@@ -196,7 +205,8 @@ def pending_of(text: str) -> PendingFiles:
             raise TypeError("a file's name or the round is no text")
     except (ValueError, KeyError, TypeError) as cause:
         raise LogDamaged(
-            f"the table's property {PENDING} is unreadable, {text[:200]!r}: {cause}; another tool wrote it"
+            f"the table's property {PENDING} is unreadable, {text[:200]!r}: {cause}; another "
+            "tool wrote it"
         ) from None
     return PendingFiles(found["round"], tuple(files))
 
@@ -209,7 +219,9 @@ def require_pending(pending: PendingFiles, tables: Iterable[LakeTable]) -> None:
 
 
 def complete(table: LakeTable, rejected: LakeTable) -> None:
-    """Add the rejected messages of the last round that had any, unless their table has them. Raises Overloaded, LogDamaged."""
+    """Add the rejected messages of the last round that had any, unless their table has them. Raises
+    Overloaded, LogDamaged.
+    """
     if _is_done(table, rejected):
         return
     for _ in range(_TRIES):
@@ -241,7 +253,9 @@ class TypedTables:
         self._types: dict[str, BodyTypes] = {}
 
     def output(self, table: LakeTable) -> TaskOutput:
-        """Where a round writes, by the newest schema. Raises InvalidArgument if there is none, IncompatibleSchema, NotConnected."""
+        """Where a round writes, by the newest schema. Raises InvalidArgument if there is none,
+        IncompatibleSchema, NotConnected.
+        """
         versions = tuple(self._schemas(table.subject))
         known = self._types.get(table.subject)
         if known is None or known.versions != versions:

@@ -1,7 +1,8 @@
 """Decoded bodies as Arrow columns. Pure.
 
-qmq/schemas/body_decoder.py makes the values: a msgspec.Struct with an attribute for each field. The table's column may have wider types
-than the schema, and fields that the schema no longer has; these are null.
+qmq/schemas/body_decoder.py makes the values: a msgspec.Struct with an attribute for each field. The
+table's column may have wider types than the schema, and fields that the schema no longer has; these
+are null.
 """
 
 from __future__ import annotations
@@ -43,7 +44,9 @@ def arrow_type(kind: Type) -> pa.DataType:
 
 
 def field_type(kind: pa.DataType, where: str) -> Type:
-    """The inverse of `arrow_type`, for columns that PyIceberg read. Raises InvalidArgument for a type that bodies do not have."""
+    """The inverse of `arrow_type`, for columns that PyIceberg read. Raises InvalidArgument for a
+    type that bodies do not have.
+    """
     if pa.types.is_struct(kind):
         return Struct(
             tuple(
@@ -59,7 +62,8 @@ def field_type(kind: pa.DataType, where: str) -> Type:
     found = next((scalar for scalar, each in _SCALARS.items() if each == plain), None)
     if found is None:
         raise InvalidArgument(
-            f"column {where!r} of the table has the type {kind}, which no schema has: it was changed by another tool"
+            f"column {where!r} of the table has the type {kind}, which no schema has: it was "
+            "changed by another tool"
         )
     return found
 

@@ -1,7 +1,8 @@
 """Rounds: each copies what is committed in the log and not yet in the tables.
 
-A round of a subject begins at the positions of its table and ends with one commit. A round reads all state again when it begins, so it may
-crash at any point, and any number of writers may run. docs/LAKE.md explains why each message is in the table once.
+A round of a subject begins at the positions of its table and ends with one commit. A round reads
+all state again when it begins, so it may crash at any point, and any number of writers may run.
+docs/LAKE.md explains why each message is in the table once.
 """
 
 from __future__ import annotations
@@ -37,7 +38,9 @@ from qmq.model import DeclaredSchema
 log = logging.getLogger(__name__)
 
 ROUND_BYTES: Final = 256 << 20
-"""Stored bytes of a subject that one commit may add. Limits the work that a writer repeats after a crash, and the size of a file."""
+"""Stored bytes of a subject that one commit may add. Limits the work that a writer repeats after a
+crash, and the size of a file.
+"""
 _PIECE_BYTES: Final = 64 << 20
 
 
@@ -62,7 +65,9 @@ class LakeCounters:
     rows: dict[str, int] = field(default_factory=dict)
     """Messages committed to the tables, by subject."""
     waits: dict[str, int] = field(default_factory=lambda: {"catalog": 0, "cluster": 0})
-    """Attempts to open or to run a round that failed because the catalog or the cluster did not answer."""
+    """Attempts to open or to run a round that failed because the catalog or the cluster did not
+    answer.
+    """
 
     def wait_for(self, what: str, failure: Unavailable) -> None:
         """Count and log a wait for `what`."""
@@ -82,7 +87,9 @@ def catalog_when_it_answers(
     interval_s: float,
     counters: LakeCounters,
 ) -> Catalog | None:
-    """Open a catalog; try again every `interval_s` while it does not answer. None if `stopping` is set first. Raises InvalidArgument."""
+    """Open a catalog; try again every `interval_s` while it does not answer. None if `stopping` is
+    set first. Raises InvalidArgument.
+    """
     while not stopping.is_set():
         try:
             return open_one()
@@ -93,12 +100,14 @@ def catalog_when_it_answers(
 
 
 class LakeWriter:
-    """Keeps the tables of the chosen subjects up to date with the log. Only one thread may use a writer.
+    """Keeps the tables of the chosen subjects up to date with the log. Only one thread may use a
+    writer.
 
-    `run_tasks` writes the files; the writer makes the commits. `schemas` returns the current versions of a subject's schema,
-    the newest one last; with `schemas`, the tables are typed.
+    `run_tasks` writes the files; the writer makes the commits. `schemas` returns the current
+    versions of a subject's schema, the newest one last; with `schemas`, the tables are typed.
 
-    Raises InvalidArgument if the read selects messages or queues, because a table has all messages of its subject.
+    Raises InvalidArgument if the read selects messages or queues, because a table has all messages
+    of its subject.
     """
 
     def __init__(
@@ -114,7 +123,8 @@ class LakeWriter:
     ) -> None:
         if asked.selection != ALL or asked.choice.queues is not None:
             raise InvalidArgument(
-                "a table holds all messages of its subject: leave out tags, keys, includeDirected and assign, and filter when you read"
+                "a table holds all messages of its subject: leave out tags, keys, "
+                "includeDirected and assign, and filter when you read"
             )
         self._catalog = catalog
         self._asked = asked
@@ -127,15 +137,15 @@ class LakeWriter:
         self.counters = LakeCounters() if counters is None else counters
 
     def round(self) -> Iterator[RoundResult]:
-        """Run one round of each subject that has new messages. One that fails for good stops no other: its error is raised in the end.
+        """Run one round of each subject that has new messages. One that fails for good stops no
+        other: its error is raised in the end.
 
         Raises:
-            UnknownSubject, InvalidArgument: as a read of the log; a subject has no schema, or an untyped writer meets a typed table.
-            IncompatibleSchema: a typed table cannot follow the subject's schema.
-            MessagesExpired: retention deleted messages that a table does not have.
-            NotConnected: a broker group did not answer in time.
-            CatalogAway: the catalog did not answer.
-            LogDamaged: the log or a table is damaged.
+            UnknownSubject, InvalidArgument: as a read of the log; a subject has no schema, or an
+            untyped writer meets a typed table. IncompatibleSchema: a typed table cannot follow the
+            subject's schema. MessagesExpired: retention deleted messages that a table does not
+            have. NotConnected: a broker group did not answer in time. CatalogAway: the catalog did
+            not answer. LogDamaged: the log or a table is damaged.
         """
         topology, failures = look(self._log(), self._asked.choice), list[QmqError]()
         for subject in sorted({key.subject for key in topology.queues}):
@@ -157,9 +167,11 @@ class LakeWriter:
     def run(
         self, stopping: threading.Event, interval_s: float, report: Callable[[RoundResult], None]
     ) -> None:
-        """Run a round every `interval_s` until `stopping` is set. A round of a subject that has begun is finished.
+        """Run a round every `interval_s` until `stopping` is set. A round of a subject that has
+        begun is finished.
 
-        While the cluster or the catalog does not answer, tries again after `interval_s`. Raises the other errors of `round`.
+        While the cluster or the catalog does not answer, tries again after `interval_s`. Raises the
+        other errors of `round`.
         """
         while not stopping.is_set():
             is_behind, begin = False, self._monotonic()
@@ -185,7 +197,9 @@ class LakeWriter:
             self._typed.forget()
 
     def drain(self, report: Callable[[RoundResult], None]) -> None:
-        """Run rounds until the tables have what was committed when `drain` began. Raises as `round`."""
+        """Run rounds until the tables have what was committed when `drain` began. Raises as
+        `round`.
+        """
         until = {
             key: queue.end for key, queue in look(self._log(), self._asked.choice).queues.items()
         }
@@ -241,7 +255,9 @@ class LakeWriter:
         )
 
     def _begin(self, table: LakeTable, topology: Topology) -> dict[QueueKey, int]:
-        """The table's positions. A new table begins where the user chose. A queue that was added later is read from its beginning."""
+        """The table's positions. A new table begins where the user chose. A queue that was added
+        later is read from its beginning.
+        """
         found = table.positions()
         if not found:
             found = {
@@ -265,7 +281,8 @@ class LakeWriter:
             found = open_table(self._catalog, self._options.namespace, subject)
             if self._typed is None and held_struct(found).fields:
                 raise InvalidArgument(
-                    f"the table of {subject!r} has decoded bodies: follow it with --typed, or choose another --namespace"
+                    f"the table of {subject!r} has decoded bodies: follow it with --typed, "
+                    "or choose another --namespace"
                 )
             self._tables[subject] = found
         return found

@@ -11,6 +11,7 @@
     write_task.py                     runs one task: rows in, batches out
     writer.py                         the entry points for Spark
 
-Words: a *chunk* is a contiguous range of a task's rows; a *load* has the rows of a chunk for one subject, either immediate or delayed; a
-*packet* has the rows of a load for one queue, and becomes one batch.
+Words: a *chunk* is a contiguous range of a task's rows; a *load* has the rows of a chunk for one
+subject, either immediate or delayed; a *packet* has the rows of a load for one queue, and becomes
+one batch.
 """

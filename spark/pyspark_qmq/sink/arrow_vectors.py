@@ -1,6 +1,7 @@
 """Converts Arrow arrays to the vectors of a batch: marks and bytes. Pure.
 
-An array may be a slice, have nulls, or 64-bit offsets. The resulting marks begin at 0, have 32 bits, and there are no nulls.
+An array may be a slice, have nulls, or 64-bit offsets. The resulting marks begin at 0, have 32
+bits, and there are no nulls.
 """
 
 from __future__ import annotations
@@ -23,14 +24,18 @@ class StringVector(NamedTuple):
 
 
 class Lists(NamedTuple):
-    """A list of items per row, concatenated. `marks` point into the `parts`, which have equal length."""
+    """A list of items per row, concatenated. `marks` point into the `parts`, which have equal
+    length.
+    """
 
     marks: Marks
     parts: tuple[pa.Array, ...]
 
 
 def strings(array: pa.Array) -> StringVector:
-    """A vector of strings or binaries; a null becomes an empty string. The total must be below 2 GiB, as for every chunk."""
+    """A vector of strings or binaries; a null becomes an empty string. The total must be below 2
+    GiB, as for every chunk.
+    """
     if not len(array):
         return StringVector(np.zeros(1, np.int32), b"")
     if array.null_count:

@@ -1,19 +1,24 @@
-"""A write task's view of the cluster: locations of subjects, contents of queues, connections. Thin I/O without long waits.
+"""A write task's view of the cluster: locations of subjects, contents of queues, connections. Thin
+I/O without long waits.
 
-A process caches the cluster by address for as long as it runs, so that a stream with a task every second does not reconnect each time.
+A process caches the cluster by address for as long as it runs, so that a stream with a task every
+second does not reconnect each time.
 
-To find the rows of a writer's epoch that a queue already has, FIND lists the batches of its producer id, and FETCH reads them:
+To find the rows of a writer's epoch that a queue already has, FIND lists the batches of its
+producer id, and FETCH reads them:
 
 * Usually there are no such rows, and one request for the newest batch shows it.
-* For unordered subjects, numbers tell which rows are stored. In a partition, the newest batch is read, then older ones as long as they are
-  of this epoch.
-* Stored batches are read to compare their rows with those of this attempt (`requests.py`). Outside of ordered subjects this needs a right
-  that a sink may lack, to browse the subject: then the rows are not compared.
+* For unordered subjects, numbers tell which rows are stored. In a partition, the newest batch is
+  read, then older ones as long as they are of this epoch.
+* Stored batches are read to compare their rows with those of this attempt (`requests.py`). Outside
+  of ordered subjects this needs a right that a sink may lack, to browse the subject: then the rows
+  are not compared.
 * A closed partition must be sealed *before* the lookup, so that no row is added after it.
 
-Batches are sent over one connection to a broker group from the task's thread; another thread of the connection receives the answers. So
-requests to all broker groups are in flight together, and a slow broker does not delay the others. The thread receives only while an answer
-is expected (an idle connection must not time out), and puts each answer into `events`.
+Batches are sent over one connection to a broker group from the task's thread; another thread of the
+connection receives the answers. So requests to all broker groups are in flight together, and a slow
+broker does not delay the others. The thread receives only while an answer is expected (an idle
+connection must not time out), and puts each answer into `events`.
 """
 
 from __future__ import annotations
@@ -70,7 +75,9 @@ FETCH_BYTES: Final = 4 * MIB
 
 
 def look(ask: Look, writer: RowWriter, call: Call) -> LookedUp:
-    """Answer a `Look`. Raises RouteChanged for a closed partition that is not sealed yet, LogDamaged, and what `call` raises."""
+    """Answer a `Look`. Raises RouteChanged for a closed partition that is not sealed yet,
+    LogDamaged, and what `call` raises.
+    """
     if ask.target.partition == 0:
         return _outside_partitions(ask.target, writer, call)
     if (
@@ -208,12 +215,16 @@ class SinkCluster:
             for is_delayed in (False, True)
         }
         self._closed: dict[tuple[str, RowTarget], int] = {}
-        """Partitions that a writer saw closed, with the epoch; they cannot have rows of later epochs."""
+        """Partitions that a writer saw closed, with the epoch; they cannot have rows of later
+        epochs.
+        """
 
-    # --- answers for cores ------------------------------------------------------------------------------------------------
+    # --- answers for cores ------------------------------------------------------------------------
 
     def logical_partitions(self, subject: str, *, creates: bool) -> int:
-        """The number of an ordered subject's logical partitions; 0: unordered. Raises UnknownSubject, InvalidName, NotConnected."""
+        """The number of an ordered subject's logical partitions; 0: unordered. Raises
+        UnknownSubject, InvalidName, NotConnected.
+        """
         try:
             ordering = self._masters[False].locate(subject).placement.ordering
         except UnknownSubject:
@@ -224,7 +235,9 @@ class SinkCluster:
         return 0 if ordering is None else ordering.route.logical_partitions
 
     def answer(self, ask: Ask, writer: RowWriter) -> Where | LookedUp:
-        """Answer a core's question. Raises UnknownSubject, LogDamaged, and Unavailable if a retry may help."""
+        """Answer a core's question. Raises UnknownSubject, LogDamaged, and Unavailable if a retry
+        may help.
+        """
         return self._locate(ask) if isinstance(ask, Locate) else self._look(ask, writer)
 
     def _locate(self, ask: Locate) -> Where:
@@ -272,7 +285,7 @@ class SinkCluster:
                     return
         raise failure
 
-    # --- connections ---------------------------------------------------------------------------------------------------
+    # --- connections ------------------------------------------------------------------------------
 
     def take(self, to: RowTarget) -> BlockingConnection:
         """Take a connection to a queue's master. Raises NotConnected, UnknownSubject."""
@@ -321,7 +334,9 @@ class SinkConnection:
         self._thread.start()
 
     def send(self, packet: Packet, buffers: tuple[bytes, ...]) -> None:
-        """Send a packet. Raises NotConnected or DeadlineExceeded, after which the outcome is unknown."""
+        """Send a packet. Raises NotConnected or DeadlineExceeded, after which the outcome is
+        unknown.
+        """
         request_id = self.channel.send(FrameKind.PRODUCE, *buffers)
         self.under_way[request_id] = packet, packet.attempts
         self._due.release()
@@ -343,7 +358,9 @@ class SinkConnection:
             self._events.put(SinkAnswer(self, request_id, failure))
 
     def end(self) -> bool:
-        """Stop receiving. Returns whether the connection can be reused because no request is in flight."""
+        """Stop receiving. Returns whether the connection can be reused because no request is in
+        flight.
+        """
         self._is_ending = True
         is_free = self.channel.is_open and not self.under_way
         if not is_free:

@@ -1,4 +1,5 @@
-"""Encodes a packet's rows as a batch from Arrow's buffers, column by column, without a loop over rows. Pure.
+"""Encodes a packet's rows as a batch from Arrow's buffers, column by column, without a loop over
+rows. Pure.
 
 docs/FORMAT.md has the layout. The parts of Arrow's buffers are concatenated once.
 """
@@ -40,7 +41,9 @@ def encode(
     is_ordered: bool,
     compression: Compression = Compression.NONE,
 ) -> tuple[bytes, bytes]:
-    """(envelope, region), ready to send. Raises MessageTooLarge, InvalidArgument (a library for compression is missing)."""
+    """(envelope, region), ready to send. Raises MessageTooLarge, InvalidArgument (a library for
+    compression is missing).
+    """
     load, to = packet.load, packet.to
     columns = _Columns(load, fields)
     create_time_ms = columns.create_times(now_ms)
@@ -72,7 +75,9 @@ def encode(
 
 
 def flags_of(packet: Packet, *, is_ordered: bool) -> int:
-    """The batch's flags. A partition must search its log for duplicates, because the writer may have been silent for hours."""
+    """The batch's flags. A partition must search its log for duplicates, because the writer may
+    have been silent for hours.
+    """
     if not is_ordered:
         return 0
     return int(BatchFlag.ORDERED) if packet.to.is_delayed else int(BatchFlag.AGAIN)

@@ -1,13 +1,16 @@
-"""Looks for rows that an earlier attempt of an epoch stored and that no task of this attempt has. Pure.
+"""Looks for rows that an earlier attempt of an epoch stored and that no task of this attempt has.
+Pure.
 
-A task compares its rows with those of the same Spark partition (`row_distribution.py`). If the repeated epoch has fewer tasks, nobody has
-the partitions of the others: their rows are in other tasks now, which have stored them a second time. So when all tasks are done, the
-driver looks for rows
+A task compares its rows with those of the same Spark partition (`row_distribution.py`). If the
+repeated epoch has fewer tasks, nobody has the partitions of the others: their rows are in other
+tasks now, which have stored them a second time. So when all tasks are done, the driver looks for
+rows
 
-* of the next `BEYOND` Spark partitions. Spark starts tasks in the order of their partitions, so an attempt that stored rows of any later
-  partition stored rows of one of these, too;
-* of each Spark partition in the subjects that only other partitions have now. A partition without any row is left out: its source may have
-  lost them (`failOnDataLoss=false`), which loses and repeats nothing here.
+* of the next `BEYOND` Spark partitions. Spark starts tasks in the order of their partitions, so an
+  attempt that stored rows of any later partition stored rows of one of these, too;
+* of each Spark partition in the subjects that only other partitions have now. A partition without
+  any row is left out: its source may have lost them (`failOnDataLoss=false`), which loses and
+  repeats nothing here.
 """
 
 from __future__ import annotations
@@ -40,7 +43,9 @@ class WrittenRows:
 def refuse_left_over(
     answer: Answer, tasks: Sequence[WrittenRows], destinations: Iterable[Destination] = ()
 ) -> None:
-    """`tasks`: all tasks of the epoch. `destinations`: more than those of the tasks. Raises InvalidArgument, and as `answer`."""
+    """`tasks`: all tasks of the epoch. `destinations`: more than those of the tasks. Raises
+    InvalidArgument, and as `answer`.
+    """
     if not tasks:
         return
     epoch = tasks[0].writer
@@ -80,8 +85,12 @@ def _has_rows(found: Where | LookedUp) -> bool:
 
 def _left_over(writer: RowWriter, subject: str, tasks: int) -> InvalidArgument:
     return InvalidArgument(
-        f"an earlier attempt of epoch {writer.epoch} stored rows of Spark partition {writer.partition} in {subject!r}, which this attempt "
-        f"with {tasks} Spark partitions does not have. All rows of the epoch are stored, and these ones perhaps twice: the source cut the "
-        "epoch into other tasks, as Spark's file sources do with another number of cores. To continue, choose a new qmq.txnId: the "
-        "epoch's rows are then stored once more. To avoid this, repartition by a column and sort, or keep the cores and options"
+        f"an earlier attempt of epoch {writer.epoch} stored rows of Spark partition "
+        f"{writer.partition} in {subject!r}, which this attempt "
+        f"with {tasks} Spark partitions does not have. All rows of the epoch are stored, and "
+        "these ones perhaps twice: the source cut the "
+        "epoch into other tasks, as Spark's file sources do with another number of cores. To "
+        "continue, choose a new qmq.txnId: the "
+        "epoch's rows are then stored once more. To avoid this, repartition by a column and "
+        "sort, or keep the cores and options"
     )

@@ -12,9 +12,9 @@
 
 Names are case-insensitive. An unknown name is refused with the nearest known one.
 
-With `qmq.txnId`, a row is identified by its position: a batch write needs a deterministic plan, and a stream that lost its checkpoint must
-split its source into the same epochs again. In `foreachBatch`, where each epoch is a batch write, use a name per epoch, such as
-`name-EPOCH`.
+With `qmq.txnId`, a row is identified by its position: a batch write needs a deterministic plan, and
+a stream that lost its checkpoint must split its source into the same epochs again. In
+`foreachBatch`, where each epoch is a batch write, use a name per epoch, such as `name-EPOCH`.
 
 The columns of a DataFrame become the parts of a message:
 
@@ -31,7 +31,8 @@ The columns of a DataFrame become the parts of a message:
 | create_time | timestamp | the message's create time; never null; without the column: now |
 | message_id | string | 32 hexadecimal digits, instead of the row's own; unique within an epoch |
 
-Names are case-insensitive, as in Spark. Any other column is refused, because it would not be written.
+Names are case-insensitive, as in Spark. Any other column is refused, because it would not be
+written.
 """
 
 from __future__ import annotations
@@ -89,7 +90,8 @@ class SinkOptions:
             raise InvalidArgument("give the cluster: option qmq.servers (host:port of metaservers)")
         if given.has("path"):
             raise InvalidArgument(
-                'rows are written to brokers: .save() without a path, and .option("qmq.servers", ...)'
+                "rows are written to brokers: .save() without a path, and "
+                '.option("qmq.servers", ...)'
             )
         retry_ms = given.number("qmq.retryMs", 0, RETRY_MS_MAX)
         return cls(
@@ -107,7 +109,8 @@ def _subject(given: OptionValues) -> str:
     names = {given.text(name) for name in ("subject", "topic") if given.has(name)}
     if len(names) > 1:
         raise InvalidArgument(
-            f"options subject and topic have the same meaning, but name {' and '.join(sorted(names))}: give one"
+            "options subject and topic have the same meaning, but name "
+            f"{' and '.join(sorted(names))}: give one"
         )
     return check_name("subject", names.pop()) if names else ""
 
@@ -116,7 +119,8 @@ def _txn_id(given: OptionValues) -> str:
     text = given.text("qmq.txnId")
     if given.has("qmq.txnId") and (not 0 < len(text) <= _TXN_CHARS_MAX or not text.isprintable()):
         raise InvalidArgument(
-            f"option qmq.txnId must be a name of 1 to {_TXN_CHARS_MAX} printable characters, not {text[:_TXN_CHARS_MAX]!r}"
+            f"option qmq.txnId must be a name of 1 to {_TXN_CHARS_MAX} printable characters, "
+            f"not {text[:_TXN_CHARS_MAX]!r}"
         )
     return text
 
@@ -170,13 +174,16 @@ class Fields:
 
     @classmethod
     def of(cls, schema: StructType, *, has_subject: bool) -> Fields:
-        """Read a DataFrame's schema. `has_subject`: rows without a subject have a default one. Raises InvalidArgument."""
+        """Read a DataFrame's schema. `has_subject`: rows without a subject have a default one.
+        Raises InvalidArgument.
+        """
         places: dict[str, int] = {}
         for place, field in enumerate(schema.fields):
             name = _name_of(field)
             if name in places:
                 raise InvalidArgument(
-                    f"columns {schema.fields[places[name]].name!r} and {field.name!r} both are the {name}: keep one"
+                    f"columns {schema.fields[places[name]].name!r} and {field.name!r} both "
+                    f"are the {name}: keep one"
                 )
             places[name] = place
         if "body" not in places:

@@ -1,21 +1,23 @@
-"""How a task's rows are cut: into chunks, loads (the rows of a chunk for one subject) and packets (for one queue); and the packets in
-flight. Pure.
+"""How a task's rows are cut: into chunks, loads (the rows of a chunk for one subject) and packets
+(for one queue); and the packets in flight. Pure.
 
     chunk  1 ── n  load (a subject, immediate or delayed)  1 ── n  packet (a queue, one batch)
 
-Where a chunk ends depends only on the rows. A chunk ends before the row that would exceed the number of rows, `CHUNK_BYTES` (a larger row
-is alone), or the range of create times that a batch can store. So two attempts with the same rows make the same chunks, however Spark
-splits its record batches.
+Where a chunk ends depends only on the rows. A chunk ends before the row that would exceed the
+number of rows, `CHUNK_BYTES` (a larger row is alone), or the range of create times that a batch can
+store. So two attempts with the same rows make the same chunks, however Spark splits its record
+batches.
 
-The packets in flight to one queue are an in-flight window (qmq/delivery/window.py) of numbered packets:
+The packets in flight to one queue are an in-flight window (qmq/delivery/window.py) of numbered
+packets:
 
     flight ──stored──▶ gone
       │ ordered partition: OutOfSequence although every earlier packet is stored, or NumberTaken: look the queue up again
       │ RouteChanged: the partition may be closed: the owner of the window takes the packets back
       └ otherwise: ReadOnly (refused for now: the packet may go to another queue), NumberTaken (another attempt's batch has the number)
 
-Rule: an unanswered packet is sent again to the same queue until there was no progress for `retry_s`; then the task fails, and Spark repeats
-it.
+Rule: an unanswered packet is sent again to the same queue until there was no progress for
+`retry_s`; then the task fails, and Spark repeats it.
 """
 
 from __future__ import annotations
@@ -68,7 +70,9 @@ class RowChunk:
 
 
 def cut(batches: Iterable[pa.RecordBatch], fields: Fields, rows_max: int) -> Iterator[RowChunk]:
-    """Yields chunks. Raises InvalidArgument or MessageTooLarge (`row_identity.check`) before the chunk with the invalid row."""
+    """Yields chunks. Raises InvalidArgument or MessageTooLarge (`row_identity.check`) before the
+    chunk with the invalid row.
+    """
     cutter = Cutter(fields, rows_max)
     for batch in batches:
         if batch.num_rows:
@@ -90,7 +94,9 @@ class Cutter:
         self._count = self._next_row = 0
 
     def put(self, batch: pa.RecordBatch) -> Iterator[RowChunk]:
-        """Add a record batch and yield the chunks that are complete. Raises InvalidArgument, MessageTooLarge."""
+        """Add a record batch and yield the chunks that are complete. Raises InvalidArgument,
+        MessageTooLarge.
+        """
         first_row = self._next_row + self._rows
         if first_row + batch.num_rows > ROWS_MAX:
             raise InvalidArgument(f"more than {ROWS_MAX} rows in one Spark partition: repartition")
@@ -130,7 +136,9 @@ class Cutter:
         return 1 if count <= 0 and not self._rows else max(count, 0)
 
     def _near(self, times: Int64) -> int:
-        """How many of these rows have create times near enough to each other and to the open chunk."""
+        """How many of these rows have create times near enough to each other and to the open
+        chunk.
+        """
         if not len(times):
             return 0
         earliest, latest = np.minimum.accumulate(times), np.maximum.accumulate(times)
@@ -254,7 +262,9 @@ class Done:
         self._ids |= ids
 
     def prints(self, load: Load) -> npt.NDArray[np.uint64]:
-        """The fingerprints of a load's rows as stored; 0 for rows that are not known to be stored."""
+        """The fingerprints of a load's rows as stored; 0 for rows that are not known to be
+        stored.
+        """
         found = np.zeros(len(load.rows), np.uint64)
         is_done = np.isin(load.rows, self._rows)
         found[is_done] = self._prints[np.searchsorted(self._rows, load.rows[is_done])]
@@ -280,7 +290,8 @@ class Done:
 def split(
     chunk: RowChunk, fields: Fields, default: str, own_ids: Ids | None, now_ms: int
 ) -> Iterator[tuple[str, bool, Load]]:
-    """Split a chunk into loads: (subject, whether delayed, load). `own_ids`: the message ids of all rows, if they have their own.
+    """Split a chunk into loads: (subject, whether delayed, load). `own_ids`: the message ids of all
+    rows, if they have their own.
 
     Raises InvalidArgument, InvalidName: a row's subject. DelayTooLong.
     """
@@ -316,7 +327,8 @@ def _subjects(
         if not default:
             at = chunk.first_row + int(np.argmin(arrow_vectors.valid(array)))
             raise InvalidArgument(
-                f"row {at} of its Spark partition has no subject, and there is no option subject for such rows"
+                f"row {at} of its Spark partition has no subject, and there is no option "
+                "subject for such rows"
             )
         array = pc.fill_null(array, default)
     found = array.dictionary_encode()
@@ -343,7 +355,9 @@ def _due_times_ms(chunk: RowChunk, fields: Fields, now_ms: int) -> tuple[Any, An
 
 
 def routed(load: Load, fields: Fields, subject: str, logical_partitions: int) -> Load:
-    """A load of an ordered subject with the logical partitions of its keys. Raises OrderMismatch for a row without a key."""
+    """A load of an ordered subject with the logical partitions of its keys. Raises OrderMismatch
+    for a row without a key.
+    """
     keys = require_keys(load, fields, subject)
     distinct = keys.dictionary_encode()
     found = [
@@ -357,7 +371,8 @@ def require_keys(load: Load, fields: Fields, subject: str) -> pa.Array:
     """The keys of a load of an ordered subject. Raises OrderMismatch for a row without a key."""
     if fields.key < 0:
         raise OrderMismatch(
-            f"subject {subject!r} is ordered: its messages have keys, so give the rows a column `key`"
+            f"subject {subject!r} is ordered: its messages have keys, so give the rows a "
+            "column `key`"
         )
     assert load.places is not None
     keys = arrow_vectors.taken(load.chunk.batch.column(fields.key), load.places)
@@ -365,7 +380,8 @@ def require_keys(load: Load, fields: Fields, subject: str) -> pa.Array:
     if empty.any():
         row = load.rows[int(np.argmax(empty))]
         raise OrderMismatch(
-            f"row {row} of its Spark partition has no key, and subject {subject!r} is ordered: its messages need keys"
+            f"row {row} of its Spark partition has no key, and subject {subject!r} is "
+            "ordered: its messages need keys"
         )
     return keys
 
@@ -375,7 +391,9 @@ def _bytes(key: str | bytes) -> bytes:
 
 
 WINDOW: Final = 8
-"""Packets in flight to one queue: enough to keep a broker busy, and far fewer than the batches it remembers (64)."""
+"""Packets in flight to one queue: enough to keep a broker busy, and far fewer than the batches it
+remembers (64).
+"""
 
 
 class PacketWindow(InFlightWindow[Packet]):
@@ -401,7 +419,7 @@ class PacketWindow(InFlightWindow[Packet]):
         self._last_failure: QmqError | None = None
         self.connected()  # The task connects when it has something to send.
 
-    # --- out -----------------------------------------------------------------------------------------------------------
+    # --- out --------------------------------------------------------------------------------------
 
     def put(self, load: Load, now: float, number: int | None = None) -> None:
         """Add rows under this number; None: the next one."""
@@ -415,31 +433,39 @@ class PacketWindow(InFlightWindow[Packet]):
         return not self._is_miscounted
 
     def take(self) -> list[Load]:
-        """Take all packets in order: the queue is closed, and a lookup will find the stored ones."""
+        """Take all packets in order: the queue is closed, and a lookup will find the stored
+        ones.
+        """
         taken = [packet.load for packet in self.flight]
         for packet in list(self.flight):
             self._remove(packet)
         return taken
 
     def take_refused(self) -> list[Load]:
-        """Take packets that are certainly not stored because the queue refuses messages; they may go to another queue."""
+        """Take packets that are certainly not stored because the queue refuses messages; they may
+        go to another queue.
+        """
         returned, self._returned = self._returned, []
         return returned
 
     def take_disputed(self) -> list[tuple[Load, QmqError]]:
-        """Take packets that are not stored because another batch has their number, with the refusals."""
+        """Take packets that are not stored because another batch has their number, with the
+        refusals.
+        """
         taken, self._taken = self._taken, []
         return taken
 
     def wake_at(self, now: float) -> float:
-        """The latest time to call `next` and `check` again; infinity if only answers can change the state."""
+        """The latest time to call `next` and `check` again; infinity if only answers can change the
+        state.
+        """
         return (
             min(super().wake_at(now), self._quiet_since + self._retry_s)
             if self.flight
             else math.inf
         )
 
-    # --- in ------------------------------------------------------------------------------------------------------------
+    # --- in ---------------------------------------------------------------------------------------
 
     def answered(self, packet: Packet, attempt: int, failure: QmqError | None, now: float) -> int:
         """Handle the answer to a send; `failure` is None if the packet is stored.
@@ -496,7 +522,8 @@ class PacketWindow(InFlightWindow[Packet]):
         return self._is_miscounted and not any(packet.unanswered for packet in self.flight)
 
     def looked(self, number: int, done: Done, now: float) -> int:
-        """Handle the result of a new lookup: renumber the packets that are not stored. `number`: the queue's next number.
+        """Handle the result of a new lookup: renumber the packets that are not stored. `number`:
+        the queue's next number.
 
         Returns the number of rows found.
         """
@@ -517,6 +544,9 @@ class PacketWindow(InFlightWindow[Packet]):
         """Raise the last failure if there was no progress for `retry_s`."""
         if not self.flight or now < self._quiet_since + self._retry_s:
             return
-        text = f"{self.to} did not take a batch for {self._retry_s:g} s; last failure: {self._last_failure or 'no answer'}"
+        text = (
+            f"{self.to} did not take a batch for {self._retry_s:g} s; last failure: "
+            f"{self._last_failure or 'no answer'}"
+        )
         kind = NotConnected if isinstance(self._last_failure, NotConnected) else DeadlineExceeded
         raise kind(text, outcome=Outcome.UNKNOWN) from self._last_failure

@@ -2,8 +2,8 @@
 
 The fingerprints of rows compare the rows of an attempt with those that an earlier attempt stored.
 
-A row with its own message id is known by the id; other rows by key and body. Create times, tags and headers are not compared: a plan may
-compute them again.
+A row with its own message id is known by the id; other rows by key and body. Create times, tags and
+headers are not compared: a plan may compute them again.
 """
 
 from __future__ import annotations
@@ -62,7 +62,9 @@ def _items(load: Load, column: int) -> Iterable[Any]:
 
 
 def _of_rows(keys: Iterable[Any], bodies: Iterable[Any], rows: int) -> Prints:
-    """Only rows that an earlier attempt stored are compared, so this loop over rows runs after a crash."""
+    """Only rows that an earlier attempt stored are compared, so this loop over rows runs after a
+    crash.
+    """
     found = bytearray()
     for key, body in zip(keys, bodies, strict=False):
         digest = blake2b(b"%d " % len(key), digest_size=8)
@@ -75,7 +77,9 @@ def _of_rows(keys: Iterable[Any], bodies: Iterable[Any], rows: int) -> Prints:
 
 @dataclass(frozen=True, slots=True)
 class Locate:
-    """Asks for the queues that may get the subject's rows or may have some. Answered by `located`."""
+    """Asks for the queues that may get the subject's rows or may have some. Answered by
+    `located`.
+    """
 
     subject: str
     is_delayed: bool = False
@@ -110,16 +114,19 @@ class LookedUp:
     ids: frozenset[bytes] = frozenset()
     """For rows with their own ids: the ids."""
     has_later: bool = False
-    """Whether the queue has rows of later epochs of this writer. For partitions and rows with their own ids it is never known."""
+    """Whether the queue has rows of later epochs of this writer. For partitions and rows with their
+    own ids it is never known.
+    """
 
 
 Where: TypeAlias = Mapping[str, bool] | Routes
-"""For an unordered subject or delayed rows: the broker groups that may have rows, and whether each accepts new ones. For an ordered
-subject: its routes."""
+"""For an unordered subject or delayed rows: the broker groups that may have rows, and whether each
+accepts new ones. For an ordered subject: its routes."""
 
 
 class SubjectCore(Protocol):
-    """Sends one subject's rows to its queues; implemented by `BalancedRows` and `PartitionedRows`. Pure; `now` is in seconds.
+    """Sends one subject's rows to its queues; implemented by `BalancedRows` and `PartitionedRows`.
+    Pure; `now` is in seconds.
 
     in    put, located, looked, failed, answered, broken
     out   asks (requests to carry out and answer), next (batches to send), check (raises when the time is up), wake_at
@@ -144,7 +151,9 @@ class SubjectCore(Protocol):
         ...
 
     def looked(self, target: RowTarget, found: LookedUp, now: float) -> None:
-        """The answer to a `Look`. Raises InvalidArgument if the rows differ from those of an earlier attempt."""
+        """The answer to a `Look`. Raises InvalidArgument if the rows differ from those of an
+        earlier attempt.
+        """
         ...
 
     def failed(self, failure: QmqError, now: float) -> None:
@@ -152,13 +161,15 @@ class SubjectCore(Protocol):
         ...
 
     def next(self, now: float) -> Packet | None:
-        """The next packet to send, which then counts as sent; None if there is none. Raises InvalidArgument if rows differ from those of
-        an earlier attempt.
+        """The next packet to send, which then counts as sent; None if there is none. Raises
+        InvalidArgument if rows differ from those of an earlier attempt.
         """
         ...
 
     def end(self) -> None:
-        """There are no more rows, and all are stored. Raises InvalidArgument if an earlier attempt stored rows that did not come."""
+        """There are no more rows, and all are stored. Raises InvalidArgument if an earlier attempt
+        stored rows that did not come.
+        """
         ...
 
     def answered(self, packet: Packet, attempt: int, failure: QmqError | None, now: float) -> None:

@@ -1,47 +1,61 @@
-"""Distributes rows over queues: `BalancedRows` for an unordered subject and all delayed rows, `PartitionedRows` for an ordered subject.
-Pure.
+"""Distributes rows over queues: `BalancedRows` for an unordered subject and all delayed rows,
+`PartitionedRows` for an ordered subject. Pure.
 
 Their base has the packets in flight to each queue, and pauses after failed lookups.
 
-A row that an earlier attempt stored must be the same row in this attempt: rows are known by their number in the task, so if Spark repeats
-an epoch with other tasks or in another order, a row that is taken for stored would be lost. So each row that is found stored is compared,
-and a stored row that this attempt does not have is refused, too.
+A row that an earlier attempt stored must be the same row in this attempt: rows are known by their
+number in the task, so if Spark repeats an epoch with other tasks or in another order, a row that is
+taken for stored would be lost. So each row that is found stored is compared, and a stored row that
+this attempt does not have is refused, too.
 
-Spark begins an epoch when the one before is committed, so if rows of later epochs are stored, all rows of this one are. If an attempt has
-others, its query continues from an older copy of its checkpoint, and later epochs have stored them: they are refused.
+Spark begins an epoch when the one before is committed, so if rows of later epochs are stored, all
+rows of this one are. If an attempt has others, its query continues from an older copy of its
+checkpoint, and later epochs have stored them: they are refused.
 
-An unreachable metaserver or broker is asked again after growing pauses; after `retry_s` the task fails.
+An unreachable metaserver or broker is asked again after growing pauses; after `retry_s` the task
+fails.
 
-`BalancedRows` distributes an unordered subject's rows over its broker groups, and all delayed rows over the delay groups. It does not use
-`Balancer` (qmq/delivery/balancer.py), which takes turns: attempts of one task may run concurrently and must choose the same groups.
+`BalancedRows` distributes an unordered subject's rows over its broker groups, and all delayed rows
+over the delay groups. It does not use `Balancer` (qmq/delivery/balancer.py), which takes turns:
+attempts of one task may run concurrently and must choose the same groups.
 
 Rules:
-* Before the first send, every broker group that may have rows of the subject is looked up. A batch's number gives its first row
-  (`row_identity.py`), and a batch has consecutive rows of the subject, so numbers and counts tell which rows are stored.
-* A batch goes to the broker group that ranks highest for its first row among those that accept messages, so attempts agree without
-  communication. A drained broker refuses every attempt, so the batch goes to the next group; a batch with an unknown outcome stays.
-* Two attempts' batches with one number have the same rows but different create times. The broker takes the first and refuses the second
-  with NumberTaken. A new lookup of the broker group then finds the first.
-* Delayed rows of an ordered subject go only to its home (`qmq/client/producing/delayed.py`), one batch after another.
+* Before the first send, every broker group that may have rows of the subject is looked up. A
+  batch's number gives its first row (`row_identity.py`), and a batch has consecutive rows of the
+  subject, so numbers and counts tell which rows are stored.
+* A batch goes to the broker group that ranks highest for its first row among those that accept
+  messages, so attempts agree without communication. A drained broker refuses every attempt, so the
+  batch goes to the next group; a batch with an unknown outcome stays.
+* Two attempts' batches with one number have the same rows but different create times. The broker
+  takes the first and refuses the second with NumberTaken. A new lookup of the broker group then
+  finds the first.
+* Delayed rows of an ordered subject go only to its home (`qmq/client/producing/delayed.py`), one
+  batch after another.
 
-Not guaranteed: exactly one copy if an operator drains and resumes a broker group, or places the subject on other groups, between the sends
-of two attempts that run at the same time, or that ask metaservers of which one is behind.
+Not guaranteed: exactly one copy if an operator drains and resumes a broker group, or places the
+subject on other groups, between the sends of two attempts that run at the same time, or that ask
+metaservers of which one is behind.
 
-`PartitionedRows` distributes an ordered subject's rows over its partitions, across splits, merges and moves. It does not use `Partitioner`
-(qmq/delivery/partitioner.py): attempts of one task may run at the same time, so all of them must make the same batches.
+`PartitionedRows` distributes an ordered subject's rows over its partitions, across splits, merges
+and moves. It does not use `Partitioner` (qmq/delivery/partitioner.py): attempts of one task may run
+at the same time, so all of them must make the same batches.
 
     put ──▶ waiting ──cut by the newest route──▶ windows, one for each partition ──▶ stored
                ▲                                     │ the partition is closed
                └──── all that is not in it ──────────┘
 
 Rules:
-* Each partition is looked up before the first send to it, including partitions that the history gains later, because an attempt
-  that was taken for dead may have stored more rows. For a closed partition, only an answer given after it was sealed counts.
-* A refusal only triggers a lookup, and the sealed partition itself tells which rows it has. This holds even if all sends were answered,
-  because an attempt that was taken for dead may have stored more rows than this one.
-* No rows are cut into batches while a closed partition has not been looked up, because a merge has several sources. Then all rows that are
-  not stored are cut by chunks, in order, by the newest route. So every attempt sends the same rows as the same batches in the same order to
-  the same partition. There, numbers have no gaps: the broker keeps the first of two equal batches, and the rows of a key stay in order.
+* Each partition is looked up before the first send to it, including partitions that the history
+  gains later, because an attempt that was taken for dead may have stored more rows. For a closed
+  partition, only an answer given after it was sealed counts.
+* A refusal only triggers a lookup, and the sealed partition itself tells which rows it has. This
+  holds even if all sends were answered, because an attempt that was taken for dead may have stored
+  more rows than this one.
+* No rows are cut into batches while a closed partition has not been looked up, because a merge has
+  several sources. Then all rows that are not stored are cut by chunks, in order, by the newest
+  route. So every attempt sends the same rows as the same batches in the same order to the same
+  partition. There, numbers have no gaps: the broker keeps the first of two equal batches, and the
+  rows of a key stay in order.
 """
 
 from __future__ import annotations
@@ -66,7 +80,9 @@ K = TypeVar("K", bound=Hashable)
 
 
 class RowSender(Generic[K]):
-    """The base of a `SubjectCore` that has a `PacketWindow` for each key. `prints_of`: the fingerprints of an attempt's rows."""
+    """The base of a `SubjectCore` that has a `PacketWindow` for each key. `prints_of`: the
+    fingerprints of an attempt's rows.
+    """
 
     def __init__(
         self, subject: str, retry_s: float, rules: RetryRules, prints_of: Callable[[Load], Prints]
@@ -90,7 +106,7 @@ class RowSender(Generic[K]):
         self._stuck_since: float | None = None
         self._trouble: QmqError | None = None
 
-    # --- for subclasses -------------------------------------------------------------------------------------------
+    # --- for subclasses ---------------------------------------------------------------------------
 
     def _place(self, now: float) -> None:
         """Pass waiting rows to their queues, if these are known."""
@@ -105,7 +121,7 @@ class RowSender(Generic[K]):
         """The rows without a queue."""
         raise NotImplementedError
 
-    # --- rows of earlier attempts ---------------------------------------------------------------------------------
+    # --- rows of earlier attempts -----------------------------------------------------------------
 
     def _compare(self, load: Load, stored: Prints) -> None:
         """Compare rows with their fingerprints as stored; 0: not stored, or not known."""
@@ -117,22 +133,28 @@ class RowSender(Generic[K]):
 
     def _misfit(self, row: int, how: str) -> InvalidArgument:
         return InvalidArgument(
-            f"an earlier attempt of this epoch stored row {row} of this Spark partition in {self._subject!r} {how}. The plan before the "
-            "sink is not deterministic, or an earlier release planned this epoch, so the sink cannot know which rows are stored. Sort the "
-            "rows before they are written; to continue, perhaps with this epoch's rows stored twice, choose a new qmq.txnId"
+            f"an earlier attempt of this epoch stored row {row} of this Spark partition in "
+            f"{self._subject!r} {how}. The plan before the "
+            "sink is not deterministic, or an earlier release planned this epoch, so the "
+            "sink cannot know which rows are stored. Sort the "
+            "rows before they are written; to continue, perhaps with this epoch's rows "
+            "stored twice, choose a new qmq.txnId"
         )
 
     def _refuse_if_later(self, load: Load) -> None:
         """Refuse rows that are not stored, if later epochs are."""
         if self._has_later:
             raise InvalidArgument(
-                f"row {int(load.rows[0])} of this Spark partition is not stored in {self._subject!r}, but rows of later epochs are: the "
-                "checkpoint is an older copy, or its epochs ended elsewhere, so later epochs may have stored this row. To continue, put "
-                "back the newest checkpoint. Without it, start the query with a new checkpoint and qmq.txnId at the offsets up to which "
+                f"row {int(load.rows[0])} of this Spark partition is not stored in "
+                f"{self._subject!r}, but rows of later epochs are: the "
+                "checkpoint is an older copy, or its epochs ended elsewhere, so later epochs "
+                "may have stored this row. To continue, put "
+                "back the newest checkpoint. Without it, start the query with a new "
+                "checkpoint and qmq.txnId at the offsets up to which "
                 "the rows are stored"
             )
 
-    # --- lookups ---------------------------------------------------------------------------------------
+    # --- lookups ----------------------------------------------------------------------------------
 
     def _succeeded(self) -> None:
         self._failures, self._stuck_since, self._trouble = 0, None, None
@@ -150,7 +172,7 @@ class RowSender(Generic[K]):
         if self._stuck_since is None:
             self._stuck_since = now
 
-    # --- sending -------------------------------------------------------------------------------------------------------
+    # --- sending ----------------------------------------------------------------------------------
 
     def next(self, now: float) -> Packet | None:
         self._place(now)
@@ -233,11 +255,13 @@ class BalancedRows(RowSender[str]):
         self._ready: deque[Load] = deque()
         self._closed_until: dict[str, float] = {}
         self._disputed: deque[Load] = deque()
-        """Another batch has their number: they are sent only after a new lookup of the broker group."""
+        """Another batch has their number: they are sent only after a new lookup of the broker
+        group.
+        """
         self._disputed_since: dict[int, float] = {}
         """By first row."""
 
-    # --- lookups ---------------------------------------------------------------------------------------
+    # --- lookups ----------------------------------------------------------------------------------
 
     def asks(self, now: float) -> list[Ask]:
         if now < self._rests_until or not self._is_waiting:
@@ -266,7 +290,7 @@ class BalancedRows(RowSender[str]):
         self._succeeded()
         self._place(now)
 
-    # --- placing rows -------------------------------------------------------------------------------------------------
+    # --- placing rows -----------------------------------------------------------------------------
 
     def put(self, load: Load) -> None:
         self._fresh.append(load)
@@ -289,7 +313,8 @@ class BalancedRows(RowSender[str]):
             if group is None:
                 self._stuck(
                     ReadOnly(
-                        f"all broker groups of {self._subject!r} are drained: {', '.join(sorted(self._groups))}"
+                        f"all broker groups of {self._subject!r} are drained: "
+                        f"{', '.join(sorted(self._groups))}"
                     ),
                     now,
                 )
@@ -298,7 +323,9 @@ class BalancedRows(RowSender[str]):
             self._window(group).put(load, now, self._writer.number_of(int(load.rows[0])))
 
     def _place_disputed(self) -> None:
-        """Place disputed rows. They precede all new rows, so the groups that these skip do not matter."""
+        """Place disputed rows. They precede all new rows, so the groups that these skip do not
+        matter.
+        """
         if self._disputed:
             skip, self._skip = self._skip, unknown(0)
             left = [piece for load in self._disputed for piece in self._undone(load)]
@@ -307,7 +334,9 @@ class BalancedRows(RowSender[str]):
             self._ready = _in_order([*left, *self._ready])
 
     def _undone(self, load: Load) -> Iterator[Load]:
-        """The rows of the load that are not stored, in pieces of consecutive rows of the subject."""
+        """The rows of the load that are not stored, in pieces of consecutive rows of the
+        subject.
+        """
         rows, runs = load.rows, [(0, self._skip)]
         self._skip = unknown(0)
         for first in [first for first in self._runs if rows[0] <= first <= rows[-1]]:
@@ -366,7 +395,7 @@ class BalancedRows(RowSender[str]):
             )
         return found
 
-    # --- sending -------------------------------------------------------------------------------------------------------
+    # --- sending ----------------------------------------------------------------------------------
 
     def answered(self, packet: Packet, attempt: int, failure: QmqError | None, now: float) -> None:
         group = packet.to.broker_group
@@ -380,7 +409,9 @@ class BalancedRows(RowSender[str]):
             self._dispute(group, load, cause, now)
 
     def _dispute(self, group: str, load: Load, cause: QmqError, now: float) -> None:
-        """Keep the rows for the next lookup. Raises NumberTaken if the number is refused for `retry_s` and no lookup finds it."""
+        """Keep the rows for the next lookup. Raises NumberTaken if the number is refused for
+        `retry_s` and no lookup finds it.
+        """
         if now >= self._disputed_since.setdefault(int(load.rows[0]), now) + self._retry_s:
             raise cause
         self._disputed.append(load)
@@ -402,7 +433,8 @@ def _in_order(loads: Iterable[Load]) -> deque[Load]:
 class PartitionedRows(RowSender[int]):
     """A `SubjectCore`.
 
-    `may_skip` tells that a closed partition cannot have rows of this epoch, because it was closed before the epoch began.
+    `may_skip` tells that a closed partition cannot have rows of this epoch, because it was closed
+    before the epoch began.
     """
 
     def __init__(
@@ -424,7 +456,9 @@ class PartitionedRows(RowSender[int]):
         self._looked: dict[int, int] = {}
         """Partitions that were looked up, with their next numbers."""
         self._known: dict[int, int] = {}
-        """For partitions that were closed during the attempt: batches below this number are known."""
+        """For partitions that were closed during the attempt: batches below this number are
+        known.
+        """
         self._done = Done()
         self._owed: Rows = np.empty(0, np.int64)
         """Rows of earlier attempts that must still come, ascending."""
@@ -433,7 +467,7 @@ class PartitionedRows(RowSender[int]):
         self._left: list[Load] = []
         """Rows sent to partitions that are now closed; they may be stored."""
 
-    # --- lookups ---------------------------------------------------------------------------------------
+    # --- lookups ----------------------------------------------------------------------------------
 
     def asks(self, now: float) -> list[Ask]:
         if now < self._rests_until or self.is_idle:
@@ -491,7 +525,9 @@ class PartitionedRows(RowSender[int]):
         self._numbers = np.array([part.number for part in tiles])
 
     def _leave(self, number: int) -> None:
-        """Leave a closed partition. It may have more rows than were known while it was open, including those sent without an answer."""
+        """Leave a closed partition. It may have more rows than were known while it was open,
+        including those sent without an answer.
+        """
         known = self._looked.pop(number, 0)
         window = self._windows.pop(number, None)
         if window is not None:
@@ -514,7 +550,7 @@ class PartitionedRows(RowSender[int]):
             self.found += window.looked(found.number, self._done, now)
         self._place(now)
 
-    # --- placing rows -------------------------------------------------------------------------------------------------
+    # --- placing rows -----------------------------------------------------------------------------
 
     def put(self, load: Load) -> None:
         self._waiting.append(load)
@@ -576,7 +612,7 @@ class PartitionedRows(RowSender[int]):
             )
         return found
 
-    # --- sending -------------------------------------------------------------------------------------------------------
+    # --- sending ----------------------------------------------------------------------------------
 
     def answered(self, packet: Packet, attempt: int, failure: QmqError | None, now: float) -> None:
         window = self._windows.get(packet.to.partition)
@@ -599,7 +635,9 @@ class PartitionedRows(RowSender[int]):
 
 
 def _joined(loads: list[Load]) -> list[Load]:
-    """Join the pieces of each chunk into one load, so that it is cut as if it had never been split."""
+    """Join the pieces of each chunk into one load, so that it is cut as if it had never been
+    split.
+    """
     by_chunk: dict[int, list[Load]] = {}
     for load in loads:
         by_chunk.setdefault(load.number, []).append(load)

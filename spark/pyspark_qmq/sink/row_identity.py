@@ -1,20 +1,26 @@
-"""The identity of rows and batches, the same for every attempt on every machine; and the checks of rows. Pure.
+"""The identity of rows and batches, the same for every attempt on every machine; and the checks of
+rows. Pure.
 
-    writer        (name, Spark partition): the name is the query's id, the job's, or the user's (`qmq.txnId`)
-    row           (writer, epoch, row number): 8 bytes of a hash of the writer, the epoch and the row number, big endian: the message id
-    producer id   a hash of the writer and the queue, below 2^60, which is smaller than any real producer's id
+    writer        (name, Spark partition): the name is the query's id, the job's, or the user's
+                  (`qmq.txnId`)
+    row           (writer, epoch, row number): 8 bytes of a hash of the writer, the epoch and the
+                  row number, big endian: the message id
+    producer id   a hash of the writer and the queue, below 2^60, which is smaller than any real
+                  producer's id
 
 The numbering of batches depends on the queue:
 
-* In a partition of an ordered subject, numbers must have no gaps: they continue from the newest number. Rows are identified by their ids.
-* Elsewhere: the lower 16 bits of the epoch (every 65,536 epochs have their own producer id) and the number of the batch's first row. So two
-  attempts that send the same rows to the same queue use the same number. A number is never used twice, because a stored row is in no
-  other batch.
+* In a partition of an ordered subject, numbers must have no gaps: they continue from the newest
+  number. Rows are identified by their ids.
+* Elsewhere: the lower 16 bits of the epoch (every 65,536 epochs have their own producer id) and the
+  number of the batch's first row. So two attempts that send the same rows to the same queue use the
+  same number. A number is never used twice, because a stored row is in no other batch.
 
-Rows with their own ids do not reveal their epoch, so on an ordered subject each epoch then has its own producer id.
+Rows with their own ids do not reveal their epoch, so on an ordered subject each epoch then has its
+own producer id.
 
-Rows are checked as whole columns before batches are made, so that an error names its row. Brokers check again, but they refuse whole
-batches, and the row is then hard to find.
+Rows are checked as whole columns before batches are made, so that an error names its row. Brokers
+check again, but they refuse whole batches, and the row is then hard to find.
 """
 
 from __future__ import annotations
@@ -73,7 +79,10 @@ class RowWriter:
 
     def __post_init__(self) -> None:
         if not 0 <= self.epoch < EPOCHS_MAX:
-            text = f"epoch {self.epoch} of {self.name!r} does not fit into a message id: start a new query with a new checkpoint"
+            text = (
+                f"epoch {self.epoch} of {self.name!r} does not fit into a message id: start a "
+                "new query with a new checkpoint"
+            )
             raise InvalidArgument(text)
 
     def producer_id(self, to: RowTarget) -> int:
@@ -104,8 +113,8 @@ class RowWriter:
         return found.view(np.uint8).reshape(-1, ID_BYTES)
 
     def read_ids(self, ids: Ids) -> tuple[Rows, int, npt.NDArray[np.bool_]]:
-        """The rows of a stored batch in this epoch, its newest epoch (-1 if it has no row of this writer), and where the rows are in the
-        batch.
+        """The rows of a stored batch in this epoch, its newest epoch (-1 if it has no row of this
+        writer), and where the rows are in the batch.
         """
         found = np.ascontiguousarray(ids).view(_ROW_TYPE).reshape(-1)
         is_mine = found["writer"] == self.hash
@@ -113,7 +122,7 @@ class RowWriter:
         is_mine &= found["epoch"] == self.epoch
         return found["row"][is_mine].astype(np.int64), newest, is_mine
 
-    # --- numbers outside of ordered partitions -------------------------------------------------------------------------
+    # --- numbers outside of ordered partitions ----------------------------------------------------
 
     def number_of(self, first_row: int) -> int:
         """The number of a batch that begins with this row."""
@@ -130,7 +139,9 @@ class RowWriter:
 
 
 def rank(writer: RowWriter, first_row: int, target: RowTarget) -> bytes:
-    """The rank of a queue for a batch that begins with this row. The batch goes to the highest-ranked queue that accepts it."""
+    """The rank of a queue for a batch that begins with this row. The batch goes to the
+    highest-ranked queue that accepts it.
+    """
     return _digest(
         f"{writer.name}\0{writer.partition}\0{writer.epoch}\0{first_row}\0{target.broker_group}"
     )
@@ -141,11 +152,14 @@ def _digest(text: str) -> bytes:
 
 
 ROW_BYTES_MAX: Final = limits.BATCH_BYTES_MAX - limits.MIB
-"""The limit for body, key, tags and headers of one row: the largest body of a subject, which fits into a batch with its overhead."""
+"""The limit for body, key, tags and headers of one row: the largest body of a subject, which fits
+into a batch with its overhead.
+"""
 
 
 def check(batch: pa.RecordBatch, fields: Fields, first_row: int) -> npt.NDArray[np.int64]:
-    """Check a record batch whose first row is the task's row number `first_row`. Returns the bytes of each row.
+    """Check a record batch whose first row is the task's row number `first_row`. Returns the bytes
+    of each row.
 
     Raises:
         InvalidArgument: a null body, invalid tags or headers, or an invalid id.
@@ -200,7 +214,8 @@ def check_due_times(
         days = limits.DELAY_MS_MAX // 86_400_000
         row = rows[int(np.argmax(wrong))]
         raise DelayTooLong(
-            f"row {row} of its Spark partition is to be delivered in more than {days} days (two years), the longest delay"
+            f"row {row} of its Spark partition is to be delivered in more than {days} days "
+            "(two years), the longest delay"
         )
 
 
@@ -264,7 +279,10 @@ def _check_headers(array: pa.Array, first_row: int) -> npt.NDArray[np.int64]:
         "has a header without a name",
     )
     reserved = pc.starts_with(names, model.PREFIX).to_numpy(zero_copy_only=False)
-    text = f"has a header whose name begins with {model.PREFIX!r}, which is reserved: remove it with map_filter"
+    text = (
+        f"has a header whose name begins with {model.PREFIX!r}, which is reserved: remove it "
+        "with map_filter"
+    )
     _refuse(InvalidArgument, _rows_of(reserved, marks), first_row, text)
     found = arrow_vectors.lengths(array)
     _refuse(

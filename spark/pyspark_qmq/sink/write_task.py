@@ -1,4 +1,5 @@
-"""Runs one task: receives record batches and sends batches until all rows are stored. Thin I/O around the cores.
+"""Runs one task: receives record batches and sends batches until all rows are stored. Thin I/O
+around the cores.
 
     cut in chunks ─▶ split by subject ─▶ core (BalancedRows, PartitionedRows) ─▶ packets ─▶ connections ─▶ brokers
                                            ▲ asks: where, what is there already   │ answers
@@ -77,10 +78,10 @@ class WriteTask:
         """Store all rows.
 
         Raises:
-            InvalidArgument, MessageTooLarge, DelayTooLong, OrderMismatch, InvalidName: a row is invalid.
-            InvalidArgument: an earlier attempt stored other rows.
-            UnknownSubject: a subject does not exist.
-            NotConnected, DeadlineExceeded: a broker group was unreachable for `qmq.retryMs`. The next attempt finds the rows stored so far.
+            InvalidArgument, MessageTooLarge, DelayTooLong, OrderMismatch, InvalidName: a row is
+            invalid. InvalidArgument: an earlier attempt stored other rows. UnknownSubject: a
+            subject does not exist. NotConnected, DeadlineExceeded: a broker group was unreachable
+            for `qmq.retryMs`. The next attempt finds the rows stored so far.
         """
         rows = 0
         try:
@@ -101,7 +102,7 @@ class WriteTask:
         """The subjects of its rows, and whether the rows are delayed."""
         return frozenset(self._cores)
 
-    # --- rows in -------------------------------------------------------------------------------------------------------
+    # --- rows in ----------------------------------------------------------------------------------
 
     def _put(self, chunk: RowChunk) -> None:
         own_ids = self._own_ids(chunk)
@@ -170,7 +171,7 @@ class WriteTask:
     def _prints_of(self, load: Load) -> Prints:
         return of_load(load, self._fields)
 
-    # --- batches out ---------------------------------------------------------------------------------------------------
+    # --- batches out ------------------------------------------------------------------------------
 
     def _pump(self, pending_bytes_max: int) -> None:
         """Work until at most this many bytes are pending; 0: until all rows are stored."""
@@ -240,7 +241,7 @@ class WriteTask:
             )
         return found
 
-    # --- answers -------------------------------------------------------------------------------------------------------
+    # --- answers ----------------------------------------------------------------------------------
 
     def _take(self, answer: SinkAnswer) -> None:
         connection = answer.connection

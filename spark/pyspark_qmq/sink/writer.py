@@ -1,7 +1,9 @@
-"""The writers that Spark calls, for batches and streams. They are made in the driver, and their `write` runs in tasks.
+"""The writers that Spark calls, for batches and streams. They are made in the driver, and their
+`write` runs in tasks.
 
-Spark makes a new stream writer for each epoch and another one for its commit, so writers keep no state: the writer's identity is derived
-from the data that Spark passes to a task. A batch writer is made once per job, and is sent with its random name to all tasks and attempts.
+Spark makes a new stream writer for each epoch and another one for its commit, so writers keep no
+state: the writer's identity is derived from the data that Spark passes to a task. A batch writer is
+made once per job, and is sent with its random name to all tasks and attempts.
 """
 
 from __future__ import annotations
@@ -34,7 +36,9 @@ if TYPE_CHECKING:
 QUERY: str = "sql.streaming.queryId"
 EPOCH: str = "streaming.sql.batchId"
 RUN: str = "spark.jobGroup.id"
-"""A query's run, from start to end. Only its first epoch may be a repetition: a run ends when an epoch fails."""
+"""A query's run, from start to end. Only its first epoch may be a repetition: a run ends when an
+epoch fails.
+"""
 
 _runs: set[str] = set()
 """The runs that this process has written for."""
@@ -70,7 +74,9 @@ class LogWriter(DataSourceArrowWriter):
         )
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
-        """Everything that tasks reported as stored is stored. Raises InvalidArgument if an earlier attempt had more tasks."""
+        """Everything that tasks reported as stored is stored. Raises InvalidArgument if an earlier
+        attempt had more tasks.
+        """
         _check(self._options, messages)
         _say(f"batch {self.name}", messages)
 
@@ -92,7 +98,8 @@ class LogStreamWriter(DataSourceStreamArrowWriter):
         query, epoch = context.getLocalProperty(QUERY), context.getLocalProperty(EPOCH)
         if epoch is None or (query is None and not self._options.txn_id):
             raise InvalidArgument(
-                "Spark passes no query id and epoch, so the sink cannot tell a repeated write from a new one"
+                "Spark passes no query id and epoch, so the sink cannot tell a repeated "
+                "write from a new one"
             )
         run = context.getLocalProperty(RUN) or uuid.uuid4().hex
         may_repeat = run not in _runs
@@ -108,7 +115,9 @@ class LogStreamWriter(DataSourceStreamArrowWriter):
         return found
 
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803 - the name is Spark's
-        """Everything that tasks reported as stored is stored. Raises InvalidArgument if an earlier attempt had more tasks."""
+        """Everything that tasks reported as stored is stored. Raises InvalidArgument if an earlier
+        attempt had more tasks.
+        """
         _check(self._options, messages)
         _say(f"epoch {batchId}", messages)
 
@@ -138,7 +147,8 @@ def _planned(
 ) -> tuple[SinkOptions, Fields]:
     if overwrite:
         raise InvalidArgument(
-            'the sink can only append to a log: use .mode("append"), and for streams .outputMode("append")'
+            'the sink can only append to a log: use .mode("append"), and for streams '
+            '.outputMode("append")'
         )
     asked = SinkOptions.parse(options)
     return asked, Fields.of(schema, has_subject=bool(asked.subject))
@@ -191,6 +201,9 @@ def _say(what: str, messages: list[WriterCommitMessage | None]) -> None:
     total = sum([each.counts for each in messages if isinstance(each, Written)], Counts())
     if total.rows:
         print(
-            f"qmq: {what}: {total.rows} rows in {total.batches} batches, {total.found} were stored already",
+            (
+                f"qmq: {what}: {total.rows} rows in {total.batches} batches, {total.found} were "
+                "stored already"
+            ),
             file=sys.stderr,
         )

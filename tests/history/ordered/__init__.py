@@ -1,6 +1,8 @@
-"""Histories of ordered subjects: what producers, consumers and the route did, and checkers for the promises of docs/ORDERING.md.
+"""Histories of ordered subjects: what producers, consumers and the route did, and checkers for the
+promises of docs/ORDERING.md.
 
-    events     the lines: Put, Deliver, Settle, Rerouted, Outage; `OrderedHistory`: the events in columns, indexed for the checkers
+    events     the lines: Put, Deliver, Settle, Rerouted, Outage; `OrderedHistory`: the events in
+               columns, indexed for the checkers
     checkers   `check_ordered`: all checkers, and the `OrderedReport`
 
 `history.Recorder` and `history.load` are the same as for other histories.

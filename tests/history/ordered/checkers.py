@@ -17,58 +17,70 @@
 | stored_twice | a second copy without a fence, with another id, or not part of an in-order replay |
 | stalled | writers that were blocked without a reason |
 
-The report counts, without judging: stored, unknown and failed messages; deliveries, and how many of them were repeated or late; messages
-with two copies; changes.
+The report counts, without judging: stored, unknown and failed messages; deliveries, and how many of
+them were repeated or late; messages with two copies; changes.
 
 Checks that a group got each line in the order of sending, and that every replay was in order.
 
-    given     1 2 3 | 2 3 4 | 4 5      fine: three grants; each begins at a message that was not surely settled, and leaves none out
+    given     1 2 3 | 2 3 4 | 4 5      fine: three grants; each begins at a message that was not
+                                       surely settled, and leaves none out
     given     1 3                      skipped: 3 came for the first time although 2 had never come
     given     1 2 3 | 3 4, 2 unsettled torn_replay: the second grant begins after a message that nobody can have settled
     given     1 2 3 4 | 2 4            torn_replay: the second grant leaves 3 out
 
-The checker judges the deliveries of each grant separately. A consumer that was stopped while it handed messages out may wake up long after
-another consumer got its lane. It then hands out the rest of its messages, among those of the other consumer. Within its grant they are in
-order, which is all that it can promise; `late` counts such deliveries. First deliveries must be in order over all grants together.
+The checker judges the deliveries of each grant separately. A consumer that was stopped while it
+handed messages out may wake up long after another consumer got its lane. It then hands out the rest
+of its messages, among those of the other consumer. Within its grant they are in order, which is all
+that it can promise; `late` counts such deliveries. First deliveries must be in order over all
+grants together.
 
-Checks that every stored message reached every group and was settled there, and that every message was sent.
+Checks that every stored message reached every group and was settled there, and that every message
+was sent.
 
     stored    1 2 3 4
     given     1 2   4          3 is lost
     settled   1 2   (refused)  4 is unsettled: its only acknowledgement was refused, because the lane was lost, and it was not given again
 
-`lost` and `unsettled` judge drained histories only. A message that certainly failed must not appear: it is a phantom.
+`lost` and `unsettled` judge drained histories only. A message that certainly failed must not
+appear: it is a phantom.
 
 Checks that only the consumer that had a lane could settle messages there.
 
-Deliveries prove nothing: a stopped consumer may hand out the messages that it holds long after another consumer got its lane. But no
-acknowledgement may be confirmed that began after a newer token was in use for the same logical partitions:
+Deliveries prove nothing: a stopped consumer may hand out the messages that it holds long after
+another consumer got its lane. But no acknowledgement may be confirmed that began after a newer
+token was in use for the same logical partitions:
 
-    c1, token 7   given 4 5 ....(stopped)............ 5 done [...ok]      zombie_ack: it began after token 8 was in use
+    c1, token 7   given 4 5 ....(stopped)............ 5 done [...ok]      zombie_ack: it began after
+                                                                          token 8 was in use
     c2, token 8              given 5, settled 5
     c1, token 7   given 4, 4 done [.ok]
     c2, token 8              given 4                                      came_back: certainly settled under 7, and given out under 8
 
-Checks that a group read a partition only when it had finished all earlier partitions of the same logical partitions.
+Checks that a group read a partition only when it had finished all earlier partitions of the same
+logical partitions.
 
-The first delivery under a grant shows that the grant's whole range was open. By then, each message of each earlier partition in the chain
-of every logical partition of the range must have been settled, or may have been (see `OrderedHistory`).
+The first delivery under a grant shows that the grant's whole range was open. By then, each message
+of each earlier partition in the chain of every logical partition of the range must have been
+settled, or may have been (see `OrderedHistory`).
 
     partition 1 [0, 8), closed      k1 1, k2 1, k1 2
     partition 2 [0, 4), a target    k1 3
     given: k1 1, k2 1, k1 2, settled: k1 1, k1 2, then given k1 3, while k2 1 is not settled        early, if k2 is in [0, 4) as well
 
-`strict` names the groups with a strict gate: for these a target opens only when all sources of its change are finished.
+`strict` names the groups with a strict gate: for these a target opens only when all sources of its
+change are finished.
 
 Checks the content of the log, as far as producers' answers and consumers' deliveries show it.
 
-A line's messages, read partition by partition in the order of versions, and there by sequence, must be in the order of sending:
+A line's messages, read partition by partition in the order of versions, and there by sequence, must
+be in the order of sending:
 
     partition 1 (version 1)   k1 1, k1 2, command message at 2
     partition 2 (version 2)   k1 3, k1 4
 
-A message may be stored twice in one case: partition 1 was fenced before its group answered, and the producer sent the messages of unknown
-outcome again. Both copies then have one id, and all later messages are repeated as well:
+A message may be stored twice in one case: partition 1 was fenced before its group answered, and the
+producer sent the messages of unknown outcome again. Both copies then have one id, and all later
+messages are repeated as well:
 
     partition 1 (fenced)      k1 1, k1 2, k1 3
     partition 2               k1 2, k1 3, k1 4       fine: an in-order replay from k1 2 on
@@ -76,17 +88,19 @@ outcome again. Both copies then have one id, and all later messages are repeated
 
 Finds writers that were blocked without a reason.
 
-There are two reasons: a change of the route closes the message's partition, from the seal to the publication of the next version; or a
-broker group of the message's logical partition has no master. A message that waited longer than `slow_ns` for its answer, or failed,
-must have been under way during such a time, or up to `after_ns` after its end (a producer must first learn of it and find the new route).
+There are two reasons: a change of the route closes the message's partition, from the seal to the
+publication of the next version; or a broker group of the message's logical partition has no master.
+A message that waited longer than `slow_ns` for its answer, or failed, must have been under way
+during such a time, or up to `after_ns` after its end (a producer must first learn of it and find
+the new route).
 
     change       [seal ........ published] after_ns
     k1 7      [put ................ ok]                 fine, for any duration
     k2 3                                          [put ................... ok]      stalled
 
-The report has the longest pauses. Of a change: the longest time without an answered put in the ranges of its sources that overlaps the
-change, counted from the change's beginning. Of an outage: the same for the group's partitions. For readers: the longest time without a
-delivery.
+The report has the longest pauses. Of a change: the longest time without an answered put in the
+ranges of its sources that overlaps the change, counted from the change's beginning. Of an outage:
+the same for the group's partitions. For readers: the longest time without a delivery.
 """
 
 from __future__ import annotations
@@ -102,7 +116,9 @@ from history.ordered.events import NEVER, Grant, OrderedHistory, Outaged, second
 
 
 def exclusivity(history: OrderedHistory) -> Iterator[Anomaly]:
-    """Acknowledgements of lost lanes that counted, messages that came back after theirs, tokens that two consumers had."""
+    """Acknowledgements of lost lanes that counted, messages that came back after theirs, tokens
+    that two consumers had.
+    """
     yield from _shared_tokens(history)
     zombies = set[int]()
     yield from _zombie_acks(history, zombies)
@@ -135,16 +151,24 @@ def _zombie_acks(history: OrderedHistory, zombies: set[int]) -> Iterator[Anomaly
             zombies.add(delivery)
             by, name = history.grants[grant], history.name(columns.message[delivery])
             what = f"{name} was acknowledged by {by} in group {by.group}"
-            when = f"which began at {seconds(columns.began_ns[delivery])} and was confirmed, although {history.grants[other]} was given"
+            when = (
+                f"which began at {seconds(columns.began_ns[delivery])} and was confirmed, "
+                f"although {history.grants[other]} was given"
+            )
             yield Anomaly(
                 "zombie_ack",
-                f"{what}, {when} messages of the same logical partition from {seconds(since_ns)} on",
+                (
+                    f"{what}, {when} messages of the same logical partition from "
+                    f"{seconds(since_ns)} on"
+                ),
                 (),
             )
 
 
 def _newer_in_use(history: OrderedHistory) -> dict[int, dict[int, tuple[int, int]]]:
-    """For each grant and each of its logical partitions: the earliest use of a newer token there, and the holder of that token."""
+    """For each grant and each of its logical partitions: the earliest use of a newer token there,
+    and the holder of that token.
+    """
     together: defaultdict[tuple[str, int], list[int]] = defaultdict(list)
     for number, grant in enumerate(history.grants):
         together[grant.group, grant.partition].append(number)
@@ -184,7 +208,10 @@ def _came_back(history: OrderedHistory, zombies: set[int]) -> Iterator[Anomaly]:
         for each in again:
             first = settled.get((history.grant_of(each).partition, columns.sequence[each]))
             if first is not None and history.grant_of(first).token < history.grant_of(each).token:
-                what = f"{history.name(columns.message[each])} was settled for certain by {history.when(first)}"
+                what = (
+                    f"{history.name(columns.message[each])} was settled for certain by "
+                    f"{history.when(first)}"
+                )
                 yield Anomaly(
                     "came_back",
                     f"{what}, and given to group {group} again, by {history.when(each)}",
@@ -193,7 +220,9 @@ def _came_back(history: OrderedHistory, zombies: set[int]) -> Iterator[Anomaly]:
 
 
 def early(history: OrderedHistory, *, strict: Collection[str] = ()) -> Iterator[Anomaly]:
-    """Partitions whose messages were delivered to a group too early; one report for each pair of partitions."""
+    """Partitions whose messages were delivered to a group too early; one report for each pair of
+    partitions.
+    """
     for group in history.of_group:
         opened = _opened(history, group, is_strict=group in strict)
         told = set[tuple[int, int]]()
@@ -205,7 +234,10 @@ def early(history: OrderedHistory, *, strict: Collection[str] = ()) -> Iterator[
             settled_ns = _settled_ns(history, group, message, partition)
             if settled_ns > opened_ns and (partition, later) not in told:
                 told.add((partition, later))
-                what = f"group {group} was given messages of partition {later} (since version {history.routes.since[later]})"
+                what = (
+                    f"group {group} was given messages of partition {later} (since version "
+                    f"{history.routes.since[later]})"
+                )
                 before = f"{history.name(message)}, which lies before it in partition {partition}"
                 when = (
                     f"was settled at {seconds(settled_ns)}"
@@ -241,7 +273,9 @@ def _lying(history: OrderedHistory) -> Iterator[tuple[int, int]]:
 def _opened(
     history: OrderedHistory, group: str, *, is_strict: bool
 ) -> dict[int, list[tuple[int, int]]]:
-    """For each partition with successors, by logical partition: when the first successor was read, and which one."""
+    """For each partition with successors, by logical partition: when the first successor was read,
+    and which one.
+    """
     routes = history.routes
     read: dict[int, list[int]] = {
         number: [NEVER] * routes.logical_partitions for number in routes.parts
@@ -263,7 +297,9 @@ def _opened(
 def _opened_by(
     history: OrderedHistory, grant: Grant, *, is_strict: bool
 ) -> list[tuple[int, range]]:
-    """The partitions that a grant opens: its range; with a strict gate all targets of the change."""
+    """The partitions that a grant opens: its range; with a strict gate all targets of the
+    change.
+    """
     routes = history.routes
     if not is_strict:
         return [(grant.partition, grant.lps)]
@@ -276,7 +312,9 @@ Copy = tuple[int, int, int, int]
 
 
 def log_order(history: OrderedHistory) -> Iterator[Anomaly]:
-    """Places with two messages, after a seal or in a partition of other keys; lines that are out of order."""
+    """Places with two messages, after a seal or in a partition of other keys; lines that are out of
+    order.
+    """
     yield from _places(history)
     for line, copies in _lines(history):
         if not any(message in history.copies for message in history.by_rank[line]):
@@ -292,7 +330,7 @@ def stored_twice(history: OrderedHistory) -> Iterator[Anomaly]:
             yield from _replayed(history, line, sorted(copies))
 
 
-# --- places ------------------------------------------------------------------------------------------------------------------
+# --- places ---------------------------------------------------------------------------------------
 
 
 def _places(history: OrderedHistory) -> Iterator[Anomaly]:
@@ -310,7 +348,10 @@ def _places(history: OrderedHistory) -> Iterator[Anomaly]:
                 (),
             )
         elif 0 <= sealed <= sequence:
-            what = f"{history.name(message)} lies at {where}, which was closed by its command message at {sealed}"
+            what = (
+                f"{history.name(message)} lies at {where}, which was closed by its command "
+                f"message at {sealed}"
+            )
             found = Anomaly("behind_seal", what, ())
         elif part is None or not part.first <= lp < part.end:
             found = Anomaly(
@@ -336,7 +377,7 @@ def _claims(history: OrderedHistory) -> Iterator[tuple[int, int, int]]:
         yield message, grants[grant].partition, sequence
 
 
-# --- lines -------------------------------------------------------------------------------------------------------------------
+# --- lines ----------------------------------------------------------------------------------------
 
 
 def _lines(history: OrderedHistory) -> Iterator[tuple[int, list[Copy]]]:
@@ -359,14 +400,19 @@ def _rising(history: OrderedHistory, line: int, copies: list[Copy]) -> Iterator[
     for copy in copies:
         if copy[0] < before[0] or (copy[1] == before[1] and copy[2] <= before[2]):
             early, late = history.by_rank[line][before[3]], history.by_rank[line][copy[3]]
-            what = f"{history.name(early)} was sent before {history.name(late)}, but lies behind it: {_place(before)} and {_place(copy)}"
+            what = (
+                f"{history.name(early)} was sent before {history.name(late)}, but lies behind "
+                f"it: {_place(before)} and {_place(copy)}"
+            )
             yield Anomaly("log_order", what, ())
             return
         before = copy
 
 
 def _replayed(history: OrderedHistory, line: int, copies: list[Copy]) -> Iterator[Anomaly]:
-    """The copies in the order of the log: each is the next of its line, or, where a partition begins, an earlier one."""
+    """The copies in the order of the log: each is the next of its line, or, where a partition
+    begins, an earlier one.
+    """
     messages = history.by_rank[line]
     before = (-1, -1, -1, -1)
     for copy in copies:
@@ -382,14 +428,17 @@ def _replayed(history: OrderedHistory, line: int, copies: list[Copy]) -> Iterato
             else:
                 yield Anomaly(
                     "stored_twice",
-                    f"{what}, right behind {history.name(messages[before[3]])} in the same partition",
+                    (
+                        f"{what}, right behind {history.name(messages[before[3]])} in the same "
+                        "partition"
+                    ),
                     (),
                 )
             return
         before = copy
 
 
-# --- copies ------------------------------------------------------------------------------------------------------------------
+# --- copies ---------------------------------------------------------------------------------------
 
 
 def _unexcused(history: OrderedHistory) -> Iterator[Anomaly]:
@@ -405,7 +454,10 @@ def _unexcused(history: OrderedHistory) -> Iterator[Anomaly]:
         elif any(partition not in fenced for _, partition, _ in copies[:-1]):
             yield Anomaly(
                 "stored_twice",
-                f"{history.name(message)} lies at {places}; not all but the last of these were fenced",
+                (
+                    f"{history.name(message)} lies at {places}; not all but the last of these "
+                    "were fenced"
+                ),
                 (),
             )
 
@@ -425,7 +477,10 @@ def _other_ids(history: OrderedHistory) -> Iterator[Anomaly]:
         )
         if known != columns.id[delivery] and message not in told:
             told.add(message)
-            what = f"the copies of {history.name(message)} have two ids, {known} and {columns.id[delivery]}: {history.when(delivery)}"
+            what = (
+                f"the copies of {history.name(message)} have two ids, {known} and "
+                f"{columns.id[delivery]}: {history.when(delivery)}"
+            )
             yield Anomaly("stored_twice", what, ())
 
 
@@ -434,7 +489,9 @@ def _place(copy: tuple[int, ...]) -> str:
 
 
 def order(history: OrderedHistory) -> Iterator[Anomaly]:
-    """Messages that were delivered too early, and replays that begin too late or leave a message out."""
+    """Messages that were delivered too early, and replays that begin too late or leave a message
+    out.
+    """
     for group in history.of_group:
         yield from _Reader(history, group).read()
 
@@ -487,10 +544,16 @@ class _Reader:
         history = self._history
         message = history.deliveries.message[delivery]
         before = history.by_rank[line][missing]
-        what = f"group {self._group} was given {history.name(message)} for the first time, by {history.when(delivery)}; before it was sent"
+        what = (
+            f"group {self._group} was given {history.name(message)} for the first time, by "
+            f"{history.when(delivery)}; before it was sent"
+        )
         return Anomaly(
             "skipped",
-            f"{what} {history.name(before)}{_where(history, before)}, which the group had not been given",
+            (
+                f"{what} {history.name(before)}{_where(history, before)}, which the group had "
+                "not been given"
+            ),
             (),
         )
 
@@ -498,7 +561,10 @@ class _Reader:
         history = self._history
         names = history.by_rank[line]
         message = history.name(history.deliveries.message[delivery])
-        what = f"group {self._group} was given {message} by {history.when(delivery)}, right behind {history.name(names[last])}"
+        what = (
+            f"group {self._group} was given {message} by {history.when(delivery)}, right behind "
+            f"{history.name(names[last])}"
+        )
         return Anomaly(
             "torn_replay", f"{what}: {history.name(names[last + 1])} is left out of the replay", ()
         )
@@ -508,7 +574,10 @@ class _Reader:
         settled = history.settled_at(self._group)
         before = next(each for each in history.by_rank[line][:rank] if settled[each] > at_ns)
         message = history.name(history.deliveries.message[delivery])
-        what = f"group {self._group} was given {message} by {history.when(delivery)}, the first of its line under this token; but"
+        what = (
+            f"group {self._group} was given {message} by {history.when(delivery)}, the first of "
+            "its line under this token; but"
+        )
         told = "never" if settled[before] >= NEVER else f"only at {seconds(settled[before])}"
         return Anomaly(
             "torn_replay",
@@ -518,7 +587,9 @@ class _Reader:
 
 
 def late(history: OrderedHistory) -> int:
-    """Deliveries under a token when a newer one had been used for the same logical partition: counted, not judged."""
+    """Deliveries under a token when a newer one had been used for the same logical partition:
+    counted, not judged.
+    """
     newest: dict[tuple[str, int, int], int] = {}
     columns, line_of, count = history.deliveries, history.messages.line, 0
     for message, number in zip(columns.message, columns.grant, strict=True):
@@ -572,15 +643,23 @@ def _unsettled(history: OrderedHistory, group: str, settled: list[int]) -> Itera
             and message not in told
         ):
             told.add(message)
-            what = f"{history.name(message)} was given to {history.when(delivery)} in group {group}; its acknowledgement was refused, and the"
+            what = (
+                f"{history.name(message)} was given to {history.when(delivery)} in group "
+                f"{group}; its acknowledgement was refused, and the"
+            )
             yield Anomaly("unsettled", f"{what} message never came again", ())
 
 
 def phantom(history: OrderedHistory) -> Iterator[Anomaly]:
-    """Messages that were delivered to a group, and never sent, or whose sending certainly failed."""
+    """Messages that were delivered to a group, and never sent, or whose sending certainly
+    failed.
+    """
     for event, index in history.strangers:
         handed = event.handed[index]
-        what = f"{event.process} was given {handed.key} {handed.serial} of {handed.producer}, sequence {handed.sequence} of partition"
+        what = (
+            f"{event.process} was given {handed.key} {handed.serial} of {handed.producer}, "
+            f"sequence {handed.sequence} of partition"
+        )
         yield Anomaly(
             "phantom", f"{what} {event.partition}, at {seconds(event.t_ns)}; nobody sent it", ()
         )
@@ -588,14 +667,20 @@ def phantom(history: OrderedHistory) -> Iterator[Anomaly]:
     for delivery, message in enumerate(columns.message):
         if fates[message] == "fail" and message not in told:
             told.add(message)
-            what = f"{history.name(message)} certainly failed, and was given to {history.when(delivery)}"
+            what = (
+                f"{history.name(message)} certainly failed, and was given to "
+                f"{history.when(delivery)}"
+            )
             yield Anomaly("phantom", what, ())
 
 
 def _told(history: OrderedHistory, message: int) -> str:
     place = history.messages.place[message]
     where = f", as sequence {place.sequence} of partition {place.partition}" if place else ""
-    return f"{history.name(message)} was acknowledged at {seconds(history.messages.ended_ns[message])}{where}"
+    return (
+        f"{history.name(message)} was acknowledged at "
+        f"{seconds(history.messages.ended_ns[message])}{where}"
+    )
 
 
 SLOW_NS = 1_000_000_000
@@ -642,8 +727,8 @@ class Pauses:
 def stalled(
     history: OrderedHistory, *, slow_ns: int = SLOW_NS, after_ns: int = AFTER_NS
 ) -> Iterator[Anomaly]:
-    """Messages that waited or failed without an excuse; for each logical partition the longest wait is reported, with the number of
-    messages.
+    """Messages that waited or failed without an excuse; for each logical partition the longest wait
+    is reported, with the number of messages.
     """
     columns, excuses = history.messages, excuses_of(history)
     slow: defaultdict[int, list[tuple[int, int]]] = defaultdict(list)
@@ -660,11 +745,17 @@ def stalled(
     for lp, found in slow.items():
         waited_ns, message = max(found)
         since = seconds(columns.invoked_ns[message])
-        what = f"{history.name(message)}, of logical partition {lp}, waited {waited_ns / 1e9:.3f} s from {since} on"
+        what = (
+            f"{history.name(message)}, of logical partition {lp}, waited {waited_ns / 1e9:.3f} s "
+            f"from {since} on"
+        )
         also = f"; so did {len(found) - 1} more there" if len(found) > 1 else ""
         yield Anomaly(
             "stalled",
-            f"{what} and ended as {columns.fate[message]}, while no change or outage touched it{also}",
+            (
+                f"{what} and ended as {columns.fate[message]}, while no change or outage touched "
+                f"it{also}"
+            ),
             (),
         )
 
@@ -707,13 +798,15 @@ def held(history: OrderedHistory, outage: Outaged, until_ns: int) -> frozenset[i
     return history.routes.held_by(outage.group, outage.since_ns, until_ns)
 
 
-# --- figures -----------------------------------------------------------------------------------------------------------------
+# --- figures --------------------------------------------------------------------------------------
 
 
 def write_pauses(history: OrderedHistory) -> dict[str, Pauses]:
-    """By occasion: how long no put was answered to the sources of a change, or to what a broker group held when its outage began.
+    """By occasion: how long no put was answered to the sources of a change, or to what a broker
+    group held when its outage began.
 
-    A change has to wait for an outage of its ranges. The two together count as one separate occasion.
+    A change has to wait for an outage of its ranges. The two together count as one separate
+    occasion.
     """
     columns = history.messages
     ends = sorted(
@@ -817,7 +910,9 @@ class OrderedReport:
         return {name: pauses.figures for name, pauses in named.items() if pauses.found_ns}
 
     def to_json(self, shown_max: int = SHOWN_MAX) -> dict[str, object]:
-        """The report as plain values, with the number of all anomalies and the first few of each name."""
+        """The report as plain values, with the number of all anomalies and the first few of each
+        name.
+        """
         shown = [str(found) for found in self._first(shown_max)]
         return {
             "ok": self.ok,
@@ -860,8 +955,9 @@ def check_ordered(
 ) -> OrderedReport:
     """Every checker over one history.
 
-    `drained`: consumers continued until nothing came, so everything acknowledged must have been given and settled. `groups` must see
-    everything (by default those that saw anything), `strict` are those with a strict gate, `latest` those that began at the route's end.
+    `drained`: consumers continued until nothing came, so everything acknowledged must have been
+    given and settled. `groups` must see everything (by default those that saw anything), `strict`
+    are those with a strict gate, `latest` those that began at the route's end.
 
     Raises ValueError for a history that proves nothing: see `OrderedHistory`.
     """

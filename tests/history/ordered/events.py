@@ -13,20 +13,26 @@
 
 Rules for a recorder, besides those of `history.events`:
 
-* **A producer, a key and a serial name a message.** The serial grows with each message that the producer sends with the key. One operation
-  sends the message; the client's retries belong to it.
-* **A put has one invoke**, with its messages in the order in which the producer got them, and an end for each part of it whose outcome
-  became known at once. `resent` means that the client sent these messages again after a fence: they may be stored twice, under one id.
-* **Record a delivery when the handler gets the message**, before the handler does anything with it. Everything that a dead consumer may
-  have settled is then recorded. `process` names one life of a consumer.
-* **Record a settlement after its answer**: `ok`, it is committed; `fail`, the lane was lost (LaneLost); `info`, unknown. Without such a
-  line the outcome is unknown as well. `began_ns` is the time when the application settled the message.
-* **Record routes from version 1 on.** If a version is recorded again, it is the same route, but more is known: the sequence of a
-  command message that was missing (-1) because a fence closed its partition. `fenced` names all partitions that a fence ever closed.
+* **A producer, a key and a serial name a message.** The serial grows with each message that the
+  producer sends with the key. One operation sends the message; the client's retries belong to it.
+* **A put has one invoke**, with its messages in the order in which the producer got them, and an
+  end for each part of it whose outcome became known at once. `resent` means that the client sent
+  these messages again after a fence: they may be stored twice, under one id.
+* **Record a delivery when the handler gets the message**, before the handler does anything with it.
+  Everything that a dead consumer may have settled is then recorded. `process` names one life of a
+  consumer.
+* **Record a settlement after its answer**: `ok`, it is committed; `fail`, the lane was lost
+  (LaneLost); `info`, unknown. Without such a line the outcome is unknown as well. `began_ns` is the
+  time when the application settled the message.
+* **Record routes from version 1 on.** If a version is recorded again, it is the same route, but
+  more is known: the sequence of a command message that was missing (-1) because a fence closed its
+  partition. `fenced` names all partitions that a fence ever closed.
 
-The columns of an ordered history: what is known of each message, each delivery, and each grant of a lane.
+The columns of an ordered history: what is known of each message, each delivery, and each grant of a
+lane.
 
-All versions of a route, from a history: for each logical partition the chain of partitions that held it, one after another.
+All versions of a route, from a history: for each logical partition the chain of partitions that
+held it, one after another.
 
     version 1    1 [0, 8)
     version 2    2 [0, 4)   3 [4, 8)          a split of 1
@@ -35,19 +41,23 @@ All versions of a route, from a history: for each logical partition the chain of
 
 A partition is *since* the version in which it first appears; these versions grow along a chain.
 
-An ordered history in columns: messages, deliveries and grants of lanes have numbers, which are indexes into lists.
+An ordered history in columns: messages, deliveries and grants of lanes have numbers, which are
+indexes into lists.
 
-Plain loops walk a million messages a few times over these lists, without any lookup. The checkers use these terms:
+Plain loops walk a million messages a few times over these lists, without any lookup. The checkers
+use these terms:
 
-    line        the messages of one key by one producer, in the order of sending; order is promised within a line
+    line        the messages of one key by one producer, in the order of sending; order is promised
+                within a line
     stored      a message that was acknowledged, or that some group got
     rank        a stored message's number within its line, from 0
     grant       a lane as one consumer had it: group, partition, range and token
     settled at  the earliest moment at which a group may have settled a message: when an acknowledgement that was not refused began
 
-*May have*: a consumer that dies after its acknowledgement records no answer, and a message that it settled need not come again. A message
-therefore counts as settled from the moment when its acknowledgement began, or when a consumer got it and recorded nothing more, unless it
-certainly was not settled.
+*May have*: a consumer that dies after its acknowledgement records no answer, and a message that it
+settled need not come again. A message therefore counts as settled from the moment when its
+acknowledgement began, or when a consumer got it and recorded nothing more, unless it certainly was
+not settled.
 """
 
 from __future__ import annotations
@@ -72,7 +82,9 @@ class Keyed(NamedTuple):
 
 
 class Stored(NamedTuple):
-    """The place where a message is stored. `id` is a number derived from the message id, such as a checksum."""
+    """The place where a message is stored. `id` is a number derived from the message id, such as a
+    checksum.
+    """
 
     partition: int
     sequence: int
@@ -100,7 +112,9 @@ class Part(NamedTuple):
 
 
 class Sealed(NamedTuple):
-    """A source partition and the sequence of its command message; -1 while the sequence is unknown."""
+    """A source partition and the sequence of its command message; -1 while the sequence is
+    unknown.
+    """
 
     number: int
     sequence: int
@@ -119,7 +133,9 @@ class Put(Operation):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Deliver(Operation):
-    """A consumer is given messages of one lane, `first` to `end` - 1 of a partition, under a token and a route version."""
+    """A consumer is given messages of one lane, `first` to `end` - 1 of a partition, under a token
+    and a route version.
+    """
 
     f: ClassVar[str] = "deliver"
     group: str
@@ -145,7 +161,9 @@ class Settle(Operation):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rerouted(Operation):
-    """A version of the route, and its change: writes to the sources were refused from `began_ns` to `published_ns` at the longest."""
+    """A version of the route, and its change: writes to the sources were refused from `began_ns` to
+    `published_ns` at the longest.
+    """
 
     f: ClassVar[str] = "route"
     version: int
@@ -160,7 +178,9 @@ class Rerouted(Operation):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outage(Operation):
-    """From the invoke to the `ok` of the same `op`, a broker group may have no serving master; `kind` is the cause, for figures."""
+    """From the invoke to the `ok` of the same `op`, a broker group may have no serving master;
+    `kind` is the cause, for figures.
+    """
 
     f: ClassVar[str] = "outage"
     broker_group: str
@@ -188,7 +208,9 @@ Line = tuple[str, str]
 
 @dataclass(slots=True, eq=False)
 class Grant:
-    """A lane as granted to one consumer. `first_ns` is the time of the first delivery; the grant was earlier."""
+    """A lane as granted to one consumer. `first_ns` is the time of the first delivery; the grant
+    was earlier.
+    """
 
     group: str
     partition: int
@@ -199,7 +221,10 @@ class Grant:
     first_ns: int
 
     def __str__(self) -> str:
-        return f"{self.consumer} (token {self.token}, [{self.lps.start}, {self.lps.stop}) of partition {self.partition})"
+        return (
+            f"{self.consumer} (token {self.token}, [{self.lps.start}, {self.lps.stop}) of "
+            f"partition {self.partition})"
+        )
 
 
 class Outaged(NamedTuple):
@@ -273,7 +298,8 @@ class Routes:
             self._learn(event)
         if sorted(self._routes) != list(range(1, len(self._routes) + 1)):
             raise ValueError(
-                f"the history must record every version of the route, in order; it has {sorted(self._routes)}"
+                "the history must record every version of the route, in order; it has "
+                f"{sorted(self._routes)}"
             )
         for version in self._routes:
             for part in self._routes[version]:
@@ -287,7 +313,8 @@ class Routes:
             event.logical_partitions,
         ):
             raise ValueError(
-                f"version {event.version} of the route was recorded as {known}, and as {event.partitions}"
+                f"version {event.version} of the route was recorded as {known}, and as "
+                f"{event.partitions}"
             )
         self.logical_partitions = event.logical_partitions
         before = {part.number for part in self._routes.get(event.version - 1, ())}
@@ -314,7 +341,9 @@ class Routes:
         return tuple(chain)
 
     def held_by(self, group: str, since_ns: int, until_ns: int) -> frozenset[int]:
-        """The logical partitions that a broker group held at some time in a route that was the latest then."""
+        """The logical partitions that a broker group held at some time in a route that was the
+        latest then.
+        """
         found: set[int] = set()
         for version, route in self._routes.items():
             if self._published_ns(version) <= until_ns and since_ns < self._published_ns(
@@ -344,9 +373,11 @@ class Routes:
 
 
 class OrderedHistory:
-    """`latest` are groups that began at the end of a route: what a line had before their first delivery is not theirs.
+    """`latest` are groups that began at the end of a route: what a line had before their first
+    delivery is not theirs.
 
-    Raises ValueError for a history that proves nothing: a message with no invoke, or sent twice; serials that do not grow.
+    Raises ValueError for a history that proves nothing: a message with no invoke, or sent twice;
+    serials that do not grow.
     """
 
     def __init__(
@@ -378,7 +409,7 @@ class OrderedHistory:
             logical_partition(key.encode(), self.routes.logical_partitions) for _, key in self.lines
         ]
 
-    # --- reading, once ---------------------------------------------------------------------------------------------------
+    # --- reading, once ----------------------------------------------------------------------------
 
     def _read(self, events: Iterable[Operation]) -> list[Rerouted]:
         routes: list[Rerouted] = []
@@ -414,7 +445,8 @@ class OrderedHistory:
             line = self.line_messages[number]
             if line and columns.serial[line[-1]] >= serial:
                 raise ValueError(
-                    f"serials must grow: {put.process} sent {key} {serial} after {columns.serial[line[-1]]}"
+                    f"serials must grow: {put.process} sent {key} {serial} after "
+                    f"{columns.serial[line[-1]]}"
                 )
             line.append(len(columns.line))
             self._message_of[number][serial] = len(columns.line)
@@ -496,7 +528,8 @@ class OrderedHistory:
             number = handed.get(sequence)
             if number is None:
                 raise ValueError(
-                    f"{event.process} settled what it was not given: {sequence} of partition {event.partition}"
+                    f"{event.process} settled what it was not given: {sequence} of partition "
+                    f"{event.partition}"
                 )
             if number < 0:
                 continue
@@ -512,7 +545,7 @@ class OrderedHistory:
             begun = self._under_way.pop(key)
             self.outages.append(Outaged(begun.broker_group, begun.t_ns, event.t_ns, begun.kind))
 
-    # --- what follows from it --------------------------------------------------------------------------------------------
+    # --- what follows from it ---------------------------------------------------------------------
 
     @cached_property
     def groups(self) -> tuple[str, ...]:
@@ -563,7 +596,9 @@ class OrderedHistory:
 
     @cached_property
     def copies(self) -> dict[int, list[tuple[int, int, int]]]:
-        """For each message seen at more than one place: (version of the first, partition, sequence), in the log's order."""
+        """For each message seen at more than one place: (version of the first, partition,
+        sequence), in the log's order.
+        """
         since, found = self.routes.since, defaultdict[int, set[tuple[int, int, int]]](set)
         told, grants, columns = self.messages.place, self.grants, self.deliveries
         at: list[tuple[int, int] | None] = [None if place is None else place[:2] for place in told]
@@ -581,13 +616,15 @@ class OrderedHistory:
 
     @cached_property
     def places(self) -> list[tuple[int, int] | None]:
-        """For each message one place (partition, sequence) where it was seen. `copies` has all places of messages with several."""
+        """For each message one place (partition, sequence) where it was seen. `copies` has all
+        places of messages with several.
+        """
         assert self.copies is not None
         return self._places
 
     def settled_at(self, group: str) -> list[int]:
-        """For each message the earliest time at which the group may have settled it, at any place; 0 for messages outside the group's
-        range.
+        """For each message the earliest time at which the group may have settled it, at any place;
+        0 for messages outside the group's range.
         """
         return self._settled_at[group][0]
 
@@ -623,13 +660,15 @@ class OrderedHistory:
                 by_message[message] = 0
 
     def all_settled_at(self, group: str) -> list[list[int]]:
-        """By line and rank: the earliest time at which the group may have settled that message and all before it in the line."""
+        """By line and rank: the earliest time at which the group may have settled that message and
+        all before it in the line.
+        """
         settled = self.settled_at(group)
         return [
             list(accumulate((settled[message] for message in line), max)) for line in self.by_rank
         ]
 
-    # --- in words --------------------------------------------------------------------------------------------------------
+    # --- in words ---------------------------------------------------------------------------------
 
     def name(self, message: int) -> str:
         """A message, for a person."""
@@ -643,4 +682,7 @@ class OrderedHistory:
     def when(self, delivery: int) -> str:
         """Describe a delivery for a person: consumer, place, time."""
         columns = self.deliveries
-        return f"{self.grant_of(delivery)}, sequence {columns.sequence[delivery]}, at {seconds(columns.at_ns[delivery])}"
+        return (
+            f"{self.grant_of(delivery)}, sequence {columns.sequence[delivery]}, at "
+            f"{seconds(columns.at_ns[delivery])}"
+        )

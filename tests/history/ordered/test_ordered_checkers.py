@@ -1,15 +1,20 @@
-"""The checkers of ordered histories are tested before anything is tested by them: small ones, each with exactly what is wrong in it.
+"""The checkers of ordered histories are tested before anything is tested by them: small ones, each
+with exactly what is wrong in it.
 
-Short notation for hand-made ordered histories; `lines(...)` joins operations and stamps them with times.
+Short notation for hand-made ordered histories; `lines(...)` joins operations and stamps them with
+times.
 
     lines(ONE, put("d1 d2", at="1:0 1:1"), give("d1@0 d2@1"), done("0 1"))
 
-means: the route has one partition; p1 sent two messages of key d, stored at sequences 0 and 1 of partition 1; c1 got both under token 1
-and acknowledged them. With eight logical partitions the keys have these logical partitions:
+means: the route has one partition; p1 sent two messages of key d, stored at sequences 0 and 1 of
+partition 1; c1 got both under token 1 and acknowledged them. With eight logical partitions the keys
+have these logical partitions:
 
-    d 0, f 2, o 3  |  e 4, g 5, k 6          partition 2 has [0, 4) and partition 3 [4, 8) wherever they occur here
+    d 0, f 2, o 3  |  e 4, g 5, k 6          partition 2 has [0, 4) and partition 3 [4, 8) wherever
+                                             they occur here
 
-Small ordered histories, good and bad. A bad one names every anomaly that the checkers must find in it; they must find no other.
+Small ordered histories, good and bad. A bad one names every anomaly that the checkers must find in
+it; they must find no other.
 
 A case is drained unless it says `drained=False`.
 """
@@ -67,7 +72,9 @@ def put(
     since_ns: int = 0,
     until_ns: int = 0,
 ) -> list[Operation]:
-    """`put("d1 d2", at="1:0 1:1")`: places are partition:sequence. Without an end the outcome is unknown."""
+    """`put("d1 d2", at="1:0 1:1")`: places are partition:sequence. Without an end the outcome is
+    unknown.
+    """
     messages = tuple(map(keyed, names.split()))
     begun = Put(process=by, type="invoke", subject="orders", messages=messages, t_ns=since_ns)
     if end is None:
@@ -131,7 +138,9 @@ def done(
     end: Type = "ok",
     began_line: int | None = None,
 ) -> list[Operation]:
-    """An acknowledgement's answer; it began just now, or at the time of that line of the history, counted from 0."""
+    """An acknowledgement's answer; it began just now, or at the time of that line of the history,
+    counted from 0.
+    """
     began_ns = JUST_NOW if began_line is None else (began_line + 1) * STEP_NS
     numbers = tuple(map(int, sequences.split()))
     return [
@@ -265,7 +274,9 @@ PARENT = put("d1 g1", at="1:0 1:1")
 """A message of either half, in partition 1."""
 CHILDREN = put("d2 g2", at="2:0 3:0")
 TWICE = [*put("d1 d2 d3", at="1:0 1:1 1:2")[:1], *put("d1", at="1:0")[1:]]
-"""p1 sent three, and got the answer for the first; the others are on their way when partition 1 is fenced."""
+"""p1 sent three, and got the answer for the first; the others are on their way when partition 1 is
+fenced.
+"""
 RESENT = put("d2 d3", at="2:0 2:1", resent=True)[1:]
 SEEN_TWICE = [
     *through("d1@0 d2@1 d3@2", lps=(0, 8)),
@@ -1033,7 +1044,10 @@ def test_an_ordered_history_shows_exactly_its_anomalies(case: Case) -> None:
 
 def test_every_anomaly_is_found_in_three_bad_histories_at_least() -> None:
     found = Counter(name for case in BAD for name in set(case.wrong.split()))
-    names = "lost unsettled phantom skipped torn_replay zombie_ack came_back shared_token early two_at_one_place behind_seal wrong_partition"
+    names = (
+        "lost unsettled phantom skipped torn_replay zombie_ack came_back shared_token early "
+        "two_at_one_place behind_seal wrong_partition"
+    )
     assert set(found) == {*names.split(), "log_order", "stored_twice", "stalled"}
     assert min(found.values()) >= 3
     assert len({case.name for case in GOOD + BAD}) == len(GOOD + BAD)
@@ -1060,8 +1074,10 @@ def test_a_counterexample_reads_as_a_story() -> None:
     )
     (found,) = check_ordered(events, drained=True).anomalies
     assert found.what == (
-        "d 1 of p1 was acknowledged by c1 (token 1, [0, 8) of partition 1) in group g, which began at 0.000000 s and was confirmed, "
-        "although c2 (token 2, [0, 8) of partition 1) was given messages of the same logical partition from 0.000000 s on"
+        "d 1 of p1 was acknowledged by c1 (token 1, [0, 8) of partition 1) in group g, which "
+        "began at 0.000000 s and was confirmed, "
+        "although c2 (token 2, [0, 8) of partition 1) was given messages of the same logical "
+        "partition from 0.000000 s on"
     )
 
 
@@ -1189,7 +1205,9 @@ def test_one_promise_broken_everywhere_is_reported_at_most_1000_times() -> None:
 
 @pytest.mark.sampled
 def test_a_million_messages_are_judged_in_linear_time() -> None:
-    """Uses a tenth of a million messages, in chunks as clients send them. A quadratic checker would reach the timeout."""
+    """Uses a tenth of a million messages, in chunks as clients send them. A quadratic checker would
+    reach the timeout.
+    """
     report = check_ordered(many(100_000, keys=500), drained=True)
     assert report.ok, report
     assert report.counts["deliveries"] == 100_000

@@ -1,13 +1,17 @@
-"""A correct ordered history has no anomaly; the same history with one false line has that line's anomaly.
+"""A correct ordered history has no anomaly; the same history with one false line has that line's
+anomaly.
 
-Random correct ordered histories: a tiny ordered subject that keeps every promise, its clients, and the lines that they write.
+Random correct ordered histories: a tiny ordered subject that keeps every promise, its clients, and
+the lines that they write.
 
-The subject is a list of entries for each partition, a route that splits, merges, moves and fences, and each group's settled messages.
-Puts begin and end later, so several are under way when a partition is closed. Consumers get lanes, pull ahead, hand messages out and
-settle them. A consumer that loses its lane becomes a zombie, which still hands out the messages that it pulled. Answers get lost, and
-consumers die.
+The subject is a list of entries for each partition, a route that splits, merges, moves and fences,
+and each group's settled messages. Puts begin and end later, so several are under way when a
+partition is closed. Consumers get lanes, pull ahead, hand messages out and settle them. A consumer
+that loses its lane becomes a zombie, which still hands out the messages that it pulled. Answers get
+lost, and consumers die.
 
-At the end fences get their command messages, and every message is handed out and settled, so the history is drained.
+At the end fences get their command messages, and every message is handed out and settled, so the
+history is drained.
 """
 
 from __future__ import annotations
@@ -120,7 +124,7 @@ class Subject:
         """One line; the clock is their number."""
         self.lines.append(replace(event, t_ns=10 * len(self.lines) + 10))
 
-    # --- producers ---------------------------------------------------------------------------------------------------------
+    # --- producers --------------------------------------------------------------------------------
 
     def put(self) -> None:
         """A producer may have several puts under way."""
@@ -171,7 +175,7 @@ class Subject:
     def _holder(self, lp: int) -> Log:
         return next(self.logs[part.number] for part in self.route if part.first <= lp < part.end)
 
-    # --- the route ---------------------------------------------------------------------------------------------------------
+    # --- the route --------------------------------------------------------------------------------
 
     def change(self) -> None:
         """A split, a merge or a move; or a fence, which closes one partition and moves it."""
@@ -209,7 +213,9 @@ class Subject:
             log.sealed = len(log.entries)
 
     def _commit_late(self, log: Log) -> None:
-        """Store some of the messages that were under way to an unreachable group: of each producer the first few, in order."""
+        """Store some of the messages that were under way to an unreachable group: of each producer
+        the first few, in order.
+        """
         for puts in self.sending.values():
             under_way = [
                 each
@@ -245,10 +251,12 @@ class Subject:
         self.published.append(event)
         self.write(event)
 
-    # --- consumers ---------------------------------------------------------------------------------------------------------
+    # --- consumers --------------------------------------------------------------------------------
 
     def attach(self) -> None:
-        """Grant an open lane to a consumer. Consumers that held a part of it lose it, perhaps without noticing."""
+        """Grant an open lane to a consumer. Consumers that held a part of it lose it, perhaps
+        without noticing.
+        """
         group, log = self.coin.choice(GROUPS), self.coin.choice(list(self.logs.values()))
         first = self.coin.randrange(log.part.first, log.part.end)
         lps = range(first, self.coin.randint(first + 1, log.part.end))
@@ -296,7 +304,9 @@ class Subject:
         ]
 
     def give(self) -> None:
-        """A consumer hands out what it pulled; if that is all, it pulls more, unless its lane is lost."""
+        """A consumer hands out what it pulled; if that is all, it pulls more, unless its lane is
+        lost.
+        """
         if not self.lanes and not self.zombies:
             return
         lane = self.coin.choice([*self.lanes, *self.lanes, *self.zombies])
@@ -355,14 +365,16 @@ class Subject:
         )
 
     def die(self) -> None:
-        """A consumer dies, perhaps after an acknowledgement whose answer was lost. Its grant ends in time."""
+        """A consumer dies, perhaps after an acknowledgement whose answer was lost. Its grant ends
+        in time.
+        """
         if self.lanes:
             lane = self.lanes.pop(self.coin.randrange(len(self.lanes)))
             self.lives += 1
             if self.coin.random() < 0.5:
                 self.settled[lane.group].update((lane.log.part.number, at) for at in lane.open)
 
-    # --- the end -----------------------------------------------------------------------------------------------------------
+    # --- the end ----------------------------------------------------------------------------------
 
     def drain(self) -> None:
         """Finish everything under way: heal fences, deliver and settle all messages."""
@@ -442,7 +454,9 @@ def names(events: Lines, *, drained: bool = True) -> set[str]:
 
 
 def rewritten(events: Lines, change: Callable[[Handed, Deliver], Handed | None]) -> Lines:
-    """Every delivered message as `change` has it, or not at all; a settlement is about what was given."""
+    """Every delivered message as `change` has it, or not at all; a settlement is about what was
+    given.
+    """
     found: Lines = []
     dropped = set[tuple[str, int, int, int]]()
     for event in events:
@@ -534,7 +548,9 @@ def test_a_correct_ordered_history_has_no_anomaly(events: Lines) -> None:
 def test_the_beginning_of_a_correct_ordered_history_has_no_anomaly(
     events: Lines, length: int
 ) -> None:
-    """Operations that are under way at the cut have an unknown outcome, which is never an anomaly."""
+    """Operations that are under way at the cut have an unknown outcome, which is never an
+    anomaly.
+    """
     assert names(events[: length + 1], drained=False) == set()
 
 
@@ -635,7 +651,9 @@ def test_two_messages_of_a_line_that_a_group_got_in_reverse_are_out_of_order(
 @lies
 @given(LONG_HISTORIES, DRAW)
 def test_a_replay_that_leaves_one_out_is_torn(events: Lines, data: st.DataObject) -> None:
-    """After an operator's reset the group may see all messages again, but not the first and the third without the second."""
+    """After an operator's reset the group may see all messages again, but not the first and the
+    third without the second.
+    """
     history = OrderedHistory(events)
     first: dict[int, tuple[int, Handed]] = {}
     for delivery, message in enumerate(history.deliveries.message):

@@ -1,6 +1,7 @@
 """What was sent to a cluster and acknowledged, and whether a restored cluster has it.
 
-A cluster on real files, ports and etcd, whose nodes run in the test's process: broker groups, a delay group, a metaserver.
+A cluster on real files, ports and etcd, whose nodes run in the test's process: broker groups, a
+delay group, a metaserver.
 """
 
 from __future__ import annotations
@@ -137,7 +138,9 @@ async def rest(
 
 
 async def _is_all_handed_out(mq: qmq.Client, subject: str, group: str) -> bool:
-    """Whether no broker group has a message for the group: on a busy machine nothing may come for a while although there is more."""
+    """Whether no broker group has a message for the group: on a busy machine nothing may come for a
+    while although there is more.
+    """
     if subject == ORDERED:
         route = await mq.metadata.describe_route(subject)
         return not route.silent_groups and not any(
@@ -152,7 +155,9 @@ async def _is_all_handed_out(mq: qmq.Client, subject: str, group: str) -> bool:
 def require_order(
     found: Iterable[tuple[str, bytes]], sent: dict[str, list[bytes]], least: dict[str, list[bytes]]
 ) -> None:
-    """Each key's messages are there from `least`, and first appear in the order of sending, of what was `sent`."""
+    """Each key's messages are there from `least`, and first appear in the order of sending, of what
+    was `sent`.
+    """
     by_key: dict[str, list[bytes]] = {}
     for key, body in found:
         mine = by_key.setdefault(key, [])
@@ -177,7 +182,9 @@ WITHIN_S: Final = 60.0
 
 
 class LiveCluster:
-    """`groups` maps each group to the replicas that it begins with; the group `d` is a delay group."""
+    """`groups` maps each group to the replicas that it begins with; the group `d` is a delay
+    group.
+    """
 
     def __init__(
         self,
@@ -273,7 +280,7 @@ class LiveCluster:
             await node.stop()
         await self.store.close()
 
-    # --- backups -------------------------------------------------------------------------------------------------------
+    # --- backups ----------------------------------------------------------------------------------
 
     async def back_up(self, objects: BackupObjects) -> BackupManifest:
         return await BackupCreator(

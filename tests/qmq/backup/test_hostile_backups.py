@@ -1,4 +1,6 @@
-"""Whoever can write the object store can write any manifest. A restore writes into the data folder only, and the keys of a backup only."""
+"""Whoever can write the object store can write any manifest. A restore writes into the data folder
+only, and the keys of a backup only.
+"""
 
 from __future__ import annotations
 

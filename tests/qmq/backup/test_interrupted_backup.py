@@ -1,4 +1,6 @@
-"""A backup or a restore that dies at any step leaves no half of one, and the next attempt continues."""
+"""A backup or a restore that dies at any step leaves no half of one, and the next attempt
+continues.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Two clusters and mirrors between them: what is copied, once, in order, and where groups continue."""
+"""Two clusters and mirrors between them: what is copied, once, in order, and where groups
+continue.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +36,9 @@ async def bodies(mq: qmq.Client, subject: str) -> list[bytes]:
 
 
 async def caught_up(mirror: ClusterMirror) -> None:
-    """Copy until a pass finds nothing more. A subject that a busy server did not answer for in time is copied in the next pass."""
+    """Copy until a pass finds nothing more. A subject that a busy server did not answer for in time
+    is copied in the next pass.
+    """
     async with asyncio.timeout(120):
         while await mirror.pass_once() or mirror.failed:
             others = {

@@ -1,4 +1,6 @@
-"""Old backups are deleted, and never a chunk that another backup needs: after a death at any call, and beside a backup in the making."""
+"""Old backups are deleted, and never a chunk that another backup needs: after a death at any call,
+and beside a backup in the making.
+"""
 
 from __future__ import annotations
 
@@ -203,7 +205,9 @@ def test_a_prune_that_dies_at_any_call_leaves_whole_backups_and_is_continued(
 
 
 def test_a_backup_in_the_making_loses_no_chunk_whenever_it_begins(tmp_path: Path) -> None:
-    """At each call of a prune, another process begins a backup that counts on a chunk which the prune would delete."""
+    """At each call of a prune, another process begins a backup that counts on a chunk which the
+    prune would delete.
+    """
     outcomes = set()
     for number in range(1_000):
         folder = tmp_path / str(number)

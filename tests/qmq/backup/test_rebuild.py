@@ -1,4 +1,6 @@
-"""etcd is lost for good: its keys are made again from the replicas' folders, and clients continue."""
+"""etcd is lost for good: its keys are made again from the replicas' folders, and clients
+continue.
+"""
 
 from __future__ import annotations
 

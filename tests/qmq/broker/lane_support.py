@@ -1,4 +1,6 @@
-"""An ordered subject on a node in this process, written into the coordination store, and a client that speaks to its broker in frames."""
+"""An ordered subject on a node in this process, written into the coordination store, and a client
+that speaks to its broker in frames.
+"""
 
 from __future__ import annotations
 
@@ -81,7 +83,7 @@ class World:
     def part(self, number: int, first: int = 0, end: int = COUNT) -> PhysicalPartition:
         return PhysicalPartition(number, LpRange(first, end), self.node.config.broker.name)
 
-    # --- frames ----------------------------------------------------------------------------------------------------
+    # --- frames -----------------------------------------------------------------------------------
 
     async def produce(
         self,
@@ -195,7 +197,9 @@ def _messages(view: BatchView, part: wire.Range) -> list[Got]:
 
 @asynccontextmanager
 async def world(tmp_path: Path, *parts: tuple[int, int, int]) -> AsyncIterator[World]:
-    """A node with the ordered subject; `parts` are (number, first, end), one partition of everything unless given."""
+    """A node with the ordered subject; `parts` are (number, first, end), one partition of
+    everything unless given.
+    """
     async with running(node_config(tmp_path)) as node:
         found = World(node, await connect(node.data_address, "test"))
         placed = tuple(found.part(*each) for each in parts) or (found.part(1),)

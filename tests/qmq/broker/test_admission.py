@@ -1,4 +1,6 @@
-"""A broker's admission of batches: numbers without gaps, no older session after a newer one, and duplicates only with the same bytes."""
+"""A broker's admission of batches: numbers without gaps, no older session after a newer one, and
+duplicates only with the same bytes.
+"""
 
 from __future__ import annotations
 
@@ -48,7 +50,9 @@ class World:
         return Intake(queue, region, sent_sizes(envelope)[1], parse_header(region), 0)
 
     def write(self, *batches: Intake) -> list[int]:
-        """Admit batches in one write, each as a separate request, store them, and return the sequences."""
+        """Admit batches in one write, each as a separate request, store them, and return the
+        sequences.
+        """
         admission = Admission(self.store, lambda _: True)
         for each in batches:
             admission.admit([each])
@@ -67,7 +71,7 @@ def it(tmp_path: Path) -> Iterator[World]:
     world.store.close()
 
 
-# --- sessions --------------------------------------------------------------------------------------------------------------
+# --- sessions -------------------------------------------------------------------------------------
 
 
 def test_the_numbers_of_sessions() -> None:
@@ -139,7 +143,7 @@ def test_sessions_are_known_after_a_restart(tmp_path: Path) -> None:
     again.store.close()
 
 
-# --- duplicates ------------------------------------------------------------------------------------------------------------
+# --- duplicates -----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("kind", ["ordered", "plain"])

@@ -1,5 +1,5 @@
-"""How many of the broker's functions run for a message that arrives alone. A ceiling, so that the number grows only on purpose;
-tests/qmq/client/test_calls_a_message.py has the client's.
+"""How many of the broker's functions run for a message that arrives alone. A ceiling, so that the
+number grows only on purpose; tests/qmq/client/test_calls_a_message.py has the client's.
 """
 
 from __future__ import annotations
@@ -38,7 +38,8 @@ async def test_a_message_alone_takes_at_most_55_calls_of_the_broker(tmp_path: Pa
                 totals.append(calls.total())
         finally:
             sys.setprofile(None)
-    # The median: what the clock begins, such as a flush, falls into the time of some messages, of more on a busy machine.
+    # The median: what the clock begins, such as a flush, falls into the time of some messages, of
+    # more on a busy machine.
     usual = median(after - before for before, after in pairwise(totals))
     assert usual <= 55, ", ".join(
         f"{name} {count / MESSAGES:.1f}" for name, count in calls.most_common(60)

@@ -1,4 +1,6 @@
-"""The name that a client gives itself in HELLO: people and other programs see it, so a broker takes printable text of a bounded length."""
+"""The name that a client gives itself in HELLO: people and other programs see it, so a broker takes
+printable text of a bounded length.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Groups that are far behind are read ahead by threads, while the event loop continues (qmq/broker/reading/cold_reads.py)."""
+"""Groups that are far behind are read ahead by threads, while the event loop continues
+(qmq/broker/reading/cold_reads.py).
+"""
 
 from __future__ import annotations
 

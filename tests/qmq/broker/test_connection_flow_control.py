@@ -1,4 +1,6 @@
-"""A connection is read from while nothing forbids it; producers of large batches take turns, so that a round brings few bytes."""
+"""A connection is read from while nothing forbids it; producers of large batches take turns, so
+that a round brings few bytes.
+"""
 
 from __future__ import annotations
 

@@ -129,7 +129,9 @@ async def test_nothing_is_copied_before_the_death_is_written(tmp_path: Path) -> 
 
 @pytest.mark.parametrize("lie", sorted(LIES))
 async def test_a_message_that_cannot_be_copied_holds_up_no_other(tmp_path: Path, lie: str) -> None:
-    """An earlier version stored the message, or its body is garbage that claims to be compressed."""
+    """An earlier version stored the message, or its body is garbage that claims to be
+    compressed.
+    """
     world = World(tmp_path / "a")
     world.send([b"before"], 1)
     region, queue = region_of(lie), world.store.open_queue("s", 0)
@@ -385,7 +387,9 @@ async def test_a_late_consumer_of_a_broadcast_group_does_not_get_its_old_progres
 async def test_what_never_reached_a_consumer_that_leaves_comes_again_untried(
     tmp_path: Path,
 ) -> None:
-    """A pull waits while the consumer gives back what it had not begun: the same messages are handed out to it once more."""
+    """A pull waits while the consumer gives back what it had not begun: the same messages are
+    handed out to it once more.
+    """
     world = World(tmp_path / "a")
     world.send(numbered(10))
     world.attach()

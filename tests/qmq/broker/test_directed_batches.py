@@ -1,5 +1,5 @@
-"""Directed batches at a broker: which groups get them, which skip them, which batches are refused, and that a replay indexes them
-in the same way.
+"""Directed batches at a broker: which groups get them, which skip them, which batches are refused,
+and that a replay indexes them in the same way.
 """
 
 from __future__ import annotations
@@ -122,7 +122,7 @@ def sequences(delivery: PullResult) -> list[int]:
     ]
 
 
-# --- handing out -------------------------------------------------------------------------------------------------------
+# --- handing out ----------------------------------------------------------------------------------
 
 
 def test_a_directed_batch_goes_to_its_group_and_others_pass_over_it(log: Log) -> None:
@@ -185,7 +185,7 @@ def test_a_batch_whose_bloom_is_full_by_its_tags_goes_to_everybody(
         assert sequences(Group(Log(store, queue), name).pull()) == list(range(100))
 
 
-# --- taking in ---------------------------------------------------------------------------------------------------------
+# --- taking in ------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -246,7 +246,7 @@ def test_a_replay_indexes_directed_batches_as_they_were_indexed(tmp_path: Path) 
     again.close()
 
 
-# --- what a batch says -------------------------------------------------------------------------------------------------
+# --- what a batch says ----------------------------------------------------------------------------
 
 
 def region(headers: list[Mapping[str, bytes]] | None, flags: int) -> bytes:

@@ -1,4 +1,6 @@
-"""How often messages failed before they were sent again, read from a queue of ordinary and directed batches."""
+"""How often messages failed before they were sent again, read from a queue of ordinary and directed
+batches.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,9 @@ from qmq.wire.batch_columns import BatchFlag
 
 @pytest.fixture
 def store(tmp_path: Path) -> Store:
-    """Messages 0 to 2 as they were sent; 3 and 4 failed 4 times and once before; 5 and 6 as they were sent."""
+    """Messages 0 to 2 as they were sent; 3 and 4 failed 4 times and once before; 5 and 6 as they
+    were sent.
+    """
     found = open_store(tmp_path / "store", LogConfig(), ManualClock())
     queue = found.open_queue("s", 0)
     own = [{model.GROUP: b"g", model.ATTEMPT: b"%d" % times} for times in (4, 1)]

@@ -1,4 +1,6 @@
-"""FETCH and FIND over a real socket: which messages they return, which they skip, and that they return only committed messages."""
+"""FETCH and FIND over a real socket: which messages they return, which they skip, and that they
+return only committed messages.
+"""
 
 from __future__ import annotations
 
@@ -101,7 +103,7 @@ def bases(views: list[BatchView]) -> list[int]:
     return [view.base_sequence for view in views]
 
 
-# --- FETCH -----------------------------------------------------------------------------------------------------------------
+# --- FETCH ----------------------------------------------------------------------------------------
 
 
 async def test_batches_of_a_range_are_sent_whole_with_the_place_to_continue(tmp_path: Path) -> None:
@@ -287,7 +289,7 @@ async def test_more_fetches_than_one_may_be_under_way_on_a_connection(tmp_path: 
         assert [bases(views) for _, views in found] == [[0], [1], [2]]
 
 
-# --- what is not committed -------------------------------------------------------------------------------------------------
+# --- what is not committed ------------------------------------------------------------------------
 
 
 @asynccontextmanager
@@ -367,7 +369,7 @@ async def test_a_selection_of_too_many_tags_or_ranges_is_refused(tmp_path: Path)
         assert len(str(told.value)) < 400
 
 
-# --- FIND ------------------------------------------------------------------------------------------------------------------
+# --- FIND -----------------------------------------------------------------------------------------
 
 
 async def test_a_producers_newest_batches_are_found_by_number_below_a_bound(tmp_path: Path) -> None:

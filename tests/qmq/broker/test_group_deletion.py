@@ -40,7 +40,9 @@ async def test_a_deleted_group_is_gone_also_behind_a_restart_and_starts_over() -
 
 @asynccontextmanager
 async def reading(mq: qmq.Client, *fails: bytes) -> AsyncIterator[list[bytes]]:
-    """A consumer of group g of the ordered subject o, and what it has seen; on some messages it fails, and their keys are parked."""
+    """A consumer of group g of the ordered subject o, and what it has seen; on some messages it
+    fails, and their keys are parked.
+    """
     seen: list[bytes] = []
 
     async def handle(message: OrderedMessage) -> None:

@@ -1,4 +1,6 @@
-"""Idle queues and groups cost no work: a tick, an attach, a disconnect or a message takes as many calls beside 10,000 as beside 100."""
+"""Idle queues and groups cost no work: a tick, an attach, a disconnect or a message takes as many
+calls beside 10,000 as beside 100.
+"""
 
 from __future__ import annotations
 
@@ -61,7 +63,9 @@ def attached(broker: Broker, peer: Peer, number: int) -> wire.Attached:
 
 
 def filled(broker: Broker, count: int) -> None:
-    """So many subjects with a message, and with a group whose consumer has taken it and waits for more."""
+    """So many subjects with a message, and with a group whose consumer has taken it and waits for
+    more.
+    """
     store, peer = broker.store, Peer()
     queues = [store.open_queue(f"s{number}", 0) for number in range(count)]
     broker.append_own([intake(queue, [b"x"], number=number) for number, queue in enumerate(queues)])

@@ -1,4 +1,6 @@
-"""The memory of the consume logs is added up when it may have reached the limit, and then exactly."""
+"""The memory of the consume logs is added up when it may have reached the limit, and then
+exactly.
+"""
 
 from __future__ import annotations
 
@@ -56,7 +58,8 @@ def test_large_batches_do_not_make_it_add_up_more_often(store: Store) -> None:
         store.append([intake(store.open_queue("s", 0), [bytes(100_000)], number=number)])
         assert not memory.exceeds(store, LIMIT)
     assert queues.walks == 1, (
-        "at the first question; ten entries are not above the limit, however large their batches are"
+        "at the first question; ten entries are not above the limit, however large their "
+        "batches are"
     )
     append(store, range(10, 11), queues=1)
     assert memory.exceeds(store, LIMIT)

@@ -1,4 +1,6 @@
-"""A pull that ends inside a batch brings the whole batch; the next pull names it, and the broker leaves it out."""
+"""A pull that ends inside a batch brings the whole batch; the next pull names it, and the broker
+leaves it out.
+"""
 
 from __future__ import annotations
 

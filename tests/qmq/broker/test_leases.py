@@ -1,4 +1,6 @@
-"""How long a vanished consumer keeps messages from the others, and how many consumers there may be."""
+"""How long a vanished consumer keeps messages from the others, and how many consumers there may
+be.
+"""
 
 from __future__ import annotations
 

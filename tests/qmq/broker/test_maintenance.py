@@ -1,4 +1,6 @@
-"""A broker's maintenance: a failed flush, checkpoints, retention, through a real broker on a disk that can fail."""
+"""A broker's maintenance: a failed flush, checkpoints, retention, through a real broker on a disk
+that can fail.
+"""
 
 from __future__ import annotations
 
@@ -277,7 +279,9 @@ INTERVAL_MS = 3_600_000
 
 
 class EarlyTimers(asyncio.SelectorEventLoop):
-    """A loop whose timers for flushes are early, as those of uvloop are by up to half of a millisecond."""
+    """A loop whose timers for flushes are early, as those of uvloop are by up to half of a
+    millisecond.
+    """
 
     set = 0
 
@@ -358,7 +362,9 @@ async def test_a_replica_that_takes_no_checkpoint_deletes_files_that_the_store_h
 async def test_a_checkpoint_between_two_turns_repeats_no_action_at_a_restart(
     tmp_path: Path,
 ) -> None:
-    """A frame has changed the groups, and the turn that writes its actions to the log comes after the checkpoint."""
+    """A frame has changed the groups, and the turn that writes its actions to the log comes after
+    the checkpoint.
+    """
     async with served(tmp_path / "running", LogConfig(), ticks=False) as (broker, _, fatal):
         queue = broker.store.open_queue("s", 0)
         broker.append_own([intake(queue, [b"a", b"b", b"c"])])

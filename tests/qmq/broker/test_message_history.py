@@ -1,4 +1,6 @@
-"""Finding messages and following them, through a real node: however many pages, from whichever segment, wherever copies went."""
+"""Finding messages and following them, through a real node: however many pages, from whichever
+segment, wherever copies went.
+"""
 
 from __future__ import annotations
 
@@ -51,7 +53,9 @@ def kinds(found: list[control.TraceMessageResponse]) -> list[tuple[str, str, int
 
 
 async def failed_twice(mq: qmq.Client, *, others: int = 0) -> qmq.Receipt:
-    """A message that failed, was given to another consumer, failed for good; others were consumed meanwhile."""
+    """A message that failed, was given to another consumer, failed for good; others were consumed
+    meanwhile.
+    """
     receipt = await mq.send("s", b"x")
     for name in ("a", "b"):
         async with mq.consumer("s", "g", name=name) as consumer:

@@ -1,4 +1,6 @@
-"""Ordered subjects at the broker, frame by frame over a real socket: writes, deliveries, and which requests it trusts."""
+"""Ordered subjects at the broker, frame by frame over a real socket: writes, deliveries, and which
+requests it trusts.
+"""
 
 from __future__ import annotations
 
@@ -61,7 +63,7 @@ def admin(found: World) -> LaneAdmin:
     return LaneAdmin(found.node.broker, "g1")
 
 
-# --- writing ---------------------------------------------------------------------------------------------------------------
+# --- writing --------------------------------------------------------------------------------------
 
 
 async def test_a_producer_s_batches_are_taken_in_the_order_of_their_numbers_only(
@@ -124,7 +126,9 @@ async def test_messages_without_key_or_of_other_logical_partitions_are_refused(
 async def test_hazard_20_an_old_client_that_ignores_versions_is_refused_by_the_server(
     tmp_path: Path,
 ) -> None:
-    """Hazard 20 (RocketMQ to-do): an unordered producer or consumer cannot touch an ordered subject."""
+    """Hazard 20 (RocketMQ to-do): an unordered producer or consumer cannot touch an ordered
+    subject.
+    """
     async with world(tmp_path) as it:
         with pytest.raises(OrderMismatch):
             await it.produce(KEYS[:1], partition=0)
@@ -145,7 +149,7 @@ async def test_a_master_without_its_lease_takes_no_ordered_messages(tmp_path: Pa
         await it.produce(KEYS[:1])
 
 
-# --- reading ---------------------------------------------------------------------------------------------------------------
+# --- reading --------------------------------------------------------------------------------------
 
 
 async def test_a_whole_lane_gets_everything_and_the_end_behind_the_command_message(
@@ -262,7 +266,9 @@ async def test_a_range_is_one_consumer_s_at_a_time(tmp_path: Path) -> None:
 async def test_hazard_12_a_lane_grant_is_logged_and_a_zombies_pulls_and_acks_are_void(
     tmp_path: Path,
 ) -> None:
-    """Hazard 12 (QMQ branch, Kafka share groups): ownership is in the log, and every pull and ack is fenced by its token."""
+    """Hazard 12 (QMQ branch, Kafka share groups): ownership is in the log, and every pull and ack
+    is fenced by its token.
+    """
     async with world(tmp_path) as it:
         await it.produce(KEYS)
         zombie = await it.attach(lease_ms=1000)
@@ -423,7 +429,9 @@ async def test_a_group_cannot_park_without_end(tmp_path: Path) -> None:
 async def test_no_verdict_parks_more_of_a_logical_partition_than_travels_with_the_route(
     tmp_path: Path,
 ) -> None:
-    """All parked keys of one logical partition are in one entry of the next partition's log: its readers have a bound."""
+    """All parked keys of one logical partition are in one entry of the next partition's log: its
+    readers have a bound.
+    """
     keys = [
         b"%05d" % at + bytes(limits.KEY_BYTES_MAX - 5)
         for at in range(2 * PARKED_BYTES_MAX // limits.KEY_BYTES_MAX + 100)
@@ -549,7 +557,9 @@ async def test_settling_a_future_message_is_refused(tmp_path: Path) -> None:
 async def test_hazard_6_retention_that_deletes_a_slow_groups_messages_is_logged(
     tmp_path: Path,
 ) -> None:
-    """Hazard 6 (Pravega #7343): the group neither skips messages silently nor stops: the error says what is gone and what to do."""
+    """Hazard 6 (Pravega #7343): the group neither skips messages silently nor stops: the error says
+    what is gone and what to do.
+    """
     async with world(tmp_path) as it:
         await it.produce(KEYS)
         lane = await it.attach()

@@ -1,4 +1,6 @@
-"""Paused groups, consumers and clients at the broker: frame by frame for lanes, with clients for the rest, over real sockets."""
+"""Paused groups, consumers and clients at the broker: frame by frame for lanes, with clients for
+the rest, over real sockets.
+"""
 
 from __future__ import annotations
 
@@ -62,7 +64,7 @@ async def begun(asking: Coroutine[Any, Any, _R]) -> asyncio.Task[_R]:
     return task
 
 
-# --- rules over the view ------------------------------------------------------------------------------------------------
+# --- rules over the view --------------------------------------------------------------------------
 
 
 async def test_settings_are_looked_up_once_and_again_when_the_view_has_others() -> None:
@@ -80,7 +82,7 @@ async def test_settings_are_looked_up_once_and_again_when_the_view_has_others() 
     await store.close()
 
 
-# --- ordered subjects ---------------------------------------------------------------------------------------------------
+# --- ordered subjects -----------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("whom", KINDS, ids=str)
@@ -118,7 +120,7 @@ async def test_a_paused_consumer_s_lane_does_not_hold_up_those_of_others(tmp_pat
         await other.connection.wait_closed()
 
 
-# --- unordered subjects -------------------------------------------------------------------------------------------------
+# --- unordered subjects ---------------------------------------------------------------------------
 
 
 class Shifted(SystemClock):
@@ -169,7 +171,9 @@ class Puller:
 
 @pytest.fixture
 async def it(tmp_path: Path) -> AsyncIterator[tuple[Node, Puller, Puller]]:
-    """A node with four messages, and two consumers of one group. Each consumer has its own client and connection."""
+    """A node with four messages, and two consumers of one group. Each consumer has its own client
+    and connection.
+    """
     async with running(node_config(tmp_path), Shifted()) as node, qmq.connect(node.address) as mq:
         for number in range(4):
             await mq.send(SUBJECT, b"%d" % number)

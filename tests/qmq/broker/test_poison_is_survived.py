@@ -1,4 +1,6 @@
-"""Batches with invalid columns that an older version accepted: readers get an error, and the broker keeps serving."""
+"""Batches with invalid columns that an older version accepted: readers get an error, and the broker
+keeps serving.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""A group's next pull begins in the index where the one before ended: the index's files are searched once (qmq/broker/dispatch/pull.py)."""
+"""A group's next pull begins in the index where the one before ended: the index's files are
+searched once (qmq/broker/dispatch/pull.py).
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""The time of a replica: whose word it follows, what retention counts by, and what a restart, a reboot and an operator change."""
+"""The time of a replica: whose word it follows, what retention counts by, and what a restart, a
+reboot and an operator change.
+"""
 
 from __future__ import annotations
 
@@ -280,7 +282,8 @@ def test_retention_says_what_it_deletes_and_why(
     store.append([intake(store.open_queue("s", 0), [b"new"], number=50)])
     first_kept(store)
     assert [record.getMessage() for record in caplog.records if record.name == "qmq.retention"] == [
-        "retention deleted messages 0 to 49 of s/0, stored 2023-11-14T22:13:20+00:00 to 2023-11-14T22:13:20+00:00: "
+        "retention deleted messages 0 to 49 of s/0, stored 2023-11-14T22:13:20+00:00 to "
+        "2023-11-14T22:13:20+00:00: "
         "older than its retention, which ends 2023-11-15T22:13:20+00:00"
     ]
     store.close()

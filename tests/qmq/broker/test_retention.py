@@ -1,4 +1,6 @@
-"""Retention beside the broker's other work: it continues on a full disk, with a damaged queue, and with a file that cannot be deleted."""
+"""Retention beside the broker's other work: it continues on a full disk, with a damaged queue, and
+with a file that cannot be deleted.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Knowing another producer's id and numbers does not let a client suppress its messages: the broker answers as a duplicate only a batch
-with the same content.
+"""Knowing another producer's id and numbers does not let a client suppress its messages: the broker
+answers as a duplicate only a batch with the same content.
 """
 
 from __future__ import annotations

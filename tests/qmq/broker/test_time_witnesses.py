@@ -1,4 +1,6 @@
-"""Asking other servers for the time: when, which servers, and what happens to servers that do not answer."""
+"""Asking other servers for the time: when, which servers, and what happens to servers that do not
+answer.
+"""
 
 from __future__ import annotations
 
@@ -84,7 +86,10 @@ async def test_as_long_as_a_step_is_undecided_they_are_asked_at_each_look(
     assert town.rounds() == 5
     assert machine.time_ms() == machine.true_ms()
     assert [record.getMessage() for record in caplog.records] == [
-        "the wall clock differs by +3600000 ms from this server's time: other machines say that the wall clock is wrong"
+        (
+            "the wall clock differs by +3600000 ms from this server's time: other machines say "
+            "that the wall clock is wrong"
+        )
     ]
     machine.wall_off = 0
     machine.now_boot_ms += 1000

@@ -1,5 +1,5 @@
-"""The time that is kept: the table of qmq/broker/timekeeper.py, what happens to machines, and a model that recomputes it from all it
-saw."""
+"""The time that is kept: the table of qmq/broker/timekeeper.py, what happens to machines, and a
+model that recomputes it from all it saw."""
 
 from __future__ import annotations
 
@@ -37,7 +37,9 @@ class Machine:
     def run(
         self, ms: int, *, every: int = 1000, witnesses: dict[str, int] | None = None
     ) -> list[int]:
-        """Time passes; how far the kept time was off, each time it was read. Witnesses say the true time and their error."""
+        """Time passes; how far the kept time was off, each time it was read. Witnesses say the true
+        time and their error.
+        """
         seen = [self.off]
         for _ in range(ms // every):
             self.true_ms += every
@@ -66,7 +68,7 @@ class Machine:
 HONEST = {"a": 0, "b": 3, "c": -2}
 
 
-# --- the table ---------------------------------------------------------------------------------------------------------
+# --- the table ------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("wall_off", [999, -999])
@@ -216,7 +218,7 @@ def test_an_uncertain_time_supports_the_clock_that_it_is_nearer_to() -> None:
     assert machine.off == 1500
 
 
-# --- the start ---------------------------------------------------------------------------------------------------------
+# --- the start ------------------------------------------------------------------------------------
 
 
 def test_a_process_is_settled_when_witnesses_spoke_or_after_three_seconds() -> None:
@@ -272,7 +274,7 @@ def test_ntp_that_corrects_a_wrong_clock_after_the_boot_is_accepted() -> None:
         assert machine.timekeeper.is_attested
 
 
-# --- what happens to machines ------------------------------------------------------------------------------------------
+# --- what happens to machines ---------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("jump", [HOUR, -HOUR])
@@ -323,12 +325,14 @@ def test_the_steady_clock_tells_the_machines_time_and_hears_witnesses() -> None:
     assert clock.monotonic_ms() <= clock.monotonic_ms()
 
 
-# --- the model ---------------------------------------------------------------------------------------------------------
+# --- the model ------------------------------------------------------------------------------------
 
 
 @dataclass
 class Model:
-    """The simplest model of the table: the state is everything read and heard, and the offset is a list of its values."""
+    """The simplest model of the table: the state is everything read and heard, and the offset is a
+    list of its values.
+    """
 
     readings: list[tuple[float, float]] = field(default_factory=list)
     """(boot, wall - boot)"""

@@ -1,5 +1,5 @@
-"""When a broker's turn runs: immediately if only one connection has sent, otherwise after the other connections of the same round of the
-event loop.
+"""When a broker's turn runs: immediately if only one connection has sent, otherwise after the other
+connections of the same round of the event loop.
 """
 
 from __future__ import annotations

@@ -16,7 +16,9 @@ from qmq.model import QueueId
 
 
 def index_of(folder: Path, batches: list[tuple[int, int]], first: int = 0) -> ConsumeLog:
-    """Batches of (messages, bytes), one after the other; those before number `first` are deleted."""
+    """Batches of (messages, bytes), one after the other; those before number `first` are
+    deleted.
+    """
     index = ConsumeLog(Disk(), folder, QueueId("s", 0))
     sequence = total = 0
     for count, size in batches:

@@ -1,4 +1,6 @@
-"""Administrative work and damage must not delay a broker: searches yield, and an unreadable sector is answered with an error."""
+"""Administrative work and damage must not delay a broker: searches yield, and an unreadable sector
+is answered with an error.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Support for the command line's tests: a metaserver that gives prepared answers and records requests, and the command itself."""
+"""Support for the command line's tests: a metaserver that gives prepared answers and records
+requests, and the command itself.
+"""
 
 from __future__ import annotations
 
@@ -20,11 +22,15 @@ from qmq.proto.v1 import meta_pb2_grpc
 from qmq.rpc.channel import CODE, OUTCOME
 
 Answer = Any
-"""A response; an error to raise; a function of the request that gives one of them; or a list of these, the last of which stays."""
+"""A response; an error to raise; a function of the request that gives one of them; or a list of
+these, the last of which stays.
+"""
 
 
 class FakeMeta(meta_pb2_grpc.MetaServicer):
-    """A metaserver on loopback. `answers` by the call's name; `asked` is every request with its call's name."""
+    """A metaserver on loopback. `answers` by the call's name; `asked` is every request with its
+    call's name.
+    """
 
     def __init__(self) -> None:
         self.answers: dict[str, Answer] = {}
@@ -67,7 +73,9 @@ for _method in pb.DESCRIPTOR.services_by_name["Meta"].methods:
 
 @contextmanager
 def serving() -> Iterator[tuple[FakeMeta, str]]:
-    """A metaserver and its address. The metaserver runs in a separate thread, since the command runs its own event loop."""
+    """A metaserver and its address. The metaserver runs in a separate thread, since the command
+    runs its own event loop.
+    """
     meta = FakeMeta()
     server = grpc.server(ThreadPoolExecutor(4))
     meta_pb2_grpc.add_MetaServicer_to_server(meta, server)
@@ -116,7 +124,7 @@ def commands(command: Any, name: str = "qmq") -> Iterator[tuple[str, Any]]:
         yield from commands(each, f"{name} {word}")
 
 
-# --- a subject: orders, [0, 256) 1 on g1, [256, 512) 2 on g1, [512, 1024) 3 on g2 -------------------------------------------
+# --- a subject: orders, [0, 256) 1 on g1, [256, 512) 2 on g1, [512, 1024) 3 on g2 -----------------
 
 
 def lps(first: int, end: int) -> control.LpRange:

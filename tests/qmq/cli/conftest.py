@@ -15,7 +15,9 @@ from qmq.cli import output
 
 @pytest.fixture(scope="session", autouse=True)
 def _one_tree_of_commands() -> Iterator[None]:
-    """Build the tree of all commands once: that is most of the work of a command in the process of the tests."""
+    """Build the tree of all commands once: that is most of the work of a command in the process of
+    the tests.
+    """
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(typer.testing, "_get_command", cache(get_command))
         yield

@@ -1,4 +1,6 @@
-"""The behaviour common to all commands (docs/CLI.md): `--json`, `--watch`, exit codes, completion."""
+"""The behaviour common to all commands (docs/CLI.md): `--json`, `--watch`, exit codes,
+completion.
+"""
 
 from __future__ import annotations
 
@@ -185,7 +187,10 @@ def test_bash_completes_commands_subjects_and_groups(
     assert bash is not None
     words = typed.split()
     script = cli_process.run(("completion", "bash"), dict(os.environ)).stdout.decode()
-    ask = f'COMP_WORDS=({shlex.join(words)}); COMP_CWORD={len(words) - 1}; _qmq_completion qmq; printf "%s\\n" "${{COMPREPLY[@]}}"'
+    ask = (
+        f"COMP_WORDS=({shlex.join(words)}); COMP_CWORD={len(words) - 1}; _qmq_completion qmq; "
+        'printf "%s\\n" "${COMPREPLY[@]}"'
+    )
     environment = {
         **os.environ,
         "QMQ_SERVER": shop.address,

@@ -34,7 +34,9 @@ async def is_behind(mq: qmq.Client) -> bool:
 
 
 async def place_of(mq: qmq.Client, *, is_delay: bool) -> tuple[str, ...]:
-    """The command for the replica of the node's broker group or delay group, with the options before the verb."""
+    """The command for the replica of the node's broker group or delay group, with the options
+    before the verb.
+    """
     (group,) = [each for each in (await mq.metadata.cluster()).groups if each.is_delay == is_delay]
     (replica,) = group.replicas
     host, _, port = replica.control_address.rpartition(":")

@@ -55,7 +55,7 @@ def ms(text: str) -> int:
     return int(datetime.fromisoformat(text).timestamp() * 1000)
 
 
-# --- list ---------------------------------------------------------------------------------------------------------------
+# --- list -----------------------------------------------------------------------------------------
 
 
 def test_pending_messages_are_listed_with_what_is_needed_to_cancel_them(
@@ -153,7 +153,7 @@ def test_an_invalid_time_is_an_error_before_any_request(
     assert meta.asked == []
 
 
-# --- show ---------------------------------------------------------------------------------------------------------------
+# --- show -----------------------------------------------------------------------------------------
 
 
 def test_a_message_is_shown_with_all_there_is(meta: FakeMeta, qmq: Command) -> None:
@@ -212,7 +212,7 @@ def test_an_invalid_or_unknown_id_is_an_error(meta: FakeMeta, qmq: Command, verb
     assert (status, "[E111] no message has this id here" in said) == (2, True)
 
 
-# --- cancel -------------------------------------------------------------------------------------------------------------
+# --- cancel ---------------------------------------------------------------------------------------
 
 
 def test_a_cancelled_message_is_shown_as_cancelled(meta: FakeMeta, qmq: Command) -> None:
@@ -248,7 +248,7 @@ def test_a_dry_run_reports_too_late_like_the_real_one(
             assert (status, "[E118]" in said, f"is {state}" in said) == (2, True, True)
 
 
-# --- move ---------------------------------------------------------------------------------------------------------------
+# --- move -----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -306,7 +306,7 @@ def test_a_move_beyond_two_years_is_refused(
     assert meta.requests("MoveDelayed") == []
 
 
-# --- stats --------------------------------------------------------------------------------------------------------------
+# --- stats ----------------------------------------------------------------------------------------
 
 BUCKET = {"length_ms": HOUR, "stored_bytes": 100}
 THIS_HOUR = NOW_MS - 20 * 60_000

@@ -109,7 +109,7 @@ def test_every_pending_message_is_counted_once(
     ) == sum(each.pending for each in due_times_ms)
 
 
-# --- drawing ------------------------------------------------------------------------------------------------------------
+# --- drawing --------------------------------------------------------------------------------------
 
 
 def bars(*counts: int) -> list[Bar]:

@@ -1,4 +1,5 @@
-"""`--json` of every command has the fields that docs/reference/json.md lists: each command is run against a node.
+"""`--json` of every command has the fields that docs/reference/json.md lists: each command is run
+against a node.
 
 With `QMQ_WRITE_JSON_FIELDS=1` the test writes the rows of the commands that it runs.
 """
@@ -35,12 +36,22 @@ What `--json` prints ([CLI](../CLI.md#json)). `rows` is an array of objects, `ob
 """
 ROWS, OBJECT, LINES = "rows", "object", "lines"
 NOT_RUN = {
-    "qmq backup create": "needs etcd and replicas that write to a store: tests/qmq/backup/test_interrupted_backup.py",
-    "qmq backup list": "needs etcd and replicas that write to a store: tests/qmq/backup/test_interrupted_backup.py",
+    "qmq backup create": (
+        "needs etcd and replicas that write to a store: tests/qmq/backup/test_interrupted_backup.py"
+    ),
+    "qmq backup list": (
+        "needs etcd and replicas that write to a store: tests/qmq/backup/test_interrupted_backup.py"
+    ),
     "qmq backup prune": "needs a place with backups: tests/qmq/backup/test_pruning.py",
-    "qmq backup rebuild": "needs etcd and replicas that write to a store: tests/qmq/backup/test_interrupted_backup.py",
-    "qmq backup restore": "needs etcd and replicas that write to a store: tests/qmq/backup/test_interrupted_backup.py",
-    "qmq backup verify": "needs etcd and replicas that write to a store: tests/qmq/backup/test_interrupted_backup.py",
+    "qmq backup rebuild": (
+        "needs etcd and replicas that write to a store: tests/qmq/backup/test_interrupted_backup.py"
+    ),
+    "qmq backup restore": (
+        "needs etcd and replicas that write to a store: tests/qmq/backup/test_interrupted_backup.py"
+    ),
+    "qmq backup verify": (
+        "needs etcd and replicas that write to a store: tests/qmq/backup/test_interrupted_backup.py"
+    ),
     "qmq broker confirm-clock": "needs a replica with a control port: tests/qmq/cli/test_confirm_clock.py",
     "qmq delay confirm-clock": "needs a replica with a control port: tests/qmq/cli/test_confirm_clock.py",
     "qmq broker hand-over": "needs a replica with a control port: tests/qmq/node/test_replica_node.py",
@@ -56,7 +67,10 @@ NOT_RUN = {
     "qmq outbox retry": "needs a database with an outbox: tests/qmq/sql/test_outbox_commands.py",
     "qmq replica add": "needs a second replica: tests/system/test_membership.py",
     "qmq replica remove": "needs a second replica: tests/system/test_membership.py",
-    "qmq route move": "needs a second broker group: tests/system/test_ordered_faults.py; prints what `qmq route split` prints",
+    "qmq route move": (
+        "needs a second broker group: tests/system/test_ordered_faults.py; prints what `qmq "
+        "route split` prints"
+    ),
     "qmq tail": "runs until Ctrl-C; prints what `qmq browse` prints",
     "qmq transfer": "needs a second replica: tests/system/test_membership.py",
 }
@@ -68,7 +82,9 @@ ROW = re.compile(r"^\| ((?:`qmq [^`]+`(?:, )?)+) \| (rows|object|lines) \| (.+) 
 
 @dataclass
 class Shape:
-    """The shape of a command's output: its kind, and the fields in the order in which they were seen."""
+    """The shape of a command's output: its kind, and the fields in the order in which they were
+    seen.
+    """
 
     kind: str
     fields: dict[str, None] = field(default_factory=dict)
@@ -305,6 +321,7 @@ def test_every_command_prints_the_fields_of_the_page(tmp_path: Path) -> None:
         PAGE.write_text(page_of(found | new))
         return
     assert not new, (
-        "run this test with QMQ_WRITE_JSON_FIELDS=1, and look at what changed in docs/reference/json.md"
+        "run this test with QMQ_WRITE_JSON_FIELDS=1, and look at what changed in "
+        "docs/reference/json.md"
     )
     assert found.keys() - say.shapes.keys() == NOT_RUN.keys()

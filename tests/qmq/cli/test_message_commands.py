@@ -56,7 +56,7 @@ def told(
     return why(Inquiry(str(ID), [found], [], pauses), NOW)[1]["text"]
 
 
-# --- why ----------------------------------------------------------------------------------------------------------------
+# --- why ------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -102,9 +102,9 @@ def test_a_message_held_by_a_consumer_is_reported_with_its_lease() -> None:
         lease_left_ms=18_000,
         last=event("pull", -12_000),
     )
-    assert (
-        text
-        == "Group billing: held by consumer host-1 since 12 s (attempt 2 of 5); its lease ends in 18 s unless it sends a heartbeat."
+    assert text == (
+        "Group billing: held by consumer host-1 since 12 s (attempt 2 of 5); its lease ends "
+        "in 18 s unless it sends a heartbeat."
     )
     assert "(attempt 1)" in told("held", consumer="host-1", attempt=1)
 
@@ -115,12 +115,13 @@ def test_a_message_that_will_be_retried_is_reported_with_time_and_reason() -> No
     text = told(
         "waiting", attempt=2, attempts_max=5, consumers=1, last=event("lost", consumer="host-1")
     )
-    assert (
-        text
-        == f"Group billing: its consumer was lost (host-1) at {AT}, goes out again to the next consumer that asks (attempt 2 of 5)."
+    assert text == (
+        f"Group billing: its consumer was lost (host-1) at {AT}, goes out again to the next "
+        "consumer that asks (attempt 2 of 5)."
     )
     assert told("waiting", attempt=1) == (
-        "Group billing: was given back, goes out again to the next consumer that asks (attempt 1); none is here."
+        "Group billing: was given back, goes out again to the next consumer that asks "
+        "(attempt 1); none is here."
     )
 
 
@@ -131,22 +132,23 @@ def test_a_copy_for_one_group_counts_earlier_failures() -> None:
     ]
     copy = place(is_directed=True, headers=headers)
     text = told("waiting", copy, attempt=2, attempts_max=5, due_ms=NOW + 1_000, last=event("nack"))
-    assert (
-        text
-        == "Group billing (the copy for it alone): failed 3 times, comes again in 1 s (attempt 4 of 5)."
+    assert text == (
+        "Group billing (the copy for it alone): failed 3 times, comes again in 1 s (attempt "
+        "4 of 5)."
     )
 
 
 def test_the_story_of_a_dead_message_says_why_it_died_and_where_it_is() -> None:
     died = event("dead", error="no stock", attempt=5)
-    assert (
-        told("dying", last=died)
-        == f"Group billing: failed for good at {AT} because of: no stock; on its way to the dead-letter queue."
+    assert told("dying", last=died) == (
+        f"Group billing: failed for good at {AT} because of: no stock; on its way to the "
+        "dead-letter queue."
     )
     letter = place(subject="%dlq%billing", sequence=7)
     text = told("dead", last=died, dead_letter=letter)
     assert text.startswith(
-        "Group billing: in the dead-letter queue since 2023-11-14T22:13:19.990+00:00 because of: no stock; there it is"
+        "Group billing: in the dead-letter queue since 2023-11-14T22:13:19.990+00:00 because "
+        "of: no stock; there it is"
     )
     assert text.endswith("there it is g1 as 7 of %dlq%billing.")
     assert told("dead", last=died).endswith("its dead letter is not kept any more.")
@@ -178,9 +180,8 @@ def test_pauses_are_reported_with_their_start_and_reason() -> None:
         pb.Pause(kind="consumer", subject="orders", group="billing", name="host-1", since_ms=NOW),
     )
     text = told("new", pauses=pauses, behind=2, consumers=1, is_paused=True)
-    assert (
-        text
-        == f"Group billing: waits behind 2 older messages; the group is paused since {AT} (deploying)."
+    assert text == (
+        f"Group billing: waits behind 2 older messages; the group is paused since {AT} (deploying)."
     )
     text = told("held", pauses=pauses, consumer="host-1", attempt=1, is_consumer_paused=True)
     assert text.endswith(f"; consumer host-1 is paused since {AT}.")
@@ -191,7 +192,8 @@ def test_a_message_of_a_lane_is_reported_with_the_lanes_holder() -> None:
     stored = place(partition=3)
     text = told("new", stored, attempt=2, behind=7, consumer="host-1", lease_left_ms=9_000)
     assert text == (
-        "Group billing: failed 2 times so far; waits behind 7 others of its partition; its lane is held by host-1, whose lease ends in 9 s "
+        "Group billing: failed 2 times so far; waits behind 7 others of its partition; its "
+        "lane is held by host-1, whose lease ends in 9 s "
         "unless it sends a heartbeat."
     )
     assert (
@@ -210,7 +212,10 @@ def test_a_group_that_has_not_reached_the_partition_is_reported() -> None:
     assert why(Inquiry(str(ID), [found], []), NOW)[1] == {
         "group": "billing",
         "state": "unopened",
-        "text": "Group billing: still reads version 3 of the route; the message's partition comes after that is finished.",
+        "text": (
+            "Group billing: still reads version 3 of the route; the message's partition comes "
+            "after that is finished."
+        ),
     }
 
 
@@ -233,7 +238,7 @@ def test_a_dead_letter_shows_its_replay_or_purge() -> None:
     )
 
 
-# --- trace --------------------------------------------------------------------------------------------------------------
+# --- trace ----------------------------------------------------------------------------------------
 
 
 def test_a_timeline_has_everything_in_order() -> None:
@@ -256,7 +261,7 @@ def test_a_timeline_has_everything_in_order() -> None:
     ]
 
 
-# --- the commands -------------------------------------------------------------------------------------------------------
+# --- the commands ---------------------------------------------------------------------------------
 
 
 def canned(meta: FakeMeta, *places: control.StoredMessage, **states: Any) -> None:

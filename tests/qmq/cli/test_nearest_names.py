@@ -1,4 +1,6 @@
-"""An error about a misspelt subject or group suggests the nearest existing name, in every command."""
+"""An error about a misspelt subject or group suggests the nearest existing name, in every
+command.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Well-formed Parquet files that other programs wrote: any subset of columns, and columns of other types."""
+"""Well-formed Parquet files that other programs wrote: any subset of columns, and columns of other
+types.
+"""
 
 from __future__ import annotations
 

@@ -76,7 +76,7 @@ def test_what_the_metaserver_refuses_is_an_error(meta: FakeMeta, qmq: Command) -
     )
 
 
-# --- settings of groups -------------------------------------------------------------------------------------------------
+# --- settings of groups ---------------------------------------------------------------------------
 
 HOLDS = pb.DescribeGroupSettingsResponse(
     attempts_max=3,
@@ -156,7 +156,7 @@ def test_groups_and_consumers_are_shown_as_paused(meta: FakeMeta, qmq: Command) 
     assert "c1 (2, paused), c2 (0)" in " ".join(qmq.text("group", "show", "s", "billing").split())
 
 
-# --- durations ----------------------------------------------------------------------------------------------------------
+# --- durations ------------------------------------------------------------------------------------
 
 
 def test_delays_are_read_as_they_are_written() -> None:

@@ -1,4 +1,6 @@
-"""Loading records: each record once over any number of attempts, however an attempt ended (docs/TRANSFER.md)."""
+"""Loading records: each record once over any number of attempts, however an attempt ended
+(docs/TRANSFER.md).
+"""
 
 from __future__ import annotations
 
@@ -60,7 +62,9 @@ class ListSource:
 
 
 class SilentJournal(LoadJournal):
-    """Keeps only the first note and the last one, as if the process had died before it wrote the others."""
+    """Keeps only the first note and the last one, as if the process had died before it wrote the
+    others.
+    """
 
     def save(self, state: LoadState) -> None:
         if self.state is None or state.is_done:

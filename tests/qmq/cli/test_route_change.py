@@ -1,4 +1,6 @@
-"""`qmq route split`, `merge`, `move`: their requests, the dry run's output, and waiting for consumer groups."""
+"""`qmq route split`, `merge`, `move`: their requests, the dry run's output, and waiting for
+consumer groups.
+"""
 
 from __future__ import annotations
 
@@ -155,18 +157,17 @@ def test_a_dry_run_draws_the_new_route_below_the_old_one(meta: FakeMeta, qmq: Co
         meta, SPLIT, groups=[group("billing", 1, status(2, "g1", progress=[done(256, 512, 60)]))]
     )
     lines = qmq.text("route", "split", "orders", "2", "--dry-run").splitlines()
-    assert (
-        lines[0]
-        == "would be: split 2 -> 4 [256, 384) on g1, 5 [384, 512) on g2, to version 2: published (hot)"
+    assert lines[0] == (
+        "would be: split 2 -> 4 [256, 384) on g1, 5 [384, 512) on g2, to version 2: published (hot)"
     )
     bars = [line for line in lines if line.startswith("│")]
     assert [bar.count("│") for bar in bars] == [4, 5]
     assert bars[0].index("│2") == bars[1].index("│4")
     text = " ".join(lines)
     assert (
-        "Writers of partition 2 (25 % of the keys) are refused until it is published: no change of this subject has been made"
-        in text
-    )
+        "Writers of partition 2 (25 % of the keys) are refused until it is published: no "
+        "change of this subject has been made"
+    ) in text
     assert "Group billing (version 1) finishes 40 messages in 2 before it continues." in text
     assert lines[-1] == "To undo it: qmq route merge orders 4 5 --to g1"
 
@@ -285,6 +286,6 @@ def test_ctrl_c_ends_the_waiting_and_says_that_the_change_continues() -> None:
         _, said = waiting.communicate(timeout=30)
     assert waiting.returncode == 130
     assert (
-        "the change is published; consumer groups follow by themselves: `qmq route show orders` shows its progress"
-        in said
-    )
+        "the change is published; consumer groups follow by themselves: `qmq route show "
+        "orders` shows its progress"
+    ) in said

@@ -1,4 +1,6 @@
-"""The metadata client's calls for ordered subjects: a change is made once at most, even if its answer is lost."""
+"""The metadata client's calls for ordered subjects: a change is made once at most, even if its
+answer is lost.
+"""
 
 from __future__ import annotations
 
@@ -72,7 +74,9 @@ async def test_a_change_from_a_version_is_asked_for_again_when_its_answer_is_los
 async def test_a_conflict_after_a_lost_answer_is_a_conflict_even_with_an_equal_change(
     served: tuple[FakeMeta, MetadataClient],
 ) -> None:
-    """Another client made the same change from the same version: once, both clients were told that the change was theirs."""
+    """Another client made the same change from the same version: once, both clients were told that
+    the change was theirs.
+    """
     meta, client = served
     meta.answers["ChangeRoute"] = [LOST, RouteConflict("the latest version is 2")]
     meta.answers["RouteHistory"] = pb.RouteHistoryResponse(changes=[made()])

@@ -1,4 +1,6 @@
-"""`qmq broker drain` with ordered subjects: a series of moves that continues after an interruption."""
+"""`qmq broker drain` with ordered subjects: a series of moves that continues after an
+interruption.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,9 @@ from qmq.proto.v1 import meta_pb2 as pb
 
 
 class Cluster:
-    """Subjects whose partitions move as requested; `refusals` are raised first, one for each requested move."""
+    """Subjects whose partitions move as requested; `refusals` are raised first, one for each
+    requested move.
+    """
 
     def __init__(
         self,

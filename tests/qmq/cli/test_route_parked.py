@@ -92,7 +92,9 @@ def test_a_key_is_given_back_or_dropped_from_the_oldest_partition_on(
 def test_one_key_is_asked_for_by_its_name_however_many_others_are_parked(
     meta: FakeMeta, qmq: Command, verb: str
 ) -> None:
-    """A list of all keys ends at some: a key behind them was called not parked, and a part of a key was left where it was."""
+    """A list of all keys ends at some: a key behind them was called not parked, and a part of a key
+    was left where it was.
+    """
     qmq.json("dlq", verb, "orders", "billing", "N14228")
     asked = meta.requests("DescribeParked")
     assert asked

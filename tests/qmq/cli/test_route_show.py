@@ -1,4 +1,6 @@
-"""`qmq route show`, `history`, `explain`, `policy`: the JSON keeps its shape, and the text has the necessary facts."""
+"""`qmq route show`, `history`, `explain`, `policy`: the JSON keeps its shape, and the text has the
+necessary facts.
+"""
 
 from __future__ import annotations
 

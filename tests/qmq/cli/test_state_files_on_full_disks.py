@@ -1,4 +1,6 @@
-"""The state files of imports and mirrors on a disk without a byte left: a typed error, and the last whole state stays."""
+"""The state files of imports and mirrors on a disk without a byte left: a typed error, and the last
+whole state stays.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""A wrong input is answered with one line that says what to do, with an exit status that is not 0, and without a traceback."""
+"""A wrong input is answered with one line that says what to do, with an exit status that is not 0,
+and without a traceback.
+"""
 
 from __future__ import annotations
 

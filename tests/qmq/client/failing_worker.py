@@ -1,7 +1,10 @@
-"""A client in a separate process: takes messages, gives the verdicts that the test orders, and handles the rest.
+"""A client in a separate process: takes messages, gives the verdicts that the test orders, and
+handles the rest.
 
-failing_worker.py ADDRESS COUNT     takes COUNT messages of "s" for group "ops", prints "taken", and reads commands, one a line:
-fail GROUP     settles the messages of that broker group: every fourth is done, failed, rejected, unsettled; then prints "failed"
+failing_worker.py ADDRESS COUNT     takes COUNT messages of "s" for group "ops", prints "taken", and
+                                    reads commands, one a line:
+fail GROUP     settles the messages of that broker group: every fourth is done, failed, rejected,
+               unsettled; then prints "failed"
 take           takes one more message, acknowledges it, and prints its body
 """
 

@@ -1,11 +1,15 @@
-"""A fake cluster under a test's control: metaservers, broker groups and their replicas, in this process and loop, over real sockets.
+"""A fake cluster under a test's control: metaservers, broker groups and their replicas, in this
+process and loop, over real sockets.
 
-A `FakeGroup` is one replicated log: an entry that is stored there is stored on every replica. Its replicas (`FakeBroker`) speak frames;
-only the master serves. `fail_over` makes another replica master. A test scripts faults by `group.on_produce`, or a broker's `handle`.
+A `FakeGroup` is one replicated log: an entry that is stored there is stored on every replica. Its
+replicas (`FakeBroker`) speak frames; only the master serves. `fail_over` makes another replica
+master. A test scripts faults by `group.on_produce`, or a broker's `handle`.
 
-A cluster with delay groups, on top of `fake_cluster`: they accept delayed batches, and a test sets the answers of metaservers.
+A cluster with delay groups, on top of `fake_cluster`: they accept delayed batches, and a test sets
+the answers of metaservers.
 
-The consuming side of a fake broker group: a test sets the answer to ATTACH and the deliveries, and sees the verdicts.
+The consuming side of a fake broker group: a test sets the answer to ATTACH and the deliveries, and
+sees the verdicts.
 """
 
 from __future__ import annotations
@@ -171,7 +175,9 @@ def placed(region: bytes, base: int) -> Envelope:
 
 
 class FakePartition:
-    """A physical partition's log, and the rule by which it takes batches: each producer's numbers have no gaps."""
+    """A physical partition's log, and the rule by which it takes batches: each producer's numbers
+    have no gaps.
+    """
 
     def __init__(self, part: PhysicalPartition) -> None:
         self.part = part
@@ -243,7 +249,9 @@ class FakeOrder:
         *,
         fenced: bool = False,
     ) -> None:
-        """Publish the next route, in which sealed sources are replaced, without notifying clients."""
+        """Publish the next route, in which sealed sources are replaced, without notifying
+        clients.
+        """
         self.seal(*sources)
         route = self.route
         made = [
@@ -282,7 +290,9 @@ class FakeOrder:
 
     @property
     def stored(self) -> dict[bytes, list[bytes]]:
-        """Per key, what is stored, in the order in which consumers read it: a partition, then its successors."""
+        """Per key, what is stored, in the order in which consumers read it: a partition, then its
+        successors.
+        """
         found: dict[bytes, list[bytes]] = {}
         for number in sorted(self.partitions):
             for sent in self.partitions[number].log:
@@ -354,7 +364,9 @@ class FakeGroup:
 
 
 class FakeMeta(meta_pb2_grpc.MetaServicer):
-    """A metaserver. A test may replace `answer` to make it lag or fail; `can_push` is whether it has Watch."""
+    """A metaserver. A test may replace `answer` to make it lag or fail; `can_push` is whether it
+    has Watch.
+    """
 
     def __init__(self, groups: Sequence[FakeGroup], *, can_push: bool = False) -> None:
         self.groups = list(groups)
@@ -513,7 +525,9 @@ class Kept(NamedTuple):
 
 
 class FakeDelayGroup(FakeGroup):
-    """A delay group that stores messages with their due times. `next_append_ms` is the append time of the next batch."""
+    """A delay group that stores messages with their due times. `next_append_ms` is the append time
+    of the next batch.
+    """
 
     def __init__(self, name: str) -> None:
         super().__init__(name)
@@ -563,7 +577,9 @@ def read(region: bytes) -> list[Kept]:
 
 
 class FakeDelayMeta(FakeMeta):
-    """A metaserver that knows delay groups. `answers` has, by the call's name, what each further call gets; the last one stays."""
+    """A metaserver that knows delay groups. `answers` has, by the call's name, what each further
+    call gets; the last one stays.
+    """
 
     def __init__(
         self, groups: Sequence[FakeGroup], delays: Sequence[FakeDelayGroup], *, can_push: bool
@@ -679,7 +695,9 @@ def message(id: str, **fields: Any) -> delay_pb2.DelayedMessage:
 
 
 class FakeQueue:
-    """The queue of one broker group. `frames` has all received frames except heartbeats, by kind and in order."""
+    """The queue of one broker group. `frames` has all received frames except heartbeats, by kind
+    and in order.
+    """
 
     def __init__(self, group: FakeGroup, *, attempts_max: int = 0) -> None:
         self.group = group

@@ -1,7 +1,9 @@
-"""Fake lanes under a test's control: broker groups that have ordered partitions, and a metaserver that assigns lanes, over real sockets.
+"""Fake lanes under a test's control: broker groups that have ordered partitions, and a metaserver
+that assigns lanes, over real sockets.
 
-`FakeLanes` is the replicated state of one consumer group in one broker group: progress, grants, parked keys. It follows docs/ORDERING.md
-with plain sets, where the broker has ranges. A test makes faults by `holds_settled`, `is_mute`, `take_away`, `fail_over`, `cut`.
+`FakeLanes` is the replicated state of one consumer group in one broker group: progress, grants,
+parked keys. It follows docs/ORDERING.md with plain sets, where the broker has ranges. A test makes
+faults by `holds_settled`, `is_mute`, `take_away`, `fail_over`, `cut`.
 """
 
 from __future__ import annotations
@@ -146,7 +148,7 @@ class FakeLanes:
                 FrameKind.DETACH: self._detach,
             }
 
-    # --- what a test does ------------------------------------------------------------------------------------------------
+    # --- what a test does -------------------------------------------------------------------------
 
     def partition(self, number: int) -> FakePartition:
         return self.partitions.setdefault(number, FakePartition())
@@ -165,7 +167,9 @@ class FakeLanes:
             self._serve(peer, request, pull)
 
     def take_away(self, *, consumer: str = "", partition: int = 0) -> None:
-        """End the leases: these grants are void, and their consumers learn it only at their next request."""
+        """End the leases: these grants are void, and their consumers learn it only at their next
+        request.
+        """
         void = [
             each
             for each in self.grants
@@ -210,7 +214,7 @@ class FakeLanes:
             if one.verdict == verdict
         ]
 
-    # --- what a broker does ----------------------------------------------------------------------------------------------
+    # --- what a broker does -----------------------------------------------------------------------
 
     def _grant(self, token: int) -> Grant | None:
         return next((each for each in self.grants if each.token == token), None)

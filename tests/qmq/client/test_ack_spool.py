@@ -1,5 +1,5 @@
-"""The client's store of verdicts: it returns what was written, damage loses only the damaged record, and one process at a time has a
-file.
+"""The client's store of verdicts: it returns what was written, damage loses only the damaged
+record, and one process at a time has a file.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ def store(tmp_path: Path) -> AckSpool:
     return AckSpool(tmp_path, ["meta:1"])
 
 
-# --- the format --------------------------------------------------------------------------------------------------------
+# --- the format -----------------------------------------------------------------------------------
 
 
 def test_what_was_written_is_read() -> None:
@@ -135,7 +135,7 @@ def test_delays_begin_at_the_verdict_and_void_verdicts_are_not_sent() -> None:
     assert still_to_say(kept, 0, 0) == []
 
 
-# --- files -------------------------------------------------------------------------------------------------------------
+# --- files ----------------------------------------------------------------------------------------
 
 
 def test_nothing_is_written_until_there_is_something_to_write_and_nothing_stays(
@@ -328,7 +328,7 @@ def test_other_users_cannot_read_kept_verdicts(store: AckSpool, tmp_path: Path) 
     file.clear()
 
 
-# --- where -------------------------------------------------------------------------------------------------------------
+# --- where ----------------------------------------------------------------------------------------
 
 
 def test_where_the_folder_is() -> None:

@@ -1,4 +1,6 @@
-"""Consuming from several broker groups, and coming back to a new master: what is still ours, what is void, which verdicts are sent."""
+"""Consuming from several broker groups, and coming back to a new master: what is still ours, what
+is void, which verdicts are sent.
+"""
 
 from __future__ import annotations
 
@@ -73,14 +75,18 @@ class Queue:
             peer.answer(request, FrameKind.SETTLED, wire.pack_settled(0, self.stale))
 
     async def deliver(self, pull: int, bodies: list[bytes], base: int = 0) -> None:
-        """Answer the pull that waits: `bodies` are the messages from `base` on, under the pull sequences from `pull` on."""
+        """Answer the pull that waits: `bodies` are the messages from `base` on, under the pull
+        sequences from `pull` on.
+        """
         await eventually(lambda: bool(self.pulls))
         peer, request = self.pulls.pop(0)
         head = wire.pack_delivery(self.attached.session, pull, [Range(base, len(bodies), 1, 0)], 1)
         peer.answer(request, FrameKind.MESSAGES, head + batch(bodies, base))
 
     async def fail_over(self, next_pull: int, *, resumed: bool = True) -> None:
-        """The other replica becomes master, and knows only deliveries before `next_pull`; wait until the consumer is attached again."""
+        """The other replica becomes master, and knows only deliveries before `next_pull`; wait
+        until the consumer is attached again.
+        """
         before = len(self.attaches)
         self.attached = wire.Attached(1, 30_000, next_pull, int(resumed))
         assert self.group.master is not None
@@ -593,7 +599,9 @@ async def test_at_most_once_shows_nothing_that_a_failover_took_back(it: Cluster)
 
 
 class ModelGroup:
-    """A broker group whose deliveries leave before they are committed; a failover loses what was not. Real rules: `GroupState`."""
+    """A broker group whose deliveries leave before they are committed; a failover loses what was
+    not. Real rules: `GroupState`.
+    """
 
     def __init__(self, group: FakeGroup, count: int, draw: random.Random) -> None:
         self.group, self.draw, self.count = group, draw, count

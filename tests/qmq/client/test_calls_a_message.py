@@ -1,5 +1,6 @@
-"""How many of the client's functions run for a message, by path. Ceilings, so that the numbers grow only on purpose: unlike times, they are
-the same on every machine. The two ceilings of a path are for the compiled part and for the Python form.
+"""How many of the client's functions run for a message, by path. Ceilings, so that the numbers grow
+only on purpose: unlike times, they are the same on every machine. The two ceilings of a path are
+for the compiled part and for the Python form.
 """
 
 from __future__ import annotations
@@ -25,7 +26,9 @@ MESSAGES = 2_000
 
 @contextmanager
 def calls_of_the_client() -> Iterator[Counter[str]]:
-    """The client's functions that are called in this thread, by qualified name. A generator counts each time it is resumed."""
+    """The client's functions that are called in this thread, by qualified name. A generator counts
+    each time it is resumed.
+    """
     found: Counter[str] = Counter()
 
     def called(frame: FrameType, event: str, _argument: object) -> None:

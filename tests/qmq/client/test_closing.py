@@ -15,7 +15,9 @@ ROUNDS = 120
 
 
 async def test_a_send_never_ends_as_cancelled_when_its_client_closes(tmp_path: Path) -> None:
-    """Close after each number of rounds of the event loop: during the look-up, the connection, the request."""
+    """Close after each number of rounds of the event loop: during the look-up, the connection, the
+    request.
+    """
     outcomes = set()
     async with running(node_config(tmp_path)) as node:
         for rounds in range(ROUNDS):

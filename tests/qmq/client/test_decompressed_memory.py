@@ -1,4 +1,6 @@
-"""Bodies that are small on disk and large when they are decompressed: who reads them holds a bounded part of them."""
+"""Bodies that are small on disk and large when they are decompressed: who reads them holds a
+bounded part of them.
+"""
 
 from __future__ import annotations
 

@@ -83,7 +83,7 @@ async def test_scripts_get_errors_in_json() -> None:
             await apart(it, lambda mq: mq.send("s", b"x", at=datetime(2027, 1, 1)))
 
 
-# --- the command line --------------------------------------------------------------------------------------------------
+# --- the command line -----------------------------------------------------------------------------
 
 
 async def produce(it: DelayCluster, text: str, *options: str) -> Result:

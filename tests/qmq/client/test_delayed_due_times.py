@@ -1,4 +1,6 @@
-"""When a message is due, from what applications say; and which delay group an ordered subject uses."""
+"""When a message is due, from what applications say; and which delay group an ordered subject
+uses.
+"""
 
 from __future__ import annotations
 
@@ -200,7 +202,7 @@ def test_a_recurrence_needs_a_zone(zone: Any) -> None:
         delayed.check_recurrence("0 9 * * *", zone)
 
 
-# --- the home of an ordered subject ------------------------------------------------------------------------------------
+# --- the home of an ordered subject ---------------------------------------------------------------
 
 
 def homes(name: str, groups: dict[str, bool]) -> list[str]:
@@ -236,7 +238,7 @@ def test_a_drained_home_is_left_at_once_and_one_that_is_missing_after_a_while() 
     assert home.choose({}, 31.0) == {}
 
 
-# --- as people type them -----------------------------------------------------------------------------------------------
+# --- as people type them --------------------------------------------------------------------------
 
 
 def test_durations_as_people_type_them() -> None:

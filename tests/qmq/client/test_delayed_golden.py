@@ -1,4 +1,6 @@
-"""A delayed batch, byte by byte, read by a reader that uses nothing of QMQ: other clients must send the same."""
+"""A delayed batch, byte by byte, read by a reader that uses nothing of QMQ: other clients must send
+the same.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,8 @@ GOLDEN = bytes.fromhex(
     "514d423101000000"
     "b8000000"
     "c1b05a1e" + "00" * 48 +
-    # region: producer 7, batch 9, flags ORDERED, 2 messages, created 1799999999000, columns KEY | DUE, partition 0, 3 body bytes, ...
+    # region: producer 7, batch 9, flags ORDERED, 2 messages, created 1799999999000, columns KEY |
+    # DUE, partition 0, 3 body bytes, ...
     "0700000000000000"
     "0900000000000000"
     "02000000"

@@ -1,5 +1,5 @@
-"""Delayed messages of a producer: they go to delay groups with due times, are stored once despite any failure, and bad input is refused at
-the call.
+"""Delayed messages of a producer: they go to delay groups with due times, are stored once despite
+any failure, and bad input is refused at the call.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ async def home_of(it: DelayCluster) -> FakeDelayGroup:
     return it.named(next(name for name, is_home in chosen.items() if is_home))
 
 
-# --- what is sent ------------------------------------------------------------------------------------------------------
+# --- what is sent ---------------------------------------------------------------------------------
 
 
 async def test_a_delayed_message_goes_to_a_delay_group_with_its_due_time_and_all_it_has() -> None:
@@ -217,7 +217,7 @@ async def test_a_batch_travels_as_an_ordinary_produce_that_waits_for_a_quorum() 
         assert kinds == [FrameKind.PRODUCE]
 
 
-# --- what is refused ---------------------------------------------------------------------------------------------------
+# --- what is refused ------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -351,7 +351,7 @@ async def test_a_delay_group_that_takes_less_says_so() -> None:
         assert refused.value.outcome is NOT_STORED
 
 
-# --- recurring ---------------------------------------------------------------------------------------------------------
+# --- recurring ------------------------------------------------------------------------------------
 
 
 async def test_a_recurring_message_is_a_batch_of_its_own_that_begins_now() -> None:
@@ -398,7 +398,7 @@ async def test_messages_around_a_recurring_one_are_not_recurring() -> None:
         assert len(it.delays[0].stored) == 3
 
 
-# --- ordered subjects --------------------------------------------------------------------------------------------------
+# --- ordered subjects -----------------------------------------------------------------------------
 
 
 async def test_a_delayed_message_to_an_ordered_subject_needs_a_key_and_is_marked() -> None:
@@ -481,7 +481,7 @@ async def test_a_drained_home_is_left_for_another() -> None:
         assert receipt.broker_group != home.name
 
 
-# --- several delay groups, and what goes wrong -------------------------------------------------------------------------
+# --- several delay groups, and what goes wrong ----------------------------------------------------
 
 
 async def test_two_delay_groups_share_the_load() -> None:
@@ -584,7 +584,7 @@ async def test_when_all_delay_groups_are_drained_the_error_says_so() -> None:
         assert "~" not in str(failed.value)
 
 
-# --- what metaservers push ---------------------------------------------------------------------------------------------
+# --- what metaservers push ------------------------------------------------------------------------
 
 
 async def test_a_pushed_change_of_master_reaches_those_who_wait() -> None:

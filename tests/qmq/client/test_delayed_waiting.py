@@ -1,4 +1,6 @@
-"""Delayed messages while they wait: cancel, move, show, list, stats; and what a lost answer means for each."""
+"""Delayed messages while they wait: cancel, move, show, list, stats; and what a lost answer means
+for each.
+"""
 
 from __future__ import annotations
 
@@ -174,7 +176,7 @@ async def test_an_invalid_id_is_refused_before_any_request(id: Any) -> None:
         assert not it.meta.asked
 
 
-# --- answers that are lost ---------------------------------------------------------------------------------------------
+# --- answers that are lost ------------------------------------------------------------------------
 
 
 LATE = DeadlineExceeded("late", outcome=UNKNOWN)
@@ -287,7 +289,7 @@ async def test_a_closed_client_sends_no_requests() -> None:
             await it.mq.send("s", b"x", delay=timedelta(1))
 
 
-# --- lists and figures -------------------------------------------------------------------------------------------------
+# --- lists and figures ----------------------------------------------------------------------------
 
 
 def pages(it: DelayCluster, total: int) -> None:

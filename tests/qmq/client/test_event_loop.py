@@ -82,7 +82,10 @@ def test_a_program_reuses_freed_blocks_instead_of_faulting_them_in_again() -> No
 
 
 def test_the_collector_leaves_alone_what_was_imported_before() -> None:
-    program = "import gc, qmq\nasync def main(): print(gc.get_freeze_count(), gc.get_threshold()[0])\nqmq.run(main())"
+    program = (
+        "import gc, qmq\nasync def main(): print(gc.get_freeze_count(), "
+        "gc.get_threshold()[0])\nqmq.run(main())"
+    )
     frozen, threshold = map(
         int,
         subprocess.run(

@@ -1,4 +1,6 @@
-"""A process may use QMQ's clients from several event loops, one after the other or at the same time."""
+"""A process may use QMQ's clients from several event loops, one after the other or at the same
+time.
+"""
 
 from __future__ import annotations
 

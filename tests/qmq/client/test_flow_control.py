@@ -206,11 +206,13 @@ async def test_who_sends_waits_while_what_it_sent_before_is_not_stored(it: Clust
     assert len({receipt.sequence for receipt in await asyncio.gather(*sending)}) == 20
 
 
-# --- over real brokers -------------------------------------------------------------------------------------------------
+# --- over real brokers ----------------------------------------------------------------------------
 
 
 async def test_an_idle_consumer_delays_neither_other_consumers_nor_its_group(node: Node) -> None:
-    """The consumers share one connection. The idle consumer holds few messages and then stops pulling."""
+    """The consumers share one connection. The idle consumer holds few messages and then stops
+    pulling.
+    """
     async with qmq.connect(node.address) as mq:
         await mq.send_many("flow", [b"%03d" % number + bytes(20 * KIB) for number in range(300)])
         idle = mq.consumer(

@@ -1,5 +1,5 @@
-"""All consumers of a group have the same tags and condition, because what a filter leaves out counts as done for the whole group. One
-text is no list of tags.
+"""All consumers of a group have the same tags and condition, because what a filter leaves out
+counts as done for the whole group. One text is no list of tags.
 """
 
 from __future__ import annotations
@@ -112,7 +112,9 @@ def consumer(mq: qmq.Client, subject: str, condition: str | None) -> Any:
 async def test_another_gateway_is_refused_another_filter_for_the_group(
     cluster: TestCluster, is_ordered: bool, wanted: MessageFilter
 ) -> None:
-    """Two gateways with a client each: they share nothing but the cluster. The error names both filters."""
+    """Two gateways with a client each: they share nothing but the cluster. The error names both
+    filters.
+    """
     subject = "o" if is_ordered else "s"
     if is_ordered:
         await cluster.client().metadata.create_subject(
@@ -158,7 +160,9 @@ async def test_a_client_is_refused_in_a_group_whose_gateway_has_a_condition(
 async def test_a_consumer_of_a_release_without_conditions_may_have_any(
     cluster: TestCluster, first: str
 ) -> None:
-    """A gateway of release 0.2 does not say its condition: during an upgrade, both serve the group."""
+    """A gateway of release 0.2 does not say its condition: during an upgrade, both serve the
+    group.
+    """
     conditions = {"price > 5", UNSAID}
     async with (
         consumer(cluster.client(), "s", first) as one,
@@ -252,7 +256,9 @@ async def filtered(cluster: TestCluster, group: str) -> int:
 async def test_what_the_tags_leave_out_is_counted_however_it_was_batched(
     cluster: TestCluster, batch_messages: int, options: dict[str, Any], count: int
 ) -> None:
-    """In batches that the broker skips, and in batches that it hands out for their other messages."""
+    """In batches that the broker skips, and in batches that it hands out for their other
+    messages.
+    """
     mq = cluster.client()
     kinds = (("a", "x"), ("b",), ("c",), (), ("a",), ("b", "x"), ("c", "x"), ("c",))
     for first in range(0, 40, batch_messages):

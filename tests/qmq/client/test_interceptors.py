@@ -102,7 +102,7 @@ def outgoing(*headers: dict[str, bytes]) -> Outgoing:
     return Outgoing("s", count, [None] * count, [()] * count, list(headers))
 
 
-# --- the chain ----------------------------------------------------------------------------------------------------------
+# --- the chain ------------------------------------------------------------------------------------
 
 
 def test_the_first_one_is_the_outermost() -> None:
@@ -201,7 +201,7 @@ def test_an_exception_on_the_way_in_or_out_is_seen_by_those_outside() -> None:
             Chain([Recorder(story, "a"), Breaking(on_the_way_in=on_the_way_in)]).handling(
                 MESSAGE, "g"
             ),
-        ):  # noqa: PT011
+        ):
             story.append("handler")
         assert story == ["a in g", *(["handler"] * (not on_the_way_in)), "a saw OSError", "a out"]
 
@@ -251,7 +251,7 @@ async def test_refused_and_abandoned_messages_are_reported() -> None:
     await mq.close()
 
 
-# --- through a node -----------------------------------------------------------------------------------------------------
+# --- through a node -------------------------------------------------------------------------------
 
 
 async def first(consumer: qmq.Consumer | qmq.OrderedConsumer) -> Message | OrderedMessage:

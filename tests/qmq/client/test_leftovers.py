@@ -25,7 +25,8 @@ async def cluster() -> AsyncIterator[TestCluster]:
 
 def futures() -> int:
     gc.collect()
-    # by type: isinstance would ask each lazy object of other libraries for its class, which makes it
+    # by type: isinstance would ask each lazy object of other libraries for its class, which makes
+    # it
     kinds = [type(each) for each in gc.get_objects()]
     return sum(
         issubclass(each, asyncio.Future) and not issubclass(each, asyncio.Task) for each in kinds

@@ -1,4 +1,6 @@
-"""Listeners of unordered subjects against a real node: the handler's result decides the outcome of its message."""
+"""Listeners of unordered subjects against a real node: the handler's result decides the outcome of
+its message.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Listeners and a store of finished messages: the effect and its record together, the acknowledgement after them."""
+"""Listeners and a store of finished messages: the effect and its record together, the
+acknowledgement after them.
+"""
 
 from __future__ import annotations
 
@@ -91,7 +93,8 @@ async def test_an_effect_happens_once_even_if_the_handler_or_the_commit_fails(
         for word in ("done", "fails", "rejected"):
             await mq.send("s", word)
         async with mq.listening():
-            # Away, done and fails once each (one of them again, since its commit was lost), fails as it failed, rejected.
+            # Away, done and fails once each (one of them again, since its commit was lost), fails
+            # as it failed, rejected.
             await eventually(lambda: memory.begun.total() == 6)
         assert Counter(word for word, _ in calls) == {"done": 1, "fails": 2, "rejected": 1}
         assert ("done", 1) in calls, "that the store was away cost no attempt"

@@ -1,4 +1,6 @@
-"""How listeners stop: messages in progress are finished and acknowledged, the others are released immediately."""
+"""How listeners stop: messages in progress are finished and acknowledged, the others are released
+immediately.
+"""
 
 from __future__ import annotations
 

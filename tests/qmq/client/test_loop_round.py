@@ -1,5 +1,5 @@
-"""A round of the client's event loop: a waiting task continues in the callback that brought the answer, and what it sends leaves in
-that round.
+"""A round of the client's event loop: a waiting task continues in the callback that brought the
+answer, and what it sends leaves in that round.
 """
 
 from __future__ import annotations

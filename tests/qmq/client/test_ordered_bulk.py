@@ -1,4 +1,6 @@
-"""An ordered consumer that reads in bulk: many messages of one lane at a time, in its order, with one word for all of them."""
+"""An ordered consumer that reads in bulk: many messages of one lane at a time, in its order, with
+one word for all of them.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +36,9 @@ def numbered(keys: Sequence[bytes], count: int, begin: int = 0) -> list[tuple[by
 
 
 def ordered(c: LaneCluster, name: str = "a", **options: object) -> OrderedConsumer:
-    """A consumer with a short lease: closing waits half a lease for messages that a test leaves unfinished."""
+    """A consumer with a short lease: closing waits half a lease for messages that a test leaves
+    unfinished.
+    """
     return c.mq.ordered_consumer("s", "g", name=name, **{"lease_ms": 1_000} | options)  # type: ignore[arg-type]
 
 
@@ -64,7 +68,7 @@ async def stopped(tasks: Iterable[asyncio.Task[None]]) -> None:
     await asyncio.gather(*tasks, return_exceptions=True)
 
 
-# --- order, and what comes together -----------------------------------------------------------------------------------
+# --- order, and what comes together ---------------------------------------------------------------
 
 
 @pytest.mark.parametrize("messages_max", [1, 7, 30, 1000])
@@ -150,7 +154,7 @@ async def test_nothing_comes_when_the_wait_is_over() -> None:
         found.fail()
 
 
-# --- one slice of a lane ----------------------------------------------------------------------------------------------
+# --- one slice of a lane --------------------------------------------------------------------------
 
 
 async def test_while_a_slice_is_in_hand_its_lane_hands_out_nothing_and_others_do() -> None:
@@ -231,7 +235,7 @@ async def test_with_explicit_acknowledgement_the_loop_sends_no_verdict() -> None
         assert (await coming).bodies == [b"2", b"3"]
 
 
-# --- sessions, tokens, assignments ------------------------------------------------------------------------------------
+# --- sessions, tokens, assignments ----------------------------------------------------------------
 
 
 async def test_a_broken_connection_is_resumed_and_nothing_is_seen_twice() -> None:
@@ -347,7 +351,7 @@ async def test_the_end_of_a_lane_is_reported_only_when_all_of_it_is_committed() 
         await stopped([task])
 
 
-# --- failures ---------------------------------------------------------------------------------------------------------
+# --- failures -------------------------------------------------------------------------------------
 
 
 async def test_a_slice_that_failed_is_tried_again_in_place_and_its_lane_waits() -> None:
@@ -435,7 +439,7 @@ async def test_messages_that_retention_took_are_raised() -> None:
         assert (await consumer.pull()).bodies == [b"0", b"1"]
 
 
-# --- one way of reading, and the end ----------------------------------------------------------------------------------
+# --- one way of reading, and the end --------------------------------------------------------------
 
 
 async def test_a_consumer_reads_in_one_way_all_its_life() -> None:
@@ -518,7 +522,7 @@ async def test_news_for_a_cancelled_reader_go_to_another_reader(
         assert first.cancelled()
 
 
-# --- over a real node -------------------------------------------------------------------------------------------------
+# --- over a real node -----------------------------------------------------------------------------
 
 
 async def test_on_a_node_all_messages_come_in_order_through_a_split(tmp_path: Path) -> None:

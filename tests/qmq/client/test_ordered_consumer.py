@@ -1,4 +1,6 @@
-"""An ordered consumer against fake brokers and metaservers: order for each key, and no verdicts outside the consumer's lanes."""
+"""An ordered consumer against fake brokers and metaservers: order for each key, and no verdicts
+outside the consumer's lanes.
+"""
 
 from __future__ import annotations
 
@@ -46,7 +48,9 @@ KEYS = [f"k{each}".encode() for each in range(20)]
 
 
 class Recorder:
-    """A handler that remembers its messages, and checks that no two messages of a key are handled at the same time."""
+    """A handler that remembers its messages, and checks that no two messages of a key are handled
+    at the same time.
+    """
 
     def __init__(self, *, wait_s: float = 0.0) -> None:
         self.wait_s = wait_s
@@ -91,7 +95,9 @@ async def stopped(*tasks: asyncio.Task[None]) -> None:
 
 
 def ordered(c: LaneCluster, name: str = "a", **options: object) -> OrderedConsumer:
-    """A consumer with a short lease: closing waits half a lease for messages that a test leaves unfinished."""
+    """A consumer with a short lease: closing waits half a lease for messages that a test leaves
+    unfinished.
+    """
     return c.mq.ordered_consumer("s", "g", name=name, **{"lease_ms": 1_000} | options)  # type: ignore[arg-type]
 
 
@@ -101,7 +107,7 @@ async def until_parked(broker: FakeLanes, count: int) -> None:
     )
 
 
-# --- order, and as much at once as there are keys ---------------------------------------------------------------------
+# --- order, and as much at once as there are keys -------------------------------------------------
 
 
 async def test_keys_are_worked_on_concurrently_and_each_in_order() -> None:
@@ -276,7 +282,7 @@ async def test_each_lane_may_hold_its_share_so_that_none_starves() -> None:
         await stopped(task)
 
 
-# --- sessions and tokens ----------------------------------------------------------------------------------------------
+# --- sessions and tokens --------------------------------------------------------------------------
 
 
 async def test_a_broken_connection_is_resumed_with_the_token_and_nothing_is_seen_twice() -> None:
@@ -412,14 +418,15 @@ async def test_a_consumer_that_vanishes_without_a_word_loses_nothing() -> None:
                 assert numbers == list(range(numbers[0] if numbers else 6, 6)), (
                     "a replay, in order, to the end"
                 )
-                # the victim may have attached once more, before it learned that another consumer has the lane
+                # the victim may have attached once more, before it learned that another consumer
+                # has the lane
                 assert {*handler.seen[key], *numbers} == set(range(6)), (
                     "what is settled was handled"
                 )
             await stopped(task, other)
 
 
-# --- assignments change -----------------------------------------------------------------------------------------------
+# --- assignments change ---------------------------------------------------------------------------
 
 
 async def test_a_lane_shrinks_under_unfinished_messages_and_two_consumers_keep_the_order() -> None:
@@ -557,7 +564,7 @@ async def test_an_answer_of_an_older_generation_is_ignored() -> None:
         assert consumer.lanes == (lane(),)
 
 
-# --- the end of a lane ------------------------------------------------------------------------------------------------
+# --- the end of a lane ----------------------------------------------------------------------------
 
 
 async def test_the_end_of_a_lane_is_reported_only_when_all_of_it_is_committed() -> None:
@@ -606,7 +613,7 @@ async def test_the_stop_is_announced_until_a_metaserver_answers() -> None:
         await stopped(task)
 
 
-# --- failures ---------------------------------------------------------------------------------------------------------
+# --- failures -------------------------------------------------------------------------------------
 
 
 async def test_a_failed_message_is_tried_again_in_place_and_blocks_its_lane_only() -> None:
@@ -732,7 +739,7 @@ async def test_expired_messages_are_raised_and_the_consumer_continues_after_a_re
         assert (await anext(consumer)).body == b"0"
 
 
-# --- the end ----------------------------------------------------------------------------------------------------------
+# --- the end --------------------------------------------------------------------------------------
 
 
 async def test_closing_finishes_and_settles_what_runs_then_leaves_the_group() -> None:
@@ -869,7 +876,7 @@ async def test_the_client_closes_its_consumers() -> None:
         assert c.broker.grants == []
 
 
-# --- wrong answers of a broker ------------------------------------------------------------------------------------------
+# --- wrong answers of a broker --------------------------------------------------------------------
 
 
 async def test_an_unordered_consumer_of_an_ordered_subject_is_told_what_to_use() -> None:
@@ -913,11 +920,13 @@ async def test_options_that_make_no_sense_are_refused(options: dict[str, object]
             await mq.ordered_consumer("s", "g").run(Recorder(), concurrency=0)
 
 
-# --- hazards seen at peers (peers.md, 2.3), as far as the consumer decides them ---------------------------------------
+# --- hazards seen at peers (peers.md, 2.3), as far as the consumer decides them -------------------
 
 
 async def test_hazard_10_two_quick_command_messages_are_finished_one_by_one() -> None:
-    """Partition 1 is moved to 2, and 2 to 3, before the consumer attaches. The consumer never looks for the next partition by itself."""
+    """Partition 1 is moved to 2, and 2 to 3, before the consumer attaches. The consumer never looks
+    for the next partition by itself.
+    """
     async with lane_cluster() as c:
         for number in (1, 2, 3):
             c.broker.partition(number).version = number

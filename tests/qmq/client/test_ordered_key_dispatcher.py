@@ -1,5 +1,5 @@
-"""The next message to deliver over several lanes: blocked lanes, lanes whose lease may have ended, lanes lost while messages are handed
-out.
+"""The next message to deliver over several lanes: blocked lanes, lanes whose lease may have ended,
+lanes lost while messages are handed out.
 """
 
 from __future__ import annotations

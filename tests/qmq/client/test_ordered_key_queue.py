@@ -97,7 +97,9 @@ class KeyMachine(RuleBasedStateMachine):
         self.lines.append((lane, key, self.count))
 
     def firsts(self) -> dict[bytes, tuple[str, int]]:
-        """For every key without a message in work its first message, unless the key's lane is held."""
+        """For every key without a message in work its first message, unless the key's lane is
+        held.
+        """
         found: dict[bytes, tuple[str, int]] = {}
         for lane, key, message in self.lines:
             found.setdefault(key, (lane, message))

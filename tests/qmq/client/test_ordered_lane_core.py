@@ -1,4 +1,6 @@
-"""A consumer's reports about its lane, against a simple broker that keeps a set of settled sequences."""
+"""A consumer's reports about its lane, against a simple broker that keeps a set of settled
+sequences.
+"""
 
 from __future__ import annotations
 
@@ -329,7 +331,9 @@ KEYS = [None, None, b"a", b"b", b"c"]
 
 
 class Play:
-    """A lane, its handlers, and a broker that is a list of messages and a set of what is done; answers get lost."""
+    """A lane, its handlers, and a broker that is a list of messages and a set of what is done;
+    answers get lost.
+    """
 
     policy = FailurePolicy("park", attempts_max=3, retry_ms=(10, 20))
 
@@ -350,7 +354,7 @@ class Play:
         self.lane = LaneCore(self.policy)
         self.attach(is_resumed=False)
 
-    # --- the broker ------------------------------------------------------------------------------------------------------
+    # --- the broker -------------------------------------------------------------------------------
 
     @property
     def length(self) -> int:
@@ -437,7 +441,7 @@ class Play:
             self.stored -= set(self.parked.pop(min(self.parked)))
             self.attach(is_resumed=False)
 
-    # --- handlers --------------------------------------------------------------------------------------------------------
+    # --- handlers ---------------------------------------------------------------------------------
 
     def ready(self) -> list[Cell]:
         """The waiting cells that are first of their key, and whose key is not in work."""
@@ -480,7 +484,7 @@ class Play:
         self.lane.release()
         self.is_released = True
 
-    # --- what must hold --------------------------------------------------------------------------------------------------
+    # --- what must hold ---------------------------------------------------------------------------
 
     def check(self) -> None:
         self.lane.check()
@@ -489,7 +493,9 @@ class Play:
             assert self.stored == set(range(self.length))
 
     def finish(self) -> None:
-        """Finish the lane: with a healed cluster and willing handlers everything is covered, the command message too."""
+        """Finish the lane: with a healed cluster and willing handlers everything is covered, the
+        command message too.
+        """
         if self.is_released:
             self.is_released = False
             self.lane = LaneCore(FailurePolicy("block"))
@@ -511,7 +517,9 @@ class Play:
 
 
 class BulkPlay(Play):
-    """The same for bulk reading: cells are runs, of which one slice is handed out at a time, and messages of parked keys."""
+    """The same for bulk reading: cells are runs, of which one slice is handed out at a time, and
+    messages of parked keys.
+    """
 
     policy = FailurePolicy(retry_ms=(10, 20))
 
@@ -681,7 +689,9 @@ TestBulkLaneMachine = BulkLaneMachine.TestCase
 def test_a_long_random_walk_settles_exactly_the_finished_messages(
     seed: int, kind: type[Play]
 ) -> None:
-    """The same play, longer than a state machine reaches: a random walk that mostly works, and sometimes loses."""
+    """The same play, longer than a state machine reaches: a random walk that mostly works, and
+    sometimes loses.
+    """
     chance, play = random.Random(seed), kind()
     for _ in range(600):
         what = chance.choices(range(9), weights=[20, 30, 60, 60, 50, 20, 8, 1, 2])[0]
@@ -720,7 +730,9 @@ def test_a_long_random_walk_settles_exactly_the_finished_messages(
 @given(st.data())
 @settings(max_examples=examples(300), deadline=None)
 def test_settlements_in_any_order_tile_what_was_pulled(data: st.DataObject) -> None:
-    """Every sequence is settled exactly once, in any order of finishing and any grouping of verdicts."""
+    """Every sequence is settled exactly once, in any order of finishing and any grouping of
+    verdicts.
+    """
     length = data.draw(st.integers(1, 40))
     mine = data.draw(st.sets(st.integers(0, length - 1)))
     lane = core()

@@ -1,4 +1,6 @@
-"""The ordered producer over real sockets: routes change, brokers fall silent, answers get lost, and per key the stored order stays."""
+"""The ordered producer over real sockets: routes change, brokers fall silent, answers get lost, and
+per key the stored order stays.
+"""
 
 from __future__ import annotations
 
@@ -91,14 +93,16 @@ def per_key_is_sorted(stored: dict[bytes, list[bytes]]) -> bool:
     return all(each == sorted(set(each)) for each in numbers)
 
 
-# --- several partitions on one broker group ------------------------------------------------------------------------------
+# --- several partitions on one broker group -------------------------------------------------------
 
 
 @asynccontextmanager
 async def two_partitions_of_one_group(
     gather_s: float,
 ) -> AsyncIterator[tuple[OrderedProducer, FakeGroup, FakePartition]]:
-    """A producer with batches of up to 100, which has sent one message to each partition; and the second partition, that of `HIGH`."""
+    """A producer with batches of up to 100, which has sent one message to each partition; and the
+    second partition, that of `HIGH`.
+    """
     async with ordered_cluster(1, timing=ClientTiming(gather_s=gather_s)) as (it, order):
         order.publish([1], [(0, 4, "g0"), (4, 8, "g0")])
         async with it.mq.ordered_producer("s", batch_messages=100) as producer:
@@ -174,7 +178,7 @@ async def test_a_full_batch_leaves_although_its_group_is_busy() -> None:
         assert group.partitions[3].log[-1].bodies == [b"y"] * 10
 
 
-# --- while nothing changes -----------------------------------------------------------------------------------------------
+# --- while nothing changes ------------------------------------------------------------------------
 
 
 async def test_each_key_goes_to_its_partition_and_receipts_say_where() -> None:
@@ -287,7 +291,7 @@ async def test_acks_of_the_master_alone_are_for_best_effort_order() -> None:
         assert order.stored == {LOW[0]: [b"x" * 100]}
 
 
-# --- brokers in trouble --------------------------------------------------------------------------------------------------
+# --- brokers in trouble ---------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -444,7 +448,7 @@ async def test_the_buffer_is_bounded() -> None:
         producer.abort()
 
 
-# --- routes change -------------------------------------------------------------------------------------------------------
+# --- routes change --------------------------------------------------------------------------------
 
 
 async def test_a_split_while_32_batches_are_in_flight_keeps_every_key_in_order() -> None:
@@ -565,7 +569,9 @@ async def test_a_partition_that_its_broker_does_not_know_yet_is_tried_until_it_d
 
 
 async def _fenced(it: Cluster, order: FakeOrder, producer: OrderedProducer) -> list[qmq.Ticket]:
-    """Ten messages: the group stores five and falls silent; it is fenced, and its partition is moved."""
+    """Ten messages: the group stores five and falls silent; it is fenced, and its partition is
+    moved.
+    """
     await producer.send(b"a:0", LOW[0])
     group = it.groups[0]
     group.on_produce = group.store_silently
@@ -628,7 +634,7 @@ async def test_consumers_wait_for_a_silent_group_until_it_is_fenced() -> None:
         assert order.stored[LOW[0]] == [b"a:0", b"a:1"]
 
 
-# --- best-effort order ---------------------------------------------------------------------------------------------------
+# --- best-effort order ----------------------------------------------------------------------------
 
 
 async def test_best_effort_order_sends_around_a_group_that_refuses() -> None:
@@ -679,7 +685,7 @@ async def test_best_effort_order_does_without_a_group_that_is_gone() -> None:
         assert order.partitions[2].log[-1].flags & BatchFlag.BENT
 
 
-# --- hazards that the producer decides (docs: hazards of peers, by number) -----------------------------------------------
+# --- hazards that the producer decides (docs: hazards of peers, by number) ------------------------
 
 
 async def test_hazard_7_a_successor_is_written_only_after_its_predecessor_is_closed() -> None:

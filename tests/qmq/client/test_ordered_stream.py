@@ -1,4 +1,6 @@
-"""Streams and their partitioner against a simple model of brokers: for each key, the stored order is always the order of sending."""
+"""Streams and their partitioner against a simple model of brokers: for each key, the stored order
+is always the order of sending.
+"""
 
 from __future__ import annotations
 
@@ -209,7 +211,9 @@ class World:
             )
 
     def leave_wire(self, number: int) -> None:
-        """The client knows another master: it leaves the old connection, whose answers may still arrive."""
+        """The client knows another master: it leaves the old connection, whose answers may still
+        arrive.
+        """
         stream = self.stream_of(number)
         if stream is not None and stream.is_connected:
             stream.disconnected(NotMaster("another one is"))
@@ -233,7 +237,9 @@ class World:
         self.partitions[number].is_sealed = True
 
     def fence(self, number: int, taken: int) -> None:
-        """Fence the partition: it stores `taken` more of the batches on their way, without answers, and then nothing more."""
+        """Fence the partition: it stores `taken` more of the batches on their way, without answers,
+        and then nothing more.
+        """
         partition = self.partitions[number]
         for wire in self.wires[number]:
             while wire.sent:
@@ -285,7 +291,8 @@ class World:
         self.hear()
         for step in range(400):
             if step == 300 and self.may_never_know:
-                # A broker that forgot the producer, or refused for good what it may have, cannot say what became of the batches behind.
+                # A broker that forgot the producer, or refused for good what it may have, cannot
+                # say what became of the batches behind.
                 self.tick(TIMEOUT_S)
             for number, stream in list(self.partitioner.partitions.items()):
                 if not stream.is_connected:
@@ -514,7 +521,7 @@ TestStreams.settings = settings(
 )
 
 
-# --- single steps --------------------------------------------------------------------------------------------------------
+# --- single steps ---------------------------------------------------------------------------------
 
 
 def in_flight(world: World, number: int) -> list[tuple[OrderedBatch, int]]:

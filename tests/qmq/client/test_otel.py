@@ -1,4 +1,6 @@
-"""OpenTelemetry: which spans there are, how they lie in each other, and what they say, by the conventions for messaging."""
+"""OpenTelemetry: which spans there are, how they lie in each other, and what they say, by the
+conventions for messaging.
+"""
 
 from __future__ import annotations
 

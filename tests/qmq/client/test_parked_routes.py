@@ -1,4 +1,6 @@
-"""A parked key stays parked when its route changes: no newer message of the key is handled before the replay."""
+"""A parked key stays parked when its route changes: no newer message of the key is handled before
+the replay.
+"""
 
 from __future__ import annotations
 
@@ -108,7 +110,8 @@ async def test_a_replay_while_the_route_changes_is_in_order(gate: str) -> None:
         for body in (b"3", b"4"):
             await it.mq.send("s", body, key="k")
         await asyncio.gather(changing, replaying)
-        # The key may have been handed on behind the last look of the replay: it is parked still, and replayed once more.
+        # The key may have been handed on behind the last look of the replay: it is parked still,
+        # and replayed once more.
         async with asyncio.timeout(20):
             while len(it.seen) < 4:
                 if await it.mq.metadata.parked("s", "g"):
@@ -146,7 +149,9 @@ async def test_newer_messages_of_a_key_are_not_given_back_before_older_ones(repl
 
 @pytest.mark.parametrize("target", ["latest", "time"])
 async def test_a_move_of_a_group_forgets_the_parked_keys_of_all_versions(target: str) -> None:
-    """Older messages of a key that stayed parked would come behind newer ones, by a later replay."""
+    """Older messages of a key that stayed parked would come behind newer ones, by a later
+    replay.
+    """
     async with world("split", "lanes") as w:
         await w.change("split")
         await w.mq.send("s", b"3", key="k")

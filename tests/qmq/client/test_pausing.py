@@ -1,4 +1,6 @@
-"""An application pauses consumers or clients: they hand out and pull no messages, and keep the messages that they hold."""
+"""An application pauses consumers or clients: they hand out and pull no messages, and keep the
+messages that they hold.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,9 @@ SHORT = timedelta(seconds=0.05)
 
 
 def handed_out(node: Node, consumer: qmq.Consumer) -> int:
-    """How many messages the broker has handed to a consumer since it attached; -1 if it is not attached."""
+    """How many messages the broker has handed to a consumer since it attached; -1 if it is not
+    attached.
+    """
     (state,) = [each for each in node.broker.dispatch.groups if each.name == consumer.group]
     holder = state.share.holders.get(consumer.name)
     return -1 if holder is None else holder.next_pull

@@ -1,4 +1,6 @@
-"""Sending to several broker groups: spread, refused, stalled, uncertain. No message is stored twice, and every error says the outcome."""
+"""Sending to several broker groups: spread, refused, stalled, uncertain. No message is stored
+twice, and every error says the outcome.
+"""
 
 from __future__ import annotations
 

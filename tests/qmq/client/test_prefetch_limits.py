@@ -94,7 +94,7 @@ def test_the_total_is_never_exceeded_and_every_part_gets_its_share() -> None:
             assert part.asked > 0, seed
 
 
-# --- the total ----------------------------------------------------------------------------------------------------------
+# --- the total ------------------------------------------------------------------------------------
 
 
 def pulled(limit: PrefetchLimit, now_s: float, *, is_ahead: bool = True) -> None:
@@ -140,7 +140,7 @@ def test_an_application_that_became_slow_holds_half_as_many_each_time() -> None:
     assert seen == [16_000, 8_000, 4_000, 2_000, 2_000]
 
 
-# --- bytes -------------------------------------------------------------------------------------------------------------
+# --- bytes ----------------------------------------------------------------------------------------
 
 
 def room(

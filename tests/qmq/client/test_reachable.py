@@ -1,4 +1,6 @@
-"""A broker's machine that is gone is noticed in seconds; one whose process is stopped or busy is not taken for gone."""
+"""A broker's machine that is gone is noticed in seconds; one whose process is stopped or busy is
+not taken for gone.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,9 @@ SO_ATTACH_FILTER = 26
 
 
 def unplug(found: socket.socket) -> None:
-    """Drop all packets to the socket with a filter that passes 0 bytes of each, so the kernel acknowledges nothing."""
+    """Drop all packets to the socket with a filter that passes 0 bytes of each, so the kernel
+    acknowledges nothing.
+    """
     drop = ctypes.create_string_buffer(pack("=HBBI", 0x06, 0, 0, 0))
     program = pack("HxxxxxxP", 1, ctypes.addressof(drop))
     found.setsockopt(socket.SOL_SOCKET, SO_ATTACH_FILTER, program)
@@ -45,7 +49,9 @@ async def test_a_machine_that_acknowledges_nothing_is_left_before_its_answer_is_
 
 
 async def test_a_broker_that_says_nothing_and_takes_nothing_keeps_its_connection() -> None:
-    """The broker's kernel acknowledges the bytes. Unread bytes fill its buffer, and the rest waits here."""
+    """The broker's kernel acknowledges the bytes. Unread bytes fill its buffer, and the rest waits
+    here.
+    """
     connection, peer = await connected(0.1)
     with peer:
         connection.request(FrameKind.PRODUCE, lambda _: None, bytes(16 << 20), timeout_s=30)

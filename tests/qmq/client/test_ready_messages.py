@@ -1,4 +1,6 @@
-"""The part of a consumer that runs for each message: runs of messages, their acknowledgement, and what ends a run."""
+"""The part of a consumer that runs for each message: runs of messages, their acknowledgement, and
+what ends a run.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +35,9 @@ def form(request: pytest.FixtureRequest) -> Any:
 
 
 class Loop:
-    """A consumer's `ReadyMessages`, made of one form, with what it calls. `waiting` messages arrive when `arrive` is called."""
+    """A consumer's `ReadyMessages`, made of one form, with what it calls. `waiting` messages arrive
+    when `arrive` is called.
+    """
 
     def __init__(
         self,
@@ -331,7 +335,9 @@ async def test_two_tasks_get_different_messages(form: Any) -> None:
 
 
 async def compare_with_model(loop: Loop, messages: Any, chance: random.Random) -> None:
-    """What tasks do in any order, against a model: a message is acknowledged when its task asks for the next one, and not otherwise."""
+    """What tasks do in any order, against a model: a message is acknowledged when its task asks for
+    the next one, and not otherwise.
+    """
     count = chance.randint(2, 12)
     loop.ready.begin(loop.part(count + 1), count, NEVER_S)
     steps: list[asyncio.Queue[str]] = [asyncio.Queue() for _ in range(3)]

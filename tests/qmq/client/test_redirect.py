@@ -1,4 +1,6 @@
-"""Finding the master again: after a redirection, a push, or the answer of a lagging metaserver; and not asking too often."""
+"""Finding the master again: after a redirection, a push, or the answer of a lagging metaserver; and
+not asking too often.
+"""
 
 from __future__ import annotations
 

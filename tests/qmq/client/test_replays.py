@@ -63,7 +63,9 @@ async def copies(mq: qmq.Client, subject: str = "orders") -> Counter[bytes]:
 
 
 def killed_at(address: str, done: int) -> None:
-    """A replay in a separate process, killed with SIGKILL as soon as it has reported so many letters."""
+    """A replay in a separate process, killed with SIGKILL as soon as it has reported so many
+    letters.
+    """
     command = [sys.executable, "-c", REPLAYING, address, "billing"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
@@ -92,7 +94,9 @@ async def test_letters_are_replayed_each_once_by_processes_that_are_killed(node:
 async def test_a_letter_that_was_sent_and_not_settled_is_settled_and_not_sent_again(
     node: Node,
 ) -> None:
-    """The replay ends between sending and settling: the message is stored, and the dead-letter queue has no verdict."""
+    """The replay ends between sending and settling: the message is stored, and the dead-letter
+    queue has no verdict.
+    """
     async with qmq.connect(node.address) as mq:
         await died(mq, [b"a", b"b", b"c"])
         letters = mq.dead_letters("billing")
@@ -143,7 +147,7 @@ async def test_letters_are_sent_as_they_were_edited_and_stay_the_same_messages(n
         assert (message.json(), message.id) == ({"card": "renewed", "total": 5}, letter.id)
 
 
-# --- edits -------------------------------------------------------------------------------------------------------------
+# --- edits ----------------------------------------------------------------------------------------
 
 LETTER = DeadLetter(
     "billing",

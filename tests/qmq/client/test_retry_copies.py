@@ -1,4 +1,6 @@
-"""Retries: short ones are the broker's, longer ones go to a delay group first, and only then is the message done."""
+"""Retries: short ones are the broker's, longer ones go to a delay group first, and only then is the
+message done.
+"""
 
 from __future__ import annotations
 
@@ -41,7 +43,9 @@ CREATED_MS = 1_700_000_000_000
 
 
 class Queue:
-    """The consuming side of a broker group: the test chooses the deliveries and sees the verdicts."""
+    """The consuming side of a broker group: the test chooses the deliveries and sees the
+    verdicts.
+    """
 
     def __init__(self, group: FakeGroup) -> None:
         self.group = group
@@ -175,7 +179,7 @@ def each_of(settlements: Sequence[Settlement]) -> list[Settlement]:
     )
 
 
-# --- where a retry goes ------------------------------------------------------------------------------------------------
+# --- where a retry goes ---------------------------------------------------------------------------
 
 
 async def test_up_to_an_hour_the_broker_keeps_the_retry(it: DelayCluster, queue: Queue) -> None:
@@ -280,7 +284,7 @@ async def test_an_invalid_delay_is_refused(
         found[0].nack(delay)
 
 
-# --- until it is stored ------------------------------------------------------------------------------------------------
+# --- until it is stored ---------------------------------------------------------------------------
 
 
 async def test_the_loop_that_comes_back_does_not_acknowledge_what_waits_for_a_delay_group(
@@ -353,7 +357,7 @@ async def test_at_most_once_nothing_comes_again(it: DelayCluster, queue: Queue) 
     assert (queue.settled, it.kept) == ([acked(0, 0)], [])
 
 
-# --- no delay group has it ---------------------------------------------------------------------------------------------
+# --- no delay group has it ------------------------------------------------------------------------
 
 
 async def test_what_a_delay_group_refuses_the_broker_keeps_for_an_hour(
@@ -403,7 +407,7 @@ async def test_a_delay_group_that_is_away_for_a_moment_is_waited_for(
     )
 
 
-# --- closing -----------------------------------------------------------------------------------------------------------
+# --- closing --------------------------------------------------------------------------------------
 
 
 async def test_closing_waits_until_long_retries_are_stored(it: DelayCluster, queue: Queue) -> None:
@@ -461,7 +465,7 @@ async def test_scripts_retry_late_too(it: DelayCluster, queue: Queue) -> None:
     assert [each.body for each in it.kept] == [b"0", b"1"]
 
 
-# --- attempts ----------------------------------------------------------------------------------------------------------
+# --- attempts -------------------------------------------------------------------------------------
 
 
 def directed(*failed: bytes) -> Columns:
@@ -510,7 +514,7 @@ async def test_a_receipt_of_messages_with_ids_of_their_own_names_those(it: Delay
     assert [DelayedId.parse(str(each.delayed_id)).message_id for each in found] == ids
 
 
-# --- batches of retries ------------------------------------------------------------------------------------------------
+# --- batches of retries ---------------------------------------------------------------------------
 
 
 class Nobody:

@@ -1,4 +1,6 @@
-"""An asyncio client belongs to the event loop in which it was first used. In a second `asyncio.run` every call works or says what to do."""
+"""An asyncio client belongs to the event loop in which it was first used. In a second `asyncio.run`
+every call works or says what to do.
+"""
 
 from __future__ import annotations
 
@@ -66,7 +68,8 @@ async def use(client: qmq.Client) -> Used:
     )
     await producer.send(b"4")
     await ordered.send(b"4", "k")
-    group = f"g{next(NUMBERS)}"  # a consumer whose loop has ended keeps its messages until its lease ends
+    # a consumer whose loop has ended keeps its messages until its lease ends
+    group = f"g{next(NUMBERS)}"
     consumer, ordered_consumer = (
         client.consumer("s", group, ack="explicit"),
         client.ordered_consumer("o", group, ack="explicit"),

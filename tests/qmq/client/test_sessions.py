@@ -1,4 +1,6 @@
-"""A producer's connection stalls with messages on it, and continues after the producer has a newer one: a real node, real sockets."""
+"""A producer's connection stalls with messages on it, and continues after the producer has a newer
+one: a real node, real sockets.
+"""
 
 from __future__ import annotations
 

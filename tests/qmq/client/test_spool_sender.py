@@ -1,4 +1,6 @@
-"""Verdicts while a broker is unreachable: kept on disk, sent when it is back, by this process or by the next one."""
+"""Verdicts while a broker is unreachable: kept on disk, sent when it is back, by this process or by
+the next one.
+"""
 
 from __future__ import annotations
 
@@ -73,7 +75,9 @@ async def taken(
 
 
 async def left_behind(it: Cluster, queue: FakeQueue, **how: object) -> SpoolOwner:
-    """A client was closed while the broker was away, with verdicts on 0 (done) and 1 (failed) of 0 to 3; the broker is back."""
+    """A client was closed while the broker was away, with verdicts on 0 (done) and 1 (failed) of 0
+    to 3; the broker is back.
+    """
     async with qmq.Client(it.meta.address, timing=QUICK) as mq:
         consumer, found = await taken(mq, queue, [b"0", b"1", b"2", b"3"], **how)
         await away(queue.group)
@@ -92,7 +96,7 @@ async def left_behind(it: Cluster, queue: FakeQueue, **how: object) -> SpoolOwne
     return SpoolOwner(queue.group.name, queue.attaches[-1])
 
 
-# --- in the same process -----------------------------------------------------------------------------------------------
+# --- in the same process --------------------------------------------------------------------------
 
 
 async def test_nothing_is_written_while_brokers_can_be_reached(
@@ -226,7 +230,7 @@ async def test_without_a_folder_verdicts_wait_in_memory(
     assert not files(state)
 
 
-# --- in the next process -----------------------------------------------------------------------------------------------
+# --- in the next process --------------------------------------------------------------------------
 
 
 async def test_closing_while_the_broker_is_away_leaves_everything_for_the_next_start(

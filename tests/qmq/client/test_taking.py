@@ -1,4 +1,6 @@
-"""Consumers for who asks now and then: `OrderedConsumer.take`, `OrderedMessage.reject`, `Consumer.rest`, and `GroupReading` over both."""
+"""Consumers for who asks now and then: `OrderedConsumer.take`, `OrderedMessage.reject`,
+`Consumer.rest`, and `GroupReading` over both.
+"""
 
 from __future__ import annotations
 

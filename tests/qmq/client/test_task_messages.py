@@ -1,4 +1,6 @@
-"""Several tasks or threads over one consumer: an automatic acknowledgement belongs to the one that got the message. `close`, cancelled."""
+"""Several tasks or threads over one consumer: an automatic acknowledgement belongs to the one that
+got the message. `close`, cancelled.
+"""
 
 from __future__ import annotations
 
@@ -74,7 +76,9 @@ WAYS: list[Any] = [
 async def test_no_task_acknowledges_another_ones_message(
     cluster: TestCluster, make: Made, iterate: Made, interceptors: tuple[BaseInterceptor, ...]
 ) -> None:
-    """One task holds a message while the other reads on, over the same iterator. The consumer closes: the held message comes again."""
+    """One task holds a message while the other reads on, over the same iterator. The consumer
+    closes: the held message comes again.
+    """
     mq = cluster.client(interceptors=interceptors)
     await mq.send_many("plain", [b"%d" % number for number in range(6)])
     await mq.send_many(
@@ -150,7 +154,9 @@ async def test_the_message_of_a_cancelled_task_comes_again_without_an_attempt(
 
 @pytest.mark.parametrize("make", [plain, ordered])
 async def test_a_task_may_pass_its_message_on(cluster: TestCluster, make: Made) -> None:
-    """What a task returned is settled by another one; what nobody settles comes again after a lease."""
+    """What a task returned is settled by another one; what nobody settles comes again after a
+    lease.
+    """
     mq = cluster.client()
     await send(mq, 2)
     consumer = make(mq, lease_ms=1_000)
@@ -167,7 +173,9 @@ async def test_a_task_may_pass_its_message_on(cluster: TestCluster, make: Made) 
 
 
 async def test_a_thread_acknowledges_only_its_own_messages(cluster: TestCluster) -> None:
-    """Of two threads over one blocking consumer, one holds its message. The consumer closes with an error: the message comes again."""
+    """Of two threads over one blocking consumer, one holds its message. The consumer closes with an
+    error: the message comes again.
+    """
     mq = cluster.client()
     await send(mq, 4)
 
@@ -302,7 +310,9 @@ async def take(consumer: Any, seen: Callable[[], object]) -> None:
 async def test_an_application_that_never_waits_lets_other_tasks_run(
     cluster: TestCluster, make: Made, read: Made
 ) -> None:
-    """All messages arrive in one batch. Each takes the event loop's thread for 10 ms, as a computation does."""
+    """All messages arrive in one batch. Each takes the event loop's thread for 10 ms, as a
+    computation does.
+    """
     mq = cluster.client()
     await mq.send_many("plain", [b""] * 60)
     await mq.send_many("ordered", [b""] * 60, keys=["key"] * 60)

@@ -1,4 +1,6 @@
-"""Trace context: the two headers of the W3C recommendation "Trace Context", and their propagation."""
+"""Trace context: the two headers of the W3C recommendation "Trace Context", and their
+propagation.
+"""
 
 from __future__ import annotations
 
@@ -150,7 +152,7 @@ def test_32_members_are_passed_on() -> None:
     assert format_state(parse_state(text)) == text
 
 
-# --- the interceptor ----------------------------------------------------------------------------------------------------
+# --- the interceptor ------------------------------------------------------------------------------
 
 
 def test_messages_sent_by_a_handler_belong_to_its_trace() -> None:

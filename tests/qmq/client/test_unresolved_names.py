@@ -1,4 +1,5 @@
-"""A name of a server that has no address is said in one sentence, by every call and command, and none hangs.
+"""A name of a server that has no address is said in one sentence, by every call and command, and
+none hangs.
 
 `.invalid` is reserved for names that never have an address (RFC 2606).
 """
@@ -33,7 +34,9 @@ SHORT = ClientTiming(mistake_s=0.2)
 
 @asynccontextmanager
 async def misnamed(tmp_path: Path) -> AsyncIterator[str]:
-    """The metaserver of a node whose broker and delay group tell clients a name that has no address."""
+    """The metaserver of a node whose broker and delay group tell clients a name that has no
+    address.
+    """
     async with running(replace(node_config(tmp_path, delay=True), advertise=NOWHERE)) as node:
         address = f"127.0.0.1:{node.meta_port}"
         async with qmq.connect(address) as mq:
@@ -52,7 +55,10 @@ async def test_a_call_names_the_broker_that_cannot_be_resolved_and_close_ends(
     async with misnamed(tmp_path) as address, qmq.Client(address, timing=SHORT) as mq:
         with pytest.raises(
             UnknownHost,
-            match=f"{NOWHERE}:[0-9]+ cannot be resolved .*, where broker group .* says it is: .*QMQ_ADVERTISE",
+            match=(
+                f"{NOWHERE}:[0-9]+ cannot be resolved .*, where broker group .* says it is: "
+                ".*QMQ_ADVERTISE"
+            ),
         ):
             await CALLS[call](mq)
 
@@ -110,7 +116,7 @@ async def test_a_command_names_the_broker_that_cannot_be_resolved(
     assert re.search(f"{NOWHERE}:[0-9]+ cannot be resolved", (found.stdout + found.stderr).decode())
 
 
-# --- when it is a mistake, and when an outage ------------------------------------------------------------------------------
+# --- when it is a mistake, and when an outage -----------------------------------------------------
 
 
 class Clock:

@@ -1,5 +1,5 @@
-"""A failure is reported with its reason. The broker, not the client, knows delays and limits. The client tells it that work on a failed
-message has started.
+"""A failure is reported with its reason. The broker, not the client, knows delays and limits. The
+client tells it that work on a failed message has started.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ async def taken(
     return await pulling
 
 
-# --- errors ------------------------------------------------------------------------------------------------------------
+# --- errors ---------------------------------------------------------------------------------------
 
 
 async def test_failed_and_rejected_messages_carry_their_reason(
@@ -189,7 +189,7 @@ def test_many_long_errors_leave_in_frames_of_bounded_size() -> None:
     assert list(in_frames([])) == []
 
 
-# --- the last attempt --------------------------------------------------------------------------------------------------
+# --- the last attempt -----------------------------------------------------------------------------
 
 
 async def test_what_failed_for_the_last_time_is_not_delayed_for_days(
@@ -226,7 +226,7 @@ async def test_what_no_delay_group_takes_goes_back_with_its_reason(
     ]
 
 
-# --- work that begins --------------------------------------------------------------------------------------------------
+# --- work that begins -----------------------------------------------------------------------------
 
 
 async def test_the_broker_learns_which_failed_messages_are_worked_on_and_no_others(

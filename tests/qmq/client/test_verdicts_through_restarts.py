@@ -1,4 +1,6 @@
-"""A broker is killed while handlers fail, and then the client too: what was done stays done, what failed keeps attempt, delay and error."""
+"""A broker is killed while handlers fail, and then the client too: what was done stays done, what
+failed keeps attempt, delay and error.
+"""
 
 from __future__ import annotations
 

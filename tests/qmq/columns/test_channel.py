@@ -1,4 +1,6 @@
-"""A blocking connection to a broker: requests, answers, and the errors when there is no answer. The other end is a script in a thread."""
+"""A blocking connection to a broker: requests, answers, and the errors when there is no answer. The
+other end is a script in a thread.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Columns for Spark: the same rows as a loop over messages makes, in Spark's own types. Batches with false offsets are refused."""
+"""Columns for Spark: the same rows as a loop over messages makes, in Spark's own types. Batches
+with false offsets are refused.
+"""
 
 from __future__ import annotations
 

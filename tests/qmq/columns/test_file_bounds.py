@@ -1,4 +1,6 @@
-"""The committed part of a folder: torn, missing or early marks; replicas whose newest entries are not committed yet."""
+"""The committed part of a folder: torn, missing or early marks; replicas whose newest entries are
+not committed yet.
+"""
 
 from __future__ import annotations
 
@@ -69,7 +71,7 @@ def test_a_folder_whose_old_messages_are_in_an_object_store_is_refused(traffic: 
         end_of(traffic.folder)
 
 
-# --- marks -------------------------------------------------------------------------------------------------------------
+# --- marks ----------------------------------------------------------------------------------------
 
 
 def test_torn_mark_is_read_again(traffic: Traffic, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -140,7 +142,9 @@ def test_torn_end_does_not_count_when_everything_whole_does(traffic: Traffic, le
 
 
 def test_mark_that_names_more_than_there_is_is_refused(traffic: Traffic) -> None:
-    """This happens after a power failure, before the broker is started again, or if segments were copied before the mark."""
+    """This happens after a power failure, before the broker is started again, or if segments were
+    copied before the mark.
+    """
     mark(traffic.store)
     newest = max((traffic.folder / "message").iterdir())
     with newest.open("r+b") as file:
@@ -165,7 +169,9 @@ def test_mark_that_ends_within_an_entry_is_refused(traffic: Traffic) -> None:
 def test_opening_a_store_takes_back_a_mark_that_leads_and_what_comes_then_is_read(
     traffic: Traffic,
 ) -> None:
-    """After a power failure that lost the log's end, but not the mark, the broker writes other bytes at the mark's position."""
+    """After a power failure that lost the log's end, but not the mark, the broker writes other
+    bytes at the mark's position.
+    """
     mark(traffic.store)
     log = opened(traffic.folder)
     log.topology(["a"])
@@ -186,7 +192,7 @@ def test_opening_a_store_takes_back_a_mark_that_leads_and_what_comes_then_is_rea
         ]
 
 
-# --- replicas ----------------------------------------------------------------------------------------------------------
+# --- replicas -------------------------------------------------------------------------------------
 
 
 def replica(folder: Path) -> Store:
@@ -286,7 +292,9 @@ def test_broker_group_that_comes_later_is_found_and_one_that_goes_is_missed(data
 
 
 def test_a_log_that_started_over_in_its_middle_is_read_from_there(data: Path) -> None:
-    """A replica that returns after retention deleted what it needs gets the log from a later segment on."""
+    """A replica that returns after retention deleted what it needs gets the log from a later
+    segment on.
+    """
     donor = replica(data / "donor" / GROUP)
     for number in range(80):
         donor.append([batch(donor.open_queue("a", 0), [b"%d" % number * 9], number)])
@@ -311,7 +319,7 @@ def test_a_log_that_started_over_in_its_middle_is_read_from_there(data: Path) ->
     donor.close()
 
 
-# --- a broker at work --------------------------------------------------------------------------------------------------
+# --- a broker at work -----------------------------------------------------------------------------
 
 
 async def test_files_show_acknowledged_messages_within_the_interval_and_all_after_a_stop(

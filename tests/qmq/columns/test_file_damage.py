@@ -1,4 +1,6 @@
-"""Files that were damaged, cut or removed: no data is skipped silently, and errors name the file, the byte and what to do."""
+"""Files that were damaged, cut or removed: no data is skipped silently, and errors name the file,
+the byte and what to do.
+"""
 
 from __future__ import annotations
 
@@ -88,7 +90,9 @@ def test_flipped_bit_is_seen_even_where_it_makes_a_batch_seem_unwanted(traffic: 
     "states", [b"\x91\x97\xa1\xff", b"\x91\xa1\xff", b"\xc1", b"\x91\x91\x01"], ids=bytes.hex
 )
 def test_a_snapshot_that_is_no_messagepack_of_states_is_named(states: bytes) -> None:
-    """Its checksums are correct: the program that wrote it had a bug, or the disk returned wrong bytes."""
+    """Its checksums are correct: the program that wrote it had a bug, or the disk returned wrong
+    bytes.
+    """
     data = b"".join(wrap(Kind.SNAPSHOT, states, count=1, epoch=1, index=1, time_ms=1, flushed=0))
     mapped = Mapped(Path("00000000000000000000.log"), 0, len(data), data)
     with pytest.raises(
@@ -171,7 +175,7 @@ def test_flipped_tag_of_a_batch_without_it_does_not_hide_it_from_its_checksum(
         rows_of(pieces, ReadSelection(tags_any=("red",)))
 
 
-# --- copies ------------------------------------------------------------------------------------------------------------
+# --- copies ---------------------------------------------------------------------------------------
 
 
 def test_copies_of_segments_are_read_with_the_mark_or_the_checkpoint_beside_them(

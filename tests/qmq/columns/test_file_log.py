@@ -1,4 +1,6 @@
-"""The committed log in files: the reader gets all sent messages although the broker changes the files meanwhile."""
+"""The committed log in files: the reader gets all sent messages although the broker changes the
+files meanwhile.
+"""
 
 from __future__ import annotations
 
@@ -198,7 +200,7 @@ def test_time_finds_the_first_message_stored_then_or_later(traffic: Traffic) -> 
     assert log.find_time(key("a"), 0) == 0
 
 
-# --- retention ---------------------------------------------------------------------------------------------------------
+# --- retention ------------------------------------------------------------------------------------
 
 
 def test_expired_messages_are_reported_with_the_remaining_range_or_skipped(
@@ -257,7 +259,7 @@ def test_a_folder_that_an_executor_does_not_see_is_not_retention(traffic: Traffi
         rows_of([piece], skips_lost=True)
 
 
-# --- what is left out --------------------------------------------------------------------------------------------------
+# --- what is left out -----------------------------------------------------------------------------
 
 
 def append(

@@ -1,4 +1,6 @@
-"""Files of real replicas, and brokers beside them: both show the same log, and no replica's files show more than was committed."""
+"""Files of real replicas, and brokers beside them: both show the same log, and no replica's files
+show more than was committed.
+"""
 
 from __future__ import annotations
 

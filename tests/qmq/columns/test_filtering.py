@@ -1,4 +1,6 @@
-"""Selections are exact even where the log's summaries are not. (test_columns.py compares random ones with a loop.)"""
+"""Selections are exact even where the log's summaries are not. (test_columns.py compares random
+ones with a loop.)
+"""
 
 from __future__ import annotations
 

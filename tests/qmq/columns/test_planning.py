@@ -64,7 +64,10 @@ def test_what_lies_between_offsets_is_read_and_empty_ranges_are_not() -> None:
 def test_reading_expired_messages_fails_with_the_remaining_range() -> None:
     with pytest.raises(
         MessagesExpired,
-        match=r"messages 3 to 9 of orders/0@g1 were deleted.*oldest kept is 10.*failOnDataLoss=false",
+        match=(
+            r"messages 3 to 9 of orders/0@g1 were deleted.*oldest kept is "
+            r"10.*failOnDataLoss=false"
+        ),
     ):
         ranges({ORDERS: 3}, {ORDERS: 20}, QUEUES, skips_lost=False)
 

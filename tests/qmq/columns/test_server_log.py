@@ -1,4 +1,6 @@
-"""The committed log as brokers serve it: topology, routes and ends, pieces, and reading while masters change."""
+"""The committed log as brokers serve it: topology, routes and ends, pieces, and reading while
+masters change.
+"""
 
 from __future__ import annotations
 
@@ -51,7 +53,7 @@ def small_answers(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(reading, "FETCH_BYTES", 2048)
 
 
-# --- topology --------------------------------------------------------------------------------------------------------------
+# --- topology -------------------------------------------------------------------------------------
 
 
 async def test_an_unordered_subject_is_read_from_every_broker_group_that_ever_had_it(
@@ -159,7 +161,9 @@ async def test_a_partition_sealed_after_the_question_ends_at_its_command_message
             loop, ask = asyncio.get_running_loop(), log.metadata.routes
 
             def change_first(*args: Any) -> Routes:
-                """Between the ends and the history, the partition is split, and the target gets messages."""
+                """Between the ends and the history, the partition is split, and the target gets
+                messages.
+                """
 
                 async def change() -> None:
                     await send(mq, 50, "v1b")
@@ -247,7 +251,7 @@ async def test_several_subjects_share_one_request(tmp_path: Path) -> None:
             assert set(found.routes) == {"s"}
 
 
-# --- times and pieces ------------------------------------------------------------------------------------------------------
+# --- times and pieces -----------------------------------------------------------------------------
 
 
 async def test_a_time_is_found_in_each_queue_or_gives_its_end(tmp_path: Path) -> None:
@@ -287,7 +291,7 @@ async def test_pieces_cover_each_sequence_of_a_range_once_in_about_the_wanted_si
             )
 
 
-# --- reading ---------------------------------------------------------------------------------------------------------------
+# --- reading --------------------------------------------------------------------------------------
 
 
 async def test_a_piece_gets_the_batches_that_hold_any_of_it(tmp_path: Path) -> None:

@@ -1,5 +1,5 @@
-"""Masters of a broker group as a reader follows them: a new master is found, safe requests are repeated, and stored data is found after
-a crash.
+"""Masters of a broker group as a reader follows them: a new master is found, safe requests are
+repeated, and stored data is found after a crash.
 """
 
 from __future__ import annotations
@@ -200,7 +200,7 @@ async def test_delayed_batches_are_found_and_fetched_at_the_delay_group(tmp_path
         assert (fetched.end_sequence, fetched.batches) == (2, 1)
 
 
-# --- action logs -----------------------------------------------------------------------------------------------------------
+# --- action logs ----------------------------------------------------------------------------------
 
 
 async def consume(mq: qmq.Client, count: int) -> None:

@@ -1,4 +1,6 @@
-"""The size of micro-batches: a stream over random histories of an ordered subject keeps every key's order, and gives every message once."""
+"""The size of micro-batches: a stream over random histories of an ordered subject keeps every key's
+order, and gives every message once.
+"""
 
 from __future__ import annotations
 

@@ -117,7 +117,9 @@ async def test_a_logout_without_the_form_s_token_does_nothing(browser: PlainBrow
 
 
 async def secured(cluster: TestCluster) -> dict[str, str]:
-    """Tokens of an administrator and of a user who may see one subject, in a cluster that enforces rules."""
+    """Tokens of an administrator and of a user who may see one subject, in a cluster that enforces
+    rules.
+    """
     mq = cluster.client()
     await mq.send("orders", b"seen")
     await mq.send("secrets", b"hidden")
@@ -411,7 +413,10 @@ async def test_one_principal_that_fills_the_places_leaves_room_for_another(
     ) -> tuple[asyncio.StreamReader, asyncio.StreamWriter, bytes]:
         reader, writer = await asyncio.open_connection(HOST, server.port)
         writer.write(
-            f"GET {path} HTTP/1.1\r\nhost: {HOST}:{server.port}\r\ncookie: {cookies[name]}\r\n\r\n".encode()
+            (
+                f"GET {path} HTTP/1.1\r\nhost: {HOST}:{server.port}\r\ncookie: "
+                f"{cookies[name]}\r\n\r\n"
+            ).encode()
         )
         return reader, writer, await reader.readline()
 

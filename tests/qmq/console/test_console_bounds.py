@@ -31,7 +31,9 @@ BACKGROUND = 6
 
 @pytest.fixture
 def calls(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
-    """How often each method was called: of the metaserver by the console, and of the brokers by the metaserver."""
+    """How often each method was called: of the metaserver by the console, and of the brokers by the
+    metaserver.
+    """
     counts: Counter[str] = Counter()
     unary = RpcChannel.unary_unary
 

@@ -1,4 +1,6 @@
-"""The console in Debian's Chromium: journeys, sizes and accessibility. QMQ_SCREENSHOTS=1 writes the pictures of docs/CONSOLE.md."""
+"""The console in Debian's Chromium: journeys, sizes and accessibility. QMQ_SCREENSHOTS=1 writes the
+pictures of docs/CONSOLE.md.
+"""
 
 from __future__ import annotations
 

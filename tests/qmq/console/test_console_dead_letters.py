@@ -1,4 +1,6 @@
-"""The screen of dead letters: what a filter chooses, and that just that is replayed or purged, by the caller's own rights."""
+"""The screen of dead letters: what a filter chooses, and that just that is replayed or purged, by
+the caller's own rights.
+"""
 
 from __future__ import annotations
 
@@ -43,7 +45,9 @@ async def until_dead_lettered(mq: Client, count: int) -> None:
 
 @pytest.fixture
 async def operator(cluster: TestCluster) -> AsyncIterator[PlainBrowser]:
-    """A browser logged in at a console with the right to change things. There are three dead letters: two timed out, one is broken."""
+    """A browser logged in at a console with the right to change things. There are three dead
+    letters: two timed out, one is broken.
+    """
     mq = cluster.client()
     await die(mq, "orders", [b"one", b"two"], "timeout of the bank")
     await die(mq, "refunds", [b"three"], "broken <b>body</b>")

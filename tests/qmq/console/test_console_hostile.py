@@ -1,5 +1,6 @@
-"""Text in a name, a header, a key, a body or an address cannot run on any page of the console: in Chromium, on every screen. The check is
-stronger than "no script ran": a page has no element and no attribute that comes from such text.
+"""Text in a name, a header, a key, a body or an address cannot run on any page of the console: in
+Chromium, on every screen. The check is stronger than "no script ran": a page has no element and no
+attribute that comes from such text.
 """
 
 from __future__ import annotations

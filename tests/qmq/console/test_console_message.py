@@ -73,7 +73,8 @@ async def test_a_mastership_is_transferred_after_the_groups_name_was_typed(
             "/cluster/group-1", {"verb": "transfer", "to": other, "confirm": "group-1"}
         )
         assert f"{other} leads group-1 now" in page.text
-        # A later election, which a busy machine may cause, must not matter: the log says who has been master.
+        # A later election, which a busy machine may cause, must not matter: the log says who has
+        # been master.
         await eventually(lambda: f"{other} is master in epoch" in caplog.text)
         await site.close()
 

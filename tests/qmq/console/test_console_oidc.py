@@ -1,4 +1,6 @@
-"""The console logs people in at an identity provider by itself: code flow, PKCE, real signatures; the cluster checks the tokens again."""
+"""The console logs people in at an identity provider by itself: code flow, PKCE, real signatures;
+the cluster checks the tokens again.
+"""
 
 from __future__ import annotations
 
@@ -118,7 +120,9 @@ async def test_who_logs_in_at_the_provider_acts_with_the_rights_that_the_cluster
 async def test_the_browser_continues_where_it_wanted_to_by_a_page_of_the_console(
     stage: Stage,
 ) -> None:
-    """The provider does not redirect straight to that page: the session's cookie is Strict, and a browser would not send it then."""
+    """The provider does not redirect straight to that page: the session's cookie is Strict, and a
+    browser would not send it then.
+    """
     browser = stage.browser()
     page = await browser.get("/subjects/orders")
     assert 'href="/login/begin?next=%2Fsubjects%2Forders"' in page.text

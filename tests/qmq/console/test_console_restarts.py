@@ -1,4 +1,6 @@
-"""10,000 dead letters are replayed by a filter while the console is killed and started again: each once."""
+"""10,000 dead letters are replayed by a filter while the console is killed and started again: each
+once.
+"""
 
 from __future__ import annotations
 

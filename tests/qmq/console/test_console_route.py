@@ -1,4 +1,6 @@
-"""The screen of a route: the plan comes before the change, and the change is the planned one or none."""
+"""The screen of a route: the plan comes before the change, and the change is the planned one or
+none.
+"""
 
 from __future__ import annotations
 

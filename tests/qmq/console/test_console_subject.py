@@ -75,7 +75,9 @@ async def test_a_search_says_where_it_stopped_and_continues_there(
 async def test_a_search_passes_a_batch_with_more_matches_than_a_page(
     browser: PlainBrowser, cluster: TestCluster, monkeypatch
 ) -> None:
-    """All messages of a batch have one time: following the link shows each message once, also of several batches and queues."""
+    """All messages of a batch have one time: following the link shows each message once, also of
+    several batches and queues.
+    """
     monkeypatch.setattr(message, "LOOK_S", 600.0)
     mq = cluster.client()
     await mq.send_many("orders", [b"hay"] * 130)
@@ -140,7 +142,9 @@ async def test_the_tail_begins_with_the_newest_and_follows(cluster: TestCluster)
 
 
 async def test_a_tail_that_was_cut_off_continues_inside_a_batch(cluster: TestCluster) -> None:
-    """Messages of a batch have one time: the browser gets those behind its last one, and none twice."""
+    """Messages of a batch have one time: the browser gets those behind its last one, and none
+    twice.
+    """
     mq = cluster.client()
     await mq.send_many("orders", [b"<%d>" % number for number in range(6)])
     last, shown = "", list[str]()

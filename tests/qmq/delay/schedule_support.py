@@ -230,7 +230,7 @@ class Model:
         for place in [each for each in self.messages if each.bucket < self.closed_before]:
             del self.messages[place], self.states[place]
 
-    # --- comparing -----------------------------------------------------------------------------------------------------
+    # --- comparing --------------------------------------------------------------------------------
 
     def pending(self) -> list[SchedulePlace]:
         return [place for place, state in self.states.items() if state == "pending"]
@@ -427,7 +427,9 @@ class Later(Generic[_T]):
 
 
 class Step:
-    """A coroutine of the loader, gone through by hand: `begin` up to the thread, `read` in it, `finish`."""
+    """A coroutine of the loader, gone through by hand: `begin` up to the thread, `read` in it,
+    `finish`.
+    """
 
     def __init__(self) -> None:
         self._coroutine: Coroutine[Any, Any, Any] | None = None

@@ -1,4 +1,6 @@
-"""Cron in every time zone: compared, minute by minute around each move of a clock, with what the rule says."""
+"""Cron in every time zone: compared, minute by minute around each move of a clock, with what the
+rule says.
+"""
 
 from __future__ import annotations
 

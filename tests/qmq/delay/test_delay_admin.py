@@ -1,4 +1,6 @@
-"""The admin: lists in pages that miss nothing, ids of runs; cancelling and moving are simulated (tests/delaysim)."""
+"""The admin: lists in pages that miss nothing, ids of runs; cancelling and moving are simulated
+(tests/delaysim).
+"""
 
 from __future__ import annotations
 

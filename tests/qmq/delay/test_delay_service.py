@@ -1,4 +1,6 @@
-"""The administration of delayed messages over gRPC, with an admin that is a dictionary, and a schedule that is a folder of bytes."""
+"""The administration of delayed messages over gRPC, with an admin that is a dictionary, and a
+schedule that is a folder of bytes.
+"""
 
 from __future__ import annotations
 
@@ -182,7 +184,7 @@ async def service() -> AsyncIterator[Service]:
     await found.server.stop(None)
 
 
-# --- one message --------------------------------------------------------------------------------------------------------
+# --- one message ----------------------------------------------------------------------------------
 
 
 async def test_a_message_is_shown_whole_with_its_outcome(service: Service) -> None:
@@ -353,7 +355,7 @@ async def test_an_impossible_request_gets_a_reason(
         await service(method, request_)
 
 
-# --- many ---------------------------------------------------------------------------------------------------------------
+# --- many -----------------------------------------------------------------------------------------
 
 
 async def pages(service: Service, **fields: Any) -> list[list[str]]:
@@ -444,7 +446,7 @@ async def test_a_description_tells_buckets_with_anything_pending_and_the_deliver
     )
 
 
-# --- replicas -----------------------------------------------------------------------------------------------------------
+# --- replicas -------------------------------------------------------------------------------------
 
 
 async def test_a_replica_that_does_not_serve_answers_only_copies_of_its_schedule(

@@ -1,4 +1,6 @@
-"""Half messages are delivered after their commit and never before, despite any failure in the delay group."""
+"""Half messages are delivered after their commit and never before, despite any failure in the delay
+group.
+"""
 
 from __future__ import annotations
 

@@ -292,7 +292,9 @@ def test_ten_million_messages_of_one_hour_take_less_than_500_mib() -> None:
 
 
 class Loading(RuleBasedStateMachine):
-    """A loader whose threads run, and end, at any moment, among sends, settlements, ticks and closes; against plain sets."""
+    """A loader whose threads run, and end, at any moment, among sends, settlements, ticks and
+    closes; against plain sets.
+    """
 
     @initialize(
         before=st.lists(st.integers(NOW - 350, NOW + 350), max_size=30),

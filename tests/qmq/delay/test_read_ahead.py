@@ -1,4 +1,6 @@
-"""Read-ahead: what is near is checked ahead, and then single messages are read without their batch. Damage is found before delivery."""
+"""Read-ahead: what is near is checked ahead, and then single messages are read without their batch.
+Damage is found before delivery.
+"""
 
 from __future__ import annotations
 
@@ -48,7 +50,9 @@ def batch(number: int, body_bytes: int = KIB) -> tuple[bytes, int]:
 def restarted(
     folder: Path, count: int, body_bytes: int = KIB, flip: int | None = None
 ) -> tuple[Schedule, CountingDisk]:
-    """A schedule with this many batches of 100 KiB in one bucket, opened again, perhaps with a flipped bit in its log."""
+    """A schedule with this many batches of 100 KiB in one bucket, opened again, perhaps with a
+    flipped bit in its log.
+    """
     schedule = opened(folder)
     for number in range(1, count + 1):
         schedule.take(number, START, *batch(number, body_bytes))

@@ -1,4 +1,6 @@
-"""When recurring messages run: daylight saving, leap years, and years of runs against every minute of them."""
+"""When recurring messages run: daylight saving, leap years, and years of runs against every minute
+of them.
+"""
 
 from __future__ import annotations
 
@@ -181,11 +183,13 @@ def test_a_day_that_is_rare_is_not_refused() -> None:
     check("0 0 30 2 MON", "UTC")
 
 
-# --- ten years ---------------------------------------------------------------------------------------------------------
+# --- ten years ------------------------------------------------------------------------------------
 
 
 def matches(cron: str, local: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
-    """Whether the expression (numbers and stars only) matches a minute of the wall clock, counted from 1970."""
+    """Whether the expression (numbers and stars only) matches a minute of the wall clock, counted
+    from 1970.
+    """
     minute, hour, day, month, weekday = cron.split()
     days = (local // 1440).astype("datetime64[D]")
     months = days.astype("datetime64[M]")
@@ -207,7 +211,9 @@ def matches(cron: str, local: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
 
 @cache
 def offsets(zone: str, begin: int, hours: int) -> list[int]:
-    """Minutes that the wall's clock is ahead of UTC, hour by hour; here it is moved at full hours only."""
+    """Minutes that the wall's clock is ahead of UTC, hour by hour; here it is moved at full hours
+    only.
+    """
     info, found = ZoneInfo(zone), []
     for hour in range(hours):
         offset = datetime.fromtimestamp((begin + hour * 60) * 60, UTC).astimezone(info).utcoffset()
@@ -217,7 +223,9 @@ def offsets(zone: str, begin: int, hours: int) -> list[int]:
 
 
 def every_run(cron: str, zone: str, begin: int, hours: int) -> list[int]:
-    """Look at every minute (of 1970 + n) from `begin` on: the minutes at which the expression runs."""
+    """Look at every minute (of 1970 + n) from `begin` on: the minutes at which the expression
+    runs.
+    """
     utc = begin + np.arange(hours * 60)
     local = utc + np.repeat(np.array(offsets(zone, begin, hours), dtype=np.int64), 60)
     if "*" in (cron.split()[0][0], cron.split()[1][0]):

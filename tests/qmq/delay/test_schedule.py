@@ -1,4 +1,6 @@
-"""The schedule: files and their ends, damage, lookup by id, notifications, adopting another replica's files."""
+"""The schedule: files and their ends, damage, lookup by id, notifications, adopting another
+replica's files.
+"""
 
 from __future__ import annotations
 
@@ -58,7 +60,7 @@ def id_of(number: int, place: int, due_ms: int, append_ms: int = START - 5_000) 
     return DelayedId(MessageId(PRODUCER, number, place), due_ms, append_ms, "d0")
 
 
-# --- files -------------------------------------------------------------------------------------------------------------
+# --- files ----------------------------------------------------------------------------------------
 
 
 def test_a_batch_of_one_bucket_is_copied_unchanged_under_a_new_envelope(tmp_path: Path) -> None:
@@ -203,7 +205,7 @@ def test_a_reader_shows_the_bucket_as_it_was_when_the_reader_was_made(tmp_path: 
     assert reader.read(2, 3)["due"].tolist() == [START + 2]
 
 
-# --- closing and older checkpoints -------------------------------------------------------------------------------------
+# --- closing and older checkpoints ----------------------------------------------------------------
 
 
 def test_files_of_a_closed_bucket_stay_while_a_kept_checkpoint_names_them(tmp_path: Path) -> None:
@@ -292,7 +294,7 @@ def test_a_state_of_other_buckets_or_another_version_is_refused(tmp_path: Path) 
         Schedule(tmp_path, Disk(), 1500)
 
 
-# --- another replica's -------------------------------------------------------------------------------------------------
+# --- another replica's ----------------------------------------------------------------------------
 
 
 def test_a_state_of_an_older_version_counts_what_comes_from_then_on(tmp_path: Path) -> None:
@@ -355,7 +357,7 @@ def test_a_torn_mark_does_not_count(tmp_path: Path) -> None:
     assert not schedule.is_whole
 
 
-# --- damage ------------------------------------------------------------------------------------------------------------
+# --- damage ---------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -387,7 +389,9 @@ def test_damage_is_found_when_it_is_read_and_says_where(
 def test_a_sector_that_cannot_be_read_is_damage_and_names_no_place_in_the_log(
     tmp_path: Path, suffix: str
 ) -> None:
-    """The place would be looked for in another file: the schedule is not repaired from another replica."""
+    """The place would be looked for in another file: the schedule is not repaired from another
+    replica.
+    """
     schedule = filled(tmp_path, [[START, START + 1]])
     schedule.act(2, START, Cancel(BUCKET, 0))
     state = checkpoint(schedule)
@@ -467,7 +471,7 @@ def _crc(region: bytes) -> int:
     return int(value(region))
 
 
-# --- looking up --------------------------------------------------------------------------------------------------------
+# --- looking up -----------------------------------------------------------------------------------
 
 
 def test_messages_are_found_by_id_among_many_of_one_append_time(tmp_path: Path) -> None:

@@ -1,4 +1,6 @@
-"""The schedule against a dictionary: any messages, flushes at any time, crashes, and recovery from any checkpoint."""
+"""The schedule against a dictionary: any messages, flushes at any time, crashes, and recovery from
+any checkpoint.
+"""
 
 from __future__ import annotations
 
@@ -86,7 +88,7 @@ class ScheduleMachine(RuleBasedStateMachine):
             data.draw(st.sampled_from(sorted(self.model.messages))) if self.model.messages else None
         )
 
-    # --- entries -------------------------------------------------------------------------------------------------------
+    # --- entries ----------------------------------------------------------------------------------
 
     @rule(
         due_times_ms=st.lists(DUES, min_size=1, max_size=6), wait_ms=st.sampled_from([0, 0, 1, 700])
@@ -123,7 +125,8 @@ class ScheduleMachine(RuleBasedStateMachine):
             found = plan(
                 self.schedule.next_plan, *[(each.bucket, [each.ordinal]) for each in chosen]
             )
-            # once for each run, as the engine does: a run that is planned again has its next one already
+            # once for each run, as the engine does: a run that is planned again has its next one
+            # already
             recurring = [
                 each
                 for each in chosen
@@ -165,7 +168,7 @@ class ScheduleMachine(RuleBasedStateMachine):
         every = [Cancel(*place) for place in self.model.pending()]
         self._act(PlanDone(tuple(self.model.plans)), *every, Close(BUCKET + 3))
 
-    # --- files ---------------------------------------------------------------------------------------------------------
+    # --- files ------------------------------------------------------------------------------------
 
     def _saved(self, state: Any) -> None:
         self.checkpoints = [*self.checkpoints[-1:], msgspec.msgpack.encode(state)]
@@ -210,7 +213,7 @@ class ScheduleMachine(RuleBasedStateMachine):
         if state is not None:
             self.checkpoints = self.checkpoints[: self.checkpoints.index(state) + 1]
 
-    # --- what must hold ------------------------------------------------------------------------------------------------
+    # --- what must hold ---------------------------------------------------------------------------
 
     @invariant()
     def it_is_what_the_dictionary_says(self) -> None:

@@ -1,4 +1,6 @@
-"""The schedule as a projection of the store: after flushes, crashes and truncation it equals what the logs say."""
+"""The schedule as a projection of the store: after flushes, crashes and truncation it equals what
+the logs say.
+"""
 
 from __future__ import annotations
 
@@ -195,7 +197,9 @@ def test_an_older_checkpoint_opens_to_the_same_though_buckets_were_closed_since(
 def test_a_schedule_that_its_log_does_not_have_survives_damaged_checkpoints(
     tmp_path: Path, damaged: int, is_replicated: bool
 ) -> None:
-    """Retention has deleted entries of messages that are still pending: without a checkpoint only the schedule's files have them."""
+    """Retention has deleted entries of messages that are still pending: without a checkpoint only
+    the schedule's files have them.
+    """
     random, folder = Random(3), tmp_path / "a"
     group = DelayStore(folder, is_replicated=is_replicated)
     if is_replicated:

@@ -1,5 +1,5 @@
-"""The balancer alone: with any groups that appear, fill up, stall and are drained, each batch goes to a group with room, and every
-group gets some.
+"""The balancer alone: with any groups that appear, fill up, stall and are drained, each batch goes
+to a group with room, and every group gets some.
 """
 
 from __future__ import annotations

@@ -1,4 +1,6 @@
-"""Failing messages against a real node, over TCP: retried, and in the group's dead-letter queue in the end."""
+"""Failing messages against a real node, over TCP: retried, and in the group's dead-letter queue in
+the end.
+"""
 
 from __future__ import annotations
 

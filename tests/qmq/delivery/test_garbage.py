@@ -1,4 +1,6 @@
-"""Bodies that claim to be compressed and are not: a producer of another kind sent them, and the broker cannot tell."""
+"""Bodies that claim to be compressed and are not: a producer of another kind sent them, and the
+broker cannot tell.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,6 @@
-"""Every window of the delivery core against one simple destination: nothing is lost, nothing is stored twice, and every reported outcome is
-true. Features of one kind of window (routes, plans, lookups) have separate tests.
+"""Every window of the delivery core against one simple destination: nothing is lost, nothing is
+stored twice, and every reported outcome is true. Features of one kind of window (routes, plans,
+lookups) have separate tests.
 """
 
 from __future__ import annotations
@@ -255,7 +256,9 @@ class BalancedPacketKind(PartitionedPacketKind):
 
 @dataclass(eq=False)
 class Wire:
-    """A connection: data that was sent and not yet read, answers that have not arrived, and attempts that wait for one."""
+    """A connection: data that was sent and not yet read, answers that have not arrived, and
+    attempts that wait for one.
+    """
 
     sent: deque[tuple[Any, int, tuple[int, int]]] = field(default_factory=deque)
     answers: deque[tuple[Any, int, QmqError | None]] = field(default_factory=deque)
@@ -339,7 +342,8 @@ class World:
         while (batch := self.kind.next(self.now)) is not None:
             self.wires[-1].sent.append((batch, batch.attempts, self.kind.number(batch)))
             self.wires[-1].owed.append((batch, batch.attempts))
-        # Batches, not tries: behind one that was refused for good the others leave again before their first tries were answered.
+        # Batches, not tries: behind one that was refused for good the others leave again before
+        # their first tries were answered.
         assert (
             len({id(batch) for batch, _ in self.wires[-1].owed if not batch.is_gone}) <= WINDOW_MAX
         )
@@ -364,7 +368,9 @@ class World:
             self.pump()
 
     def lose(self) -> None:
-        """Break the connection. The server may still read what was sent, but the answers are lost."""
+        """Break the connection. The server may still read what was sent, but the answers are
+        lost.
+        """
         if self.is_connected:
             self.is_connected = False
             wire = self.wires[-1]
@@ -402,7 +408,8 @@ class World:
         self.failures.clear()
         for step in range(200):
             self.connect()
-            # Nobody can say what became of batches behind one that was refused for good and may be stored: their time ends.
+            # Nobody can say what became of batches behind one that was refused for good and may be
+            # stored: their time ends.
             self.pass_time(TIMEOUT_S if step == 150 else 0.02)
             for wire in self.wires:
                 self.read(wire, 1_000)
@@ -502,7 +509,9 @@ def test_each_batch_is_stored_at_most_once_and_its_outcome_is_reported_truly(
 
 
 def test_no_window_is_exceeded_by_batches_that_leave_again_at_once() -> None:
-    """A batch that may be stored is refused for good; 17 later batches leave again while their earlier attempts have no answers."""
+    """A batch that may be stored is refused for good; 17 later batches leave again while their
+    earlier attempts have no answers.
+    """
     world = World(StreamKind())
     happen(world, Event.LOST_UNSAID, 1)
     for _ in range(18):

@@ -1,4 +1,6 @@
-"""The partitioner alone: through any changes of the route, the messages of a logical partition are in one place and leave in order."""
+"""The partitioner alone: through any changes of the route, the messages of a logical partition are
+in one place and leave in order.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,9 @@ LPS = 8
 
 
 class FakeWindow:
-    """Messages as (logical partition, serial); the test decides when the fate of sent messages is known."""
+    """Messages as (logical partition, serial); the test decides when the fate of sent messages is
+    known.
+    """
 
     def __init__(self, part: PhysicalPartition) -> None:
         self.part = part
@@ -65,8 +69,8 @@ class Machine(RuleBasedStateMachine):
         self.hear()
 
     def _resume(self, lps: set[int]) -> None:
-        """Messages of an earlier life went to a partition that no longer exists. Two such partitions have no logical partition in
-        common.
+        """Messages of an earlier life went to a partition that no longer exists. Two such
+        partitions have no logical partition in common.
         """
         self.next_number += 1
         part = PhysicalPartition(1000 + self.next_number, LpRange(0, 0), "old")
@@ -97,8 +101,8 @@ class Machine(RuleBasedStateMachine):
 
     @rule(data=st.data())
     def store(self, data: st.DataObject) -> None:
-        """A partition stores the first of its batches. A sealed partition may say that it is sealed; then the missing batches are
-        certain.
+        """A partition stores the first of its batches. A sealed partition may say that it is
+        sealed; then the missing batches are certain.
         """
         window = data.draw(st.sampled_from(list(self.partitioner.partitions.values())))
         for lp, serial in window.messages[:2]:

@@ -1,4 +1,6 @@
-"""Which refusals each sender sends again under the same number, and how long it rests: the table of qmq/delivery/retries.py."""
+"""Which refusals each sender sends again under the same number, and how long it rests: the table of
+qmq/delivery/retries.py.
+"""
 
 from __future__ import annotations
 

@@ -1,8 +1,10 @@
 """A gateway on a cluster in the test's process, and RocketMQ's stub in front of it.
 
-docs/reference/rocketmq_clients.md: the calls that each of RocketMQ's clients made of a gateway, and the codes of the answers.
+docs/reference/rocketmq_clients.md: the calls that each of RocketMQ's clients made of a gateway, and
+the codes of the answers.
 
-The tests of each client compare its column with the calls that they recorded. With `QMQ_WRITE_CLIENT_TABLE=1` they write the column.
+The tests of each client compare its column with the calls that they recorded. With
+`QMQ_WRITE_CLIENT_TABLE=1` they write the column.
 """
 
 from __future__ import annotations
@@ -220,8 +222,8 @@ async def gateway_on(
     connect: Callable[[str], qmq.Client] | None = None,
     clock: Clock | None = None,
 ) -> AsyncIterator[GatewayStub]:
-    """A gateway on a machine of the cluster, and a stub of one client. `network` is for the gateway's port, `clock` its machine's (default:
-    the cluster's).
+    """A gateway on a machine of the cluster, and a stub of one client. `network` is for the
+    gateway's port, `clock` its machine's (default: the cluster's).
     """
     mq = cluster.client(at=at)
     gateway = GatewayServer(
@@ -249,7 +251,9 @@ CLIENTS: Final = {
     "GO": "Go 5.1.4",
     "": "stub",
 }
-"""By the language that a client's header says: the client, as its registry has it. The stub is RocketMQ's API without a client."""
+"""By the language that a client's header says: the client, as its registry has it. The stub is
+RocketMQ's API without a client.
+"""
 COMMANDS: Final = ("Telemetry: settings", "Telemetry: recover_orphaned_transaction_command")
 CALLS: Final = tuple(
     each.name
@@ -319,7 +323,10 @@ WHEN = "20261124T120000Z"
 
 def signed(access_key: str, secret_key: str, when: str = WHEN) -> tuple[tuple[str, str], ...]:
     signature = hmac.new(secret_key.encode(), when.encode(), hashlib.sha1).hexdigest().upper()
-    shown = f"MQv2-HMAC-SHA1 Credential={access_key}, SignedHeaders=x-mq-date-time, Signature={signature}"
+    shown = (
+        f"MQv2-HMAC-SHA1 Credential={access_key}, SignedHeaders=x-mq-date-time, "
+        f"Signature={signature}"
+    )
     return (("authorization", shown), ("x-mq-date-time", when))
 
 

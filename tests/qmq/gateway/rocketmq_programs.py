@@ -1,6 +1,8 @@
-"""Programs that use RocketMQ's own Python client, each in a separate process: `python rocketmq_programs.py NAME HOST:PORT TOPIC GROUP`.
+"""Programs that use RocketMQ's own Python client, each in a separate process: `python
+rocketmq_programs.py NAME HOST:PORT TOPIC GROUP`.
 
-They print their results as JSON. RocketMQ's client and QMQ's gateway cannot be in one process, since both contain RocketMQ's API.
+They print their results as JSON. RocketMQ's client and QMQ's gateway cannot be in one process,
+since both contain RocketMQ's API.
 """
 
 from __future__ import annotations
@@ -112,7 +114,9 @@ def transaction_producer(address: str, topic: str, _: str) -> object:
 
 
 def simple_consumer(address: str, topic: str, group: str) -> object:
-    """Receives until there is no message for a while. It leaves the first message invisible for a second, without an acknowledgement."""
+    """Receives until there is no message for a while. It leaves the first message invisible for a
+    second, without an acknowledgement.
+    """
     from rocketmq import FilterExpression, SimpleConsumer
 
     consumer = SimpleConsumer(

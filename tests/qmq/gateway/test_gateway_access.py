@@ -1,4 +1,6 @@
-"""Authentication and permissions of RocketMQ's clients: signatures, rules, TLS, the gateway of `qmq dev`."""
+"""Authentication and permissions of RocketMQ's clients: signatures, rules, TLS, the gateway of `qmq
+dev`.
+"""
 
 from __future__ import annotations
 
@@ -334,7 +336,9 @@ async def test_a_call_without_a_signature_is_refused_before_its_request_arrives(
 
 
 async def test_produce_alone_decides_recalls_and_is_asked(tmp_path: Path) -> None:
-    """docs/ACCESS.md: who may produce may cancel and move delayed messages; a transaction is one."""
+    """docs/ACCESS.md: who may produce may cancel and move delayed messages; a transaction is
+    one.
+    """
     quick = replace(
         CONFIG, transactions=TransactionTiming(first_check_ms=0, pauses_ms=(50,), look_ms=10)
     )

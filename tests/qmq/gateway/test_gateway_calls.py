@@ -1,4 +1,6 @@
-"""RocketMQ's calls against a gateway, by its own stub: the scenarios of RocketMQ's gRPC integration class, and what they leave out."""
+"""RocketMQ's calls against a gateway, by its own stub: the scenarios of RocketMQ's gRPC integration
+class, and what they leave out.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +37,7 @@ async def ordered(gateway: GatewayStub, subject: str) -> None:
     )
 
 
-# --- routes and clients ------------------------------------------------------------------------------------------------
+# --- routes and clients ---------------------------------------------------------------------------
 
 
 async def test_a_route_names_the_address_by_which_the_client_came(gateway: GatewayStub) -> None:
@@ -111,7 +113,7 @@ async def test_settings_come_back_with_what_the_server_decides(gateway: GatewayS
     assert await stream.read() is grpc.aio.EOF
 
 
-# --- sending -----------------------------------------------------------------------------------------------------------
+# --- sending --------------------------------------------------------------------------------------
 
 
 async def test_sent_messages_are_received_until_acknowledged(gateway: GatewayStub) -> None:
@@ -222,7 +224,7 @@ async def test_a_consumer_may_come_before_the_first_message(gateway: GatewayStub
     assert [each.body for each in await gateway.receive("new")] == [b"1"]
 
 
-# --- delays ------------------------------------------------------------------------------------------------------------
+# --- delays ---------------------------------------------------------------------------------------
 
 
 async def test_a_delayed_message_is_delivered_when_due_and_never_early() -> None:
@@ -258,7 +260,7 @@ async def test_a_recall_handle_is_good_for_its_topic_only(gateway: GatewayStub) 
     assert answer.status.code == api.BAD_REQUEST
 
 
-# --- receiving and settling --------------------------------------------------------------------------------------------
+# --- receiving and settling -----------------------------------------------------------------------
 
 
 async def test_an_invisible_message_comes_again_when_its_time_is_over(gateway: GatewayStub) -> None:
@@ -402,7 +404,7 @@ async def test_a_message_without_a_reader_at_this_gateway_goes_to_another() -> N
         assert bodies == {b"%d" % number for number in range(1, 31)}
 
 
-# --- order -------------------------------------------------------------------------------------------------------------
+# --- order ----------------------------------------------------------------------------------------
 
 
 async def test_of_a_message_group_one_message_is_in_hand_at_a_time(gateway: GatewayStub) -> None:
@@ -524,7 +526,7 @@ async def test_calls_are_counted_by_client_and_outcome(gateway: GatewayStub) -> 
     )
 
 
-# --- the end of a gateway ----------------------------------------------------------------------------------------------
+# --- the end of a gateway -------------------------------------------------------------------------
 
 
 async def test_what_clients_hold_comes_again_after_a_gateway_has_stopped() -> None:

@@ -1,4 +1,6 @@
-"""The gateway holds a bounded part of bodies that are small on disk and large when they are decompressed."""
+"""The gateway holds a bounded part of bodies that are small on disk and large when they are
+decompressed.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Which right each call of RocketMQ's clients needs: that is enough, and without it no other rights are."""
+"""Which right each call of RocketMQ's clients needs: that is enough, and without it no other rights
+are.
+"""
 
 from __future__ import annotations
 

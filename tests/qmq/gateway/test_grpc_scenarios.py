@@ -1,4 +1,6 @@
-"""The ten scenarios of RocketMQ's integration tests of its gRPC API, run against a gateway by the same stub."""
+"""The ten scenarios of RocketMQ's integration tests of its gRPC API, run against a gateway by the
+same stub.
+"""
 
 from __future__ import annotations
 
@@ -57,7 +59,9 @@ async def test_query_assignment(gateway: GatewayStub) -> None:
 
 
 async def test_query_fifo_assignment(gateway: GatewayStub) -> None:
-    """Every queue is assigned to every consumer, as RocketMQ's proxy does; an ordered topic has one here."""
+    """Every queue is assigned to every consumer, as RocketMQ's proxy does; an ordered topic has one
+    here.
+    """
     await gateway.send(message("inorder", kind=api.FIFO, group="k"))
     route = (await gateway.route("inorder")).message_queues
     assert [each.broker.name for each in await assignments(gateway, "inorder")] == [

@@ -1,10 +1,13 @@
-"""The example programs that RocketMQ's own packages bring, as they are, against a gateway: a newcomer runs these first.
+"""The example programs that RocketMQ's own packages bring, as they are, against a gateway: a
+newcomer runs these first.
 
-Java's are in the client's jar. They go to foobar.com:8080, with TLS, an access key and a secret key: the test gives its gateway that name.
-Rust's are in the crate, Node's in the README of its package. There the address is replaced, as a newcomer does, and nothing else. Go's are
-in its module, and have placeholders for address, topic and keys; they expect TLS, as Java's do, except for one.
-Python's package brings none. Those of lite and priority messages are left out, since a gateway refuses these, and Java's
-AsyncSimpleConsumerExample, which begins receive calls in an endless loop without waiting for an answer: thousands of threads in seconds.
+Java's are in the client's jar. They go to foobar.com:8080, with TLS, an access key and a secret
+key: the test gives its gateway that name. Rust's are in the crate, Node's in the README of its
+package. There the address is replaced, as a newcomer does, and nothing else. Go's are in its
+module, and have placeholders for address, topic and keys; they expect TLS, as Java's do, except for
+one. Python's package brings none. Those of lite and priority messages are left out, since a gateway
+refuses these, and Java's AsyncSimpleConsumerExample, which begins receive calls in an endless loop
+without waiting for an answer: thousands of threads in seconds.
 """
 
 from __future__ import annotations
@@ -122,7 +125,8 @@ async def gateway_of_the_examples(
 
 @needs_java
 async def test_javas_examples_of_producers_and_consumers_work_as_they_are(tmp_path: Path) -> None:
-    host = f"127.{os.getpid() // 250 % 250}.{os.getpid() % 250}.2"  # their port is fixed, so the address is this test's own
+    # their port is fixed, so the address is this test's own
+    host = f"127.{os.getpid() // 250 % 250}.{os.getpid() % 250}.2"
     (tmp_path / "hosts").write_text(
         f"{host} foobar.com\n127.0.0.1 localhost {socket.gethostname()}\n"
     )
@@ -241,7 +245,9 @@ async def test_nodes_examples_work_as_they_are(tmp_path: Path) -> None:
 
 
 def node_examples() -> dict[str, str]:
-    """The programs of the package's README, by the heading above each. Their types are removed, because Node does not know them."""
+    """The programs of the package's README, by the heading above each. Their types are removed,
+    because Node does not know them.
+    """
     page = (MODULES / "rocketmq-client-nodejs" / "README.md").read_text()
     found = re.findall(
         r"^(?:#+ )?([A-Z][\w ]+)\n\n(?:[A-Z].*\n\n)?```ts\n((?:.*\n)*?)```", page, re.MULTILINE

@@ -1,4 +1,6 @@
-"""RocketMQ's own clients for Java, Node, Rust and Go, as they are, against a gateway: each runs its programs in one process."""
+"""RocketMQ's own clients for Java, Node, Rust and Go, as they are, against a gateway: each runs its
+programs in one process.
+"""
 
 from __future__ import annotations
 
@@ -98,7 +100,8 @@ def check_order(seen: list[Seen]) -> None:
 def check_pushed(seen: list[Seen]) -> None:
     messages = [each for each in seen if each.attempt]
     assert {each.body for each in messages} == {f"body {number}" for number in range(COUNT)}
-    # The listener fails one message. Listeners run in threads, so it need not be the first that is printed.
+    # The listener fails one message. Listeners run in threads, so it need not be the first that is
+    # printed.
     attempts = defaultdict[str, list[str]](list)
     for each in messages:
         attempts[each.id].append(each.attempt)
@@ -106,7 +109,9 @@ def check_pushed(seen: list[Seen]) -> None:
 
 
 def check_pulled(seen: list[Seen], sent: set[str]) -> None:
-    """All messages came, no matter what groups have consumed, and the offset behind the last message is kept."""
+    """All messages came, no matter what groups have consumed, and the offset behind the last
+    message is kept.
+    """
     assert {each.body for each in seen if each.id == "pulled"} == sent
     [(_, end, end_offset, *_), (_, updated, *_), (_, kept, kept_offset, *_)] = [
         each for each in seen if each.id in ("end", "updated", "kept")
@@ -125,7 +130,9 @@ def check_not_pulled(seen: list[Seen]) -> None:
 
 @pytest.fixture
 async def gateway_with_tls(tmp_path: Path) -> AsyncIterator[GatewayStub]:
-    """A gateway with TLS, which the Java client uses by default, and plain text at the same port."""
+    """A gateway with TLS, which the Java client uses by default, and plain text at the same
+    port.
+    """
     create_authority(tmp_path / "certs")
     made = issue(tmp_path / "certs", "gateway", "node", ["127.0.0.1"])
     network = GatewayOptions(tls_cert=made.cert, tls_key=made.key).network()

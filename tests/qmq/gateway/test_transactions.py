@@ -1,5 +1,5 @@
-"""Transactions by RocketMQ's calls: a committed message is delivered once, a rolled-back one never, and producers are asked about
-undecided ones.
+"""Transactions by RocketMQ's calls: a committed message is delivered once, a rolled-back one never,
+and producers are asked about undecided ones.
 """
 
 from __future__ import annotations
@@ -295,7 +295,9 @@ async def test_a_first_check_after_a_transactions_end_is_refused(gateway: Gatewa
 
 
 async def producing(gateway: GatewayStub, topic: str) -> Any:
-    """The stream of a producer of the topic. It has read the gateway's settings, and nothing more."""
+    """The stream of a producer of the topic. It has read the gateway's settings, and nothing
+    more.
+    """
     stream = gateway.stub.Telemetry(metadata=gateway.headers)
     publishing = api.Publishing(topics=[api.Resource(name=topic)])
     await stream.write(

@@ -1,4 +1,6 @@
-"""Bytes that are no request, in every call of RocketMQ's service: the client hears that it sent them, and the log stays empty."""
+"""Bytes that are no request, in every call of RocketMQ's service: the client hears that it sent
+them, and the log stays empty.
+"""
 
 from __future__ import annotations
 

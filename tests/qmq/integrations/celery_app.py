@@ -1,4 +1,6 @@
-"""The application of the tests of Celery. `QMQ_TEST_BROKER` and `QMQ_TEST_RESULTS` are the URLs of its broker and its results."""
+"""The application of the tests of Celery. `QMQ_TEST_BROKER` and `QMQ_TEST_RESULTS` are the URLs of
+its broker and its results.
+"""
 
 from __future__ import annotations
 

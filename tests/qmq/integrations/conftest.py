@@ -1,4 +1,6 @@
-"""A node for the tests of integrations, in a separate process, because task queues start threads and processes."""
+"""A node for the tests of integrations, in a separate process, because task queues start threads
+and processes.
+"""
 
 from __future__ import annotations
 
@@ -52,7 +54,9 @@ def memory() -> Any:
 
 @pytest.fixture(scope="package")
 def project(address: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """The Django project, migrated, in this process; its database: SQLite, unless `QMQ_TEST_DATABASE` names another (tests/sql)."""
+    """The Django project, migrated, in this process; its database: SQLite, unless
+    `QMQ_TEST_DATABASE` names another (tests/sql).
+    """
     database = os.environ.get("QMQ_TEST_DATABASE") or str(
         tmp_path_factory.mktemp("django") / "shop.sqlite"
     )

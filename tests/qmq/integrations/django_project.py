@@ -1,4 +1,6 @@
-"""A Django project for the tests: its settings, and a command line (`python django_project.py COMMAND`)."""
+"""A Django project for the tests: its settings, and a command line (`python django_project.py
+COMMAND`).
+"""
 
 import json
 import os
@@ -10,7 +12,9 @@ from django.conf import settings
 
 
 def database() -> dict[str, Any]:
-    """The database of `QMQ_TEST_DATABASE`, which has the path of an SQLite database, or Django's settings as JSON."""
+    """The database of `QMQ_TEST_DATABASE`, which has the path of an SQLite database, or Django's
+    settings as JSON.
+    """
     given = os.environ.get("QMQ_TEST_DATABASE", ":memory:")
     if not given.startswith("{"):
         return {"ENGINE": "django.db.backends.sqlite3", "NAME": given}

@@ -1,6 +1,8 @@
-"""The two places where FastStream's base cases for brokers run: in memory under `TestQmqBroker`, and on a real node.
+"""The two places where FastStream's base cases for brokers run: in memory under `TestQmqBroker`,
+and on a real node.
 
-FastStream keeps these cases in tests/brokers/base of its repository. Its source distribution has no tests: they cannot be run as they are.
+FastStream keeps these cases in tests/brokers/base of its repository. Its source distribution has no
+tests: they cannot be run as they are.
 """
 
 from __future__ import annotations

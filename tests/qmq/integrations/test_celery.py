@@ -1,4 +1,6 @@
-"""Celery on QMQ: a real worker process with a pool of processes, and the scenarios of Celery's smoke tests."""
+"""Celery on QMQ: a real worker process with a pool of processes, and the scenarios of Celery's
+smoke tests.
+"""
 
 from __future__ import annotations
 
@@ -86,7 +88,8 @@ def worker(
 ) -> Iterator[subprocess.Popen[bytes]]:
     log = tmp_path_factory.mktemp("worker") / "log"
     process = worker_process(environment, log, "-n", "one@here")
-    # A fan-out is for the queues that are bound when it is sent: a worker that still starts never gets a control message sent now.
+    # A fan-out is for the queues that are bound when it is sent: a worker that still starts never
+    # gets a control message sent now.
     while b"one@here ready." not in log.read_bytes():
         assert process.poll() is None, log.read_text()
         time.sleep(0.02)
@@ -210,7 +213,8 @@ class TestWorker:
     ) -> None:
         queue = environment["QMQ_TEST_QUEUE"]
         ids = [tasks.add.apply_async((1, 1), countdown=86_400).id for _ in range(2)]
-        # Without a destination, celery waits one second for any answer, and fails if no worker was that quick.
+        # Without a destination, celery waits one second for any answer, and fails if no worker was
+        # that quick.
         options = ["--destination", "one@here", "--timeout", str(SOON_S)]
         command = [
             sys.executable,

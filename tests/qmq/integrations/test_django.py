@@ -1,4 +1,6 @@
-"""Django on QMQ: messages in its transactions, its management command in its own process, its admin."""
+"""Django on QMQ: messages in its transactions, its management command in its own process, its
+admin.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Django's tasks on QMQ. Most tests are those of Django 6 for its backends (its tests/tasks), adapted to a worker."""
+"""Django's tasks on QMQ. Most tests are those of Django 6 for its backends (its tests/tasks),
+adapted to a worker.
+"""
 
 from __future__ import annotations
 

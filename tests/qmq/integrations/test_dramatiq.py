@@ -1,4 +1,6 @@
-"""Dramatiq on QMQ: the tests of Dramatiq's brokers for Redis and RabbitMQ, adapted to QMQ, with Dramatiq's worker."""
+"""Dramatiq on QMQ: the tests of Dramatiq's brokers for Redis and RabbitMQ, adapted to QMQ, with
+Dramatiq's worker.
+"""
 
 from __future__ import annotations
 
@@ -197,7 +199,9 @@ def test_messages_that_cannot_be_decoded_are_dead_lettered(
 def test_messages_that_would_end_the_threads_of_a_worker_are_dead_lettered(
     broker: DramatiqBroker, address: str
 ) -> None:
-    """A thread looks for the consumer of the message's queue, and compares a task's error with `throws`, where nothing catches an error."""
+    """A thread looks for the consumer of the message's queue, and compares a task's error with
+    `throws`, where nothing catches an error.
+    """
 
     def work() -> None:
         raise RuntimeError("no use")

@@ -1,4 +1,6 @@
-"""FastAPI on QMQ: the client's life, listeners beside the web server, the outbox as a dependency, server-sent events."""
+"""FastAPI on QMQ: the client's life, listeners beside the web server, the outbox as a dependency,
+server-sent events.
+"""
 
 from __future__ import annotations
 
@@ -133,7 +135,9 @@ async def test_a_commit_that_fails_is_an_error_for_the_caller(
 
 
 def news(**options: Any) -> fastapi.FastAPI:
-    """An application with the events of subject news, of its messages with a tag, and of another subject."""
+    """An application with the events of subject news, of its messages with a tag, and of another
+    subject.
+    """
     messaging = QmqLifespan(**options)
     app = fastapi.FastAPI(lifespan=messaging)
 
@@ -219,7 +223,9 @@ async def is_reset(http: httpx.AsyncClient, last: str, query: str = "") -> bool:
 
 @asynccontextmanager
 async def served(app: Any) -> AsyncIterator[httpx.AsyncClient]:
-    """An HTTP client of the application behind a real socket: streams end when their reader closes."""
+    """An HTTP client of the application behind a real socket: streams end when their reader
+    closes.
+    """
     server = WebServer(app, "127.0.0.1", 0, requests_max=10)
     async with app.router.lifespan_context(app):
         port = await server.start()

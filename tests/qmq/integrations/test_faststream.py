@@ -1,4 +1,6 @@
-"""FastStream: a real application on a node, with its own injection, acknowledgement policies, routers and AsyncAPI."""
+"""FastStream: a real application on a node, with its own injection, acknowledgement policies,
+routers and AsyncAPI.
+"""
 
 import asyncio
 from collections.abc import AsyncIterator

@@ -259,7 +259,7 @@ async def test_a_class_that_is_not_in_the_body_is_refused_with_the_hint_to_use(
         pass
 
 
-# --- what there is on a node only: FastStream's in-memory brokers hand messages to handlers only ------------------------
+# --- what there is on a node only: FastStream's in-memory brokers hand messages to handlers only --
 
 
 async def test_one_message_is_asked_for_or_none_is_there(node: Place, subject: str) -> None:

@@ -1,4 +1,6 @@
-"""FastStream's base cases about publishing, answers, requests and batches, in memory and on a node."""
+"""FastStream's base cases about publishing, answers, requests and batches, in memory and on a
+node.
+"""
 
 import asyncio
 from collections.abc import Sequence
@@ -55,7 +57,9 @@ VALUES = (
     (Model(r="hello!"), dict, {"r": "hello!"}),
     ({"r": "hello!"}, Model, Model(r="hello!")),
 )
-"""The sent value, the type in the handler's signature, and the value that the handler gets: FastStream's table."""
+"""The sent value, the type in the handler's signature, and the value that the handler gets:
+FastStream's table.
+"""
 
 
 async def test_a_value_comes_as_the_type_that_the_handler_asks_for(
@@ -210,7 +214,7 @@ async def test_an_answer_goes_where_the_message_wants_it_unless_forbidden(
     assert seen.is_empty
 
 
-# --- requests ----------------------------------------------------------------------------------------------------------
+# --- requests -------------------------------------------------------------------------------------
 
 
 async def test_a_request_returns_the_answer_of_its_handler(place: Place, subject: str) -> None:
@@ -272,7 +276,8 @@ async def test_middlewares_see_a_request_and_its_answer(place: Place, subject: s
 
     async with place.started(broker):
         found = await publisher.request("x", timeout=60)
-    # Twice for the request, once for the answer that comes; on a node also for the answer that is published.
+    # Twice for the request, once for the answer that comes; on a node also for the answer that is
+    # published.
     assert await found.decode() == "x" * (8 if place.address is None else 16)
 
 
@@ -308,7 +313,7 @@ async def test_answers_do_not_come_over_an_ordered_subject(node: Place, subject:
             await broker.request("hello", f"{subject}-2")
 
 
-# --- batches -----------------------------------------------------------------------------------------------------------
+# --- batches --------------------------------------------------------------------------------------
 
 
 async def test_a_batch_is_sent_together_with_options_for_each_message(
@@ -444,7 +449,7 @@ async def test_a_batch_is_asked_for_by_hand(node: Place, subject: str) -> None:
     assert sorted(bodies) == ["a", "b"]
 
 
-# --- commands: pure ----------------------------------------------------------------------------------------------------
+# --- commands: pure -------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,6 @@
-"""FastStream's base cases about routers, middlewares, parsers and codecs, in memory and on a node."""
+"""FastStream's base cases about routers, middlewares, parsers and codecs, in memory and on a
+node.
+"""
 
 from collections.abc import Callable
 from typing import Annotated, Any
@@ -16,7 +18,7 @@ from faststream_places import Place, Seen  # noqa: E402
 
 from qmq.integrations.faststream import QmqBroker, QmqPublisher, QmqRoute, QmqRouter  # noqa: E402
 
-# --- routers -----------------------------------------------------------------------------------------------------------
+# --- routers --------------------------------------------------------------------------------------
 
 
 async def test_prefixes_of_nested_routers_come_before_subjects(place: Place, subject: str) -> None:
@@ -159,7 +161,7 @@ def test_every_option_of_the_broker_is_one_of_routers_and_of_routes() -> None:
     assert options(QmqPublisher.__init__, set()) == options(QmqBroker.publisher, set())
 
 
-# --- parsers, decoders, codecs -----------------------------------------------------------------------------------------
+# --- parsers, decoders, codecs --------------------------------------------------------------------
 
 
 def reporting(seen: Seen, name: str) -> Any:
@@ -329,7 +331,7 @@ async def test_a_codec_that_cannot_be_used_is_refused_at_the_start(
             pass
 
 
-# --- middlewares -------------------------------------------------------------------------------------------------------
+# --- middlewares ----------------------------------------------------------------------------------
 
 
 def noting(seen: list[str], name: str) -> type[BaseMiddleware]:

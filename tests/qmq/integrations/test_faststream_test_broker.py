@@ -1,4 +1,6 @@
-"""`TestQmqBroker`: FastStream's base cases about test brokers, and the messages that handlers get in memory."""
+"""`TestQmqBroker`: FastStream's base cases about test brokers, and the messages that handlers get
+in memory.
+"""
 
 from typing import Annotated, Any
 from unittest.mock import Mock
@@ -255,7 +257,7 @@ async def test_a_broker_stops_before_it_started() -> None:
     assert not broker.running
 
 
-# --- the messages of tests ---------------------------------------------------------------------------------------------
+# --- the messages of tests ------------------------------------------------------------------------
 
 
 async def test_a_handler_in_memory_gets_a_message_like_one_of_a_node(

@@ -1,4 +1,6 @@
-"""HTTP: sending in every mode, receiving, settling, tokens, and the OpenAPI description, over a real socket."""
+"""HTTP: sending in every mode, receiving, settling, tokens, and the OpenAPI description, over a
+real socket.
+"""
 
 from __future__ import annotations
 
@@ -338,7 +340,10 @@ async def test_made_up_tokens_are_answered_before_their_bodies_and_take_no_place
         reader, writer = await asyncio.open_connection(http.base_url.host, http.base_url.port)
         token = f"authorization: Bearer made-up-{number}"
         writer.write(
-            f"POST /subjects/{subject} HTTP/1.1\r\nhost: h\r\n{token}\r\ncontent-length: 5\r\n\r\n".encode()
+            (
+                f"POST /subjects/{subject} HTTP/1.1\r\nhost: h\r\n{token}\r\ncontent-length: "
+                "5\r\n\r\n"
+            ).encode()
         )
         return await reader.readline(), writer
 

@@ -1,4 +1,6 @@
-"""Receiving over HTTP holds a bounded part of bodies that are small on disk and large when they are decompressed."""
+"""Receiving over HTTP holds a bounded part of bodies that are small on disk and large when they are
+decompressed.
+"""
 
 from __future__ import annotations
 

@@ -169,7 +169,8 @@ def test_a_cancelled_consumer_keeps_what_it_works_on_and_takes_no_more(
     consumer.cancel()
     with kombu.Connection(f"qmq://{address}") as other:
         send(other, queue, "later", "latest")
-        # The cancelled consumer may have been given the first one, and has given it back: then it comes second.
+        # The cancelled consumer may have been given the first one, and has given it back: then it
+        # comes second.
         later, latest = sorted(received(other, queue, 2), key=lambda each: each.payload)
         assert [later.payload, latest.payload] == ["later", "latest"]
         later.ack()
@@ -391,7 +392,9 @@ def test_other_programs_may_use_the_names_of_a_tasks_fields(connection: Any, que
 
 
 def test_an_event_without_a_routing_key_ends_no_monitor(connection: Any, address: str) -> None:
-    """Celery's monitors bind their queues with a pattern, with which a channel compares the routing key of each event."""
+    """Celery's monitors bind their queues with a pattern, with which a channel compares the routing
+    key of each event.
+    """
     exchange = kombu.Exchange(f"celeryev.{uuid4().hex}", type="topic")
     monitor = kombu.Queue(
         f"monitor-{uuid4().hex}", exchange, routing_key="worker.#", auto_delete=True

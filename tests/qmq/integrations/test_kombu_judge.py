@@ -19,7 +19,9 @@ FOLDER = needs.CACHE / "judges"
 
 
 def judging(package: str, path: str) -> ModuleType:
-    """A module of the source distribution of the version that is installed. Skips if it is not there."""
+    """A module of the source distribution of the version that is installed. Skips if it is not
+    there.
+    """
     try:
         file = FOLDER / f"{package}-{version(package)}" / path
     except PackageNotFoundError:

@@ -1,4 +1,6 @@
-"""Integrations in a second `asyncio.run`: what has an event loop of its own works; asyncio brokers are started in each loop, and say so."""
+"""Integrations in a second `asyncio.run`: what has an event loop of its own works; asyncio brokers
+are started in each loop, and say so.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""A master's store, its slaves' stores, and the messages between them, without network and election.
+"""A master's store, its slaves' stores, and the messages between them, without network and
+election.
 
 Stores whose queues tests delete or purge.
 """
@@ -46,7 +47,9 @@ _MEMORY_BYTES_MIN = 1 << 30
 
 
 def memory() -> Path | None:
-    """A folder in memory, if there is one: thousands of syncs of a real disk take long, and matter to no test here."""
+    """A folder in memory, if there is one: thousands of syncs of a real disk take long, and matter
+    to no test here.
+    """
     return (
         _MEMORY
         if _MEMORY.is_dir() and shutil.disk_usage(_MEMORY).free > _MEMORY_BYTES_MIN
@@ -60,7 +63,9 @@ State = dict[tuple[str, int], Any]
 
 
 def small(**options: Any) -> LogConfig:
-    """Segments far smaller than an operator may have them, so that everything happens at their ends too."""
+    """Segments far smaller than an operator may have them, so that everything happens at their ends
+    too.
+    """
     config = LogConfig(producer_expiry_ms=1 << 40, cache_bytes=0, **options)
     object.__setattr__(config, "segment_bytes", 3_000)
     object.__setattr__(config, "action_segment_bytes", 1_200)
@@ -84,7 +89,9 @@ def opened(
 
 
 def state_of(store: Store) -> State:
-    """The state that must be equal on all replicas: all derived state except what retention deleted."""
+    """The state that must be equal on all replicas: all derived state except what retention
+    deleted.
+    """
     return {
         (queue.id.subject, queue.id.partition): (
             queue.next_sequence,
@@ -121,7 +128,9 @@ def files(folder: Path) -> dict[str, bytes]:
 
 
 class History:
-    """The master's state at every index; what an index that changed nothing has is what the one before has."""
+    """The master's state at every index; what an index that changed nothing has is what the one
+    before has.
+    """
 
     def __init__(self) -> None:
         self._indexes = [0]
@@ -338,7 +347,9 @@ def queue_of(store: Store, partition: int = 0) -> Queue:
 
 
 def used_store(folder: Path, partition: int, actions: tuple[AnyAction, ...] = ()) -> Store:
-    """A store whose queue has 15 messages of a producer, and a group at its beginning; further actions are taken behind them."""
+    """A store whose queue has 15 messages of a producer, and a group at its beginning; further
+    actions are taken behind them.
+    """
     store = small_store(folder)
     queue = store.open_queue("s", partition)
     for number in range(5):

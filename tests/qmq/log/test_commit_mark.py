@@ -1,4 +1,6 @@
-"""The commit mark may lag behind the store but is never ahead of it, for every event between two writes of the mark."""
+"""The commit mark may lag behind the store but is never ahead of it, for every event between two
+writes of the mark.
+"""
 
 from __future__ import annotations
 
@@ -53,7 +55,7 @@ def check_lags(store: Store, committed: int) -> None:
     assert found.epoch == store.epoch_at(found.index)
 
 
-# --- the file ----------------------------------------------------------------------------------------------------------
+# --- the file -------------------------------------------------------------------------------------
 
 
 def test_mark_is_as_its_format_says_and_comes_back_as_it_was() -> None:
@@ -90,7 +92,7 @@ def test_torn_mark_is_read_again_until_it_is_whole(tmp_path: Path) -> None:
     assert commit_mark.read(tmp_path) is None
 
 
-# --- while the broker works --------------------------------------------------------------------------------------------
+# --- while the broker works -----------------------------------------------------------------------
 
 
 def alone(folder: Path, **options: object) -> Store:
@@ -195,7 +197,7 @@ def test_full_disk_makes_the_mark_lag_and_nothing_else(tmp_path: Path) -> None:
     store.close()
 
 
-# --- at the end --------------------------------------------------------------------------------------------------------
+# --- at the end -----------------------------------------------------------------------------------
 
 
 def test_clean_stop_leaves_a_mark_of_everything(tmp_path: Path) -> None:
@@ -216,7 +218,7 @@ def test_replica_that_stops_with_uncommitted_entries_does_not_name_them(tmp_path
     assert not (tmp_path / FILE).exists()
 
 
-# --- opened again ------------------------------------------------------------------------------------------------------
+# --- opened again ---------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("is_replicated", [True, False])
@@ -280,7 +282,9 @@ def test_killed_replica_knows_what_its_mark_says_is_committed(tmp_path: Path) ->
 
 
 def test_mark_of_entries_that_another_master_wrote_is_removed(tmp_path: Path) -> None:
-    """The log has the index, but in another epoch: these are not the entries that the mark names."""
+    """The log has the index, but in another epoch: these are not the entries that the mark
+    names.
+    """
     store = master_at(tmp_path, steps=40).store
     store.write_actions()
     store.commit(store.index)

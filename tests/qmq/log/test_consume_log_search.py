@@ -1,4 +1,6 @@
-"""Searching a consume log: the same answers as by looking at every entry, with few reads; and retention that reads only what changed."""
+"""Searching a consume log: the same answers as by looking at every entry, with few reads; and
+retention that reads only what changed.
+"""
 
 from __future__ import annotations
 

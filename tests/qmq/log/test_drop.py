@@ -1,4 +1,6 @@
-"""A queue of a deleted subject is empty and without groups, on every replica and after any replay."""
+"""A queue of a deleted subject is empty and without groups, on every replica and after any
+replay.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,9 @@ from qmq.log.store import Store
 
 
 def used(folder: Path, partition: int = 0) -> Store:
-    """A store whose queue has messages, a producer, a group that holds something and one with lanes."""
+    """A store whose queue has messages, a producer, a group that holds something and one with
+    lanes.
+    """
     begun = (
         Join("s", partition, "g", "c", "i", 1000, -1),
         PullAction("s", partition, "g", "c", (Pulled(0, 4, 1),)),

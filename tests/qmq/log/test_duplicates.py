@@ -1,4 +1,6 @@
-"""Duplicates are recognised: recent ones by the producer's window, older ones if the batch is flagged as a possible duplicate."""
+"""Duplicates are recognised: recent ones by the producer's window, older ones if the batch is
+flagged as a possible duplicate.
+"""
 
 from __future__ import annotations
 
@@ -82,7 +84,9 @@ def test_a_producer_whose_clock_is_wrong_by_less_than_a_day_is_recognised(tmp_pa
 def test_the_highest_number_is_recognised_when_lower_ones_have_pushed_it_out(
     tmp_path: Path,
 ) -> None:
-    """Numbers that were refused come after later ones, so the highest may be the first that the window forgets."""
+    """Numbers that were refused come after later ones, so the highest may be the first that the
+    window forgets.
+    """
     clock = ManualClock()
     store = open_store(tmp_path, LogConfig(), clock)
     queue = store.open_queue("s", 0)

@@ -1,4 +1,6 @@
-"""A slave's store: the master's bytes at the master's places, and the master's state up to what is committed."""
+"""A slave's store: the master's bytes at the master's places, and the master's state up to what is
+committed.
+"""
 
 from __future__ import annotations
 
@@ -141,7 +143,9 @@ def another(tmp_path: Path, index: int, *, was_cut: bool) -> Store:
 def test_cutting_back_keeps_earlier_entries_and_another_history_can_follow(
     tmp_path: Path, was_cut: bool
 ) -> None:
-    """The other history begins after any index, also where a segment began that the new master never had or has deleted."""
+    """The other history begins after any index, also where a segment began that the new master
+    never had or has deleted.
+    """
     traffic = master_at(tmp_path / "m", seed=was_cut, steps=40)
     random = Random(was_cut)
     indexes = places(traffic.store, 5)
@@ -203,7 +207,7 @@ def test_a_flush_under_way_during_a_cut_covers_no_later_entry(tmp_path: Path) ->
     slave.close()
 
 
-# --- a segment that was begun and got nothing ----------------------------------------------------------------------------
+# --- a segment that was begun and got nothing -----------------------------------------------------
 
 
 class NoRoomToBegin(Disk):
@@ -275,11 +279,13 @@ def test_a_slave_with_an_empty_segment_follows_a_master_without_that_segment(
     assert files(other.folder) == files(traffic.store.folder)
 
 
-# --- snapshots -----------------------------------------------------------------------------------------------------------
+# --- snapshots ------------------------------------------------------------------------------------
 
 
 def test_a_snapshot_does_not_hold_what_a_replay_does_again(tmp_path: Path) -> None:
-    """The shares change when consumers act, before that is written: a snapshot in between would have it twice."""
+    """The shares change when consumers act, before that is written: a snapshot in between would
+    have it twice.
+    """
     store = opened(tmp_path)
     store.append_barrier(1)
     queue = store.open_queue("a", 0)
@@ -296,7 +302,7 @@ def test_a_snapshot_does_not_hold_what_a_replay_does_again(tmp_path: Path) -> No
     assert replay(store) == state_of(store)
 
 
-# --- starting over ------------------------------------------------------------------------------------------------------
+# --- starting over --------------------------------------------------------------------------------
 
 
 def started_over(master: Store, folder: Path) -> Store:
@@ -370,7 +376,9 @@ def test_retention_on_one_replica_alone_does_no_harm(tmp_path: Path) -> None:
 def test_retention_never_takes_the_segment_that_a_slave_may_be_cut_back_into(
     tmp_path: Path, seed: int
 ) -> None:
-    """After any applied entry the log can be cut there, and continues as on a master that has not begun the next segment."""
+    """After any applied entry the log can be cut there, and continues as on a master that has not
+    begun the next segment.
+    """
     config, clock = small(retention_ms=1000), ManualClock()
     traffic = master_at(tmp_path / "m", seed=seed, steps=50, config=config, clock=clock)
     clock.now_ms += 1 << 40
@@ -390,7 +398,7 @@ def test_retention_never_takes_the_segment_that_a_slave_may_be_cut_back_into(
         other.close()
 
 
-# --- what is refused -----------------------------------------------------------------------------------------------------
+# --- what is refused ------------------------------------------------------------------------------
 
 
 def stretch_bytes(tmp_path: Path) -> tuple[Store, Store, bytes, int]:
@@ -458,7 +466,7 @@ def test_an_empty_run_is_refused() -> None:
         follower.unpack_runs(b"".join(follower.pack_runs([WriteRun(0, 0, 0, 0, ())])))
 
 
-# --- checkpoints ---------------------------------------------------------------------------------------------------------
+# --- checkpoints ----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("seed", range(2))

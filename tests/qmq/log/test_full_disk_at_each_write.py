@@ -1,6 +1,8 @@
-"""A disk that fills at any write of a store: messages, actions, consume log, segments and their indexes, checkpoints.
+"""A disk that fills at any write of a store: messages, actions, consume log, segments and their
+indexes, checkpoints.
 
-Nothing but DiskFull is raised, and messages can be read. When there is room again all work continues, here and after a restart.
+Nothing but DiskFull is raised, and messages can be read. When there is room again all work
+continues, here and after a restart.
 """
 
 from __future__ import annotations
@@ -96,7 +98,9 @@ def opened(folder: Path, disk: Disk | None = None) -> Store:
 
 
 def use(folder: Path, room: int, refusals: int, end: str) -> int:
-    """Use a store whose disk has room for so many writes, and gets more in the middle of the work. Returns the writes before that."""
+    """Use a store whose disk has room for so many writes, and gets more in the middle of the work.
+    Returns the writes before that.
+    """
     disk = FillingDisk()
     store = opened(folder, disk)
     user = User(store)

@@ -1,4 +1,6 @@
-"""The lanes of one group on one partition, against a dumb model: for every (logical partition, sequence) whether it is done."""
+"""The lanes of one group on one partition, against a dumb model: for every (logical partition,
+sequence) whether it is done.
+"""
 
 from __future__ import annotations
 

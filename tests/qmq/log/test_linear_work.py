@@ -1,4 +1,6 @@
-"""Work grows with what is asked, and not with its square: counted in lines of Python that run, which are the same on every machine."""
+"""Work grows with what is asked, and not with its square: counted in lines of Python that run,
+which are the same on every machine.
+"""
 
 from __future__ import annotations
 
@@ -42,7 +44,9 @@ NAMES = ("s", 1, "g")
 
 
 def lines_of(work: Callable[[], object]) -> int:
-    """The lines of the log's modules that run in `work`; a comprehension counts once for each item."""
+    """The lines of the log's modules that run in `work`; a comprehension counts once for each
+    item.
+    """
     count = 0
 
     def traced(frame: FrameType, event: str, _argument: object) -> object:
@@ -61,7 +65,9 @@ def lines_of(work: Callable[[], object]) -> int:
 
 
 def require_linear(lines: Callable[[int], int], small: int) -> None:
-    """Eight times as much may take at most twelve times as many lines: the square would take sixty-four times as many."""
+    """Eight times as much may take at most twelve times as many lines: the square would take
+    sixty-four times as many.
+    """
     few, many = lines(small), lines(8 * small)
     assert many <= 12 * few + 1_000, f"{few} lines for {small}, and {many} for eight times as many"
 

@@ -84,7 +84,8 @@ def test_damage_is_reported_with_its_place_and_entries_before_it_are_served(
         )
         stretch = read_merged(logs(store), (0, 0), 0, 1 << 30)
         assert stretch is not None
-        # With a damaged envelope it is unknown how its log continues, so the other log may be served only up to the entry before.
+        # With a damaged envelope it is unknown how its log continues, so the other log may be
+        # served only up to the entry before.
         assert stretch.last == entries[at - 1][1].envelope.index or offset < ENVELOPE_BYTES
         assert stretch.last < entry.envelope.index
         with pytest.raises(LogDamaged) as found:

@@ -1,4 +1,6 @@
-"""A log begins only with a segment that has all of its opening snapshot: otherwise queues would lose their numbers."""
+"""A log begins only with a segment that has all of its opening snapshot: otherwise queues would
+lose their numbers.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,9 @@ object.__setattr__(CONFIG, "segment_bytes", 12 * MIB)
 
 
 def with_large_snapshots(folder: Path) -> Store:
-    """A master whose state takes several entries of a snapshot, and whose message log is about to begin a segment."""
+    """A master whose state takes several entries of a snapshot, and whose message log is about to
+    begin a segment.
+    """
     store = opened(folder, CONFIG)
     store.append_barrier(1)
     window = [0, 1, *(each for at in range(WINDOW) for each in (at, at, 1))]
@@ -54,7 +58,9 @@ def snapshots(store: Store, base: int) -> int:
 
 @pytest.mark.parametrize("copied", range(1, 6))
 def test_a_log_never_begins_with_a_part_of_a_snapshot(tmp_path: Path, copied: int) -> None:
-    """The master dies while a slave has only some entries of a segment's snapshot, and the slave becomes the master."""
+    """The master dies while a slave has only some entries of a segment's snapshot, and the slave
+    becomes the master.
+    """
     master = with_large_snapshots(tmp_path / "m")
     slave = opened(tmp_path / "s", CONFIG)
     while slave.index < master.index:

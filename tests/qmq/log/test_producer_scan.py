@@ -1,4 +1,6 @@
-"""Looking for a producer's batches in a consume log: the scan by columns agrees with a slow one, over files, memory and retention."""
+"""Looking for a producer's batches in a consume log: the scan by columns agrees with a slow one,
+over files, memory and retention.
+"""
 
 from __future__ import annotations
 

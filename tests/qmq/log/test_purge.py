@@ -1,4 +1,6 @@
-"""A purged queue has no messages on every replica and after any replay; its producers, groups and seal are unchanged."""
+"""A purged queue has no messages on every replica and after any replay; its producers, groups and
+seal are unchanged.
+"""
 
 from __future__ import annotations
 

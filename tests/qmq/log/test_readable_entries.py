@@ -1,7 +1,9 @@
-"""Whatever a store writes can be read: by a restart, by a slave of this release and of 0.2, and by a log that begins there.
+"""Whatever a store writes can be read: by a restart, by a slave of this release and of 0.2, and by
+a log that begins there.
 
-The writers of both logs are: batches, command messages, barriers, opening snapshots of both logs, and actions. Their entries depend on the
-state of queues and groups, so the property is run with states of any size, up to what producers, consumers and operators may make.
+The writers of both logs are: batches, command messages, barriers, opening snapshots of both logs,
+and actions. Their entries depend on the state of queues and groups, so the property is run with
+states of any size, up to what producers, consumers and operators may make.
 """
 
 from __future__ import annotations
@@ -35,7 +37,9 @@ from qmq.wire.batch import ENVELOPE_BYTES, Kind, parse_envelope, place
 from qmq.wire.frame_payloads import Verdict
 
 HUGE = 1 << 62
-"""A number that MessagePack writes with nine bytes, as every number that a client chooses may be."""
+"""A number that MessagePack writes with nine bytes, as every number that a client chooses may
+be.
+"""
 WHERE = ("subject", 0, "group")
 LANES = ("ordered", 1, "group")
 CONFIG = small()
@@ -105,7 +109,9 @@ def windows(producers: int) -> dict[int, list[int]]:
 
 
 def roll_both(store: Store) -> None:
-    """Fill the open segment of each log, so that both are opened again, with a snapshot of everything."""
+    """Fill the open segment of each log, so that both are opened again, with a snapshot of
+    everything.
+    """
     queue, bases = store.open_queue("filler", 0), [len(each.bases) for each in store.logs]
     number = 0
     while len(store.messages.bases) == bases[0]:
@@ -225,7 +231,7 @@ def test_the_largest_state_of_a_queue_fits_into_one_entry(tmp_path: Path) -> Non
     store.close()
 
 
-# --- what release 0.2 wrote --------------------------------------------------------------------------------------------
+# --- what release 0.2 wrote -----------------------------------------------------------------------
 
 
 def old_entry(kind: Kind, payload: bytes, count: int, index: int) -> list[bytes]:
@@ -248,7 +254,9 @@ def old_entry(kind: Kind, payload: bytes, count: int, index: int) -> list[bytes]
 
 
 def damaged_by_old_release(folder: Path, *, is_replicated: bool) -> int:
-    """A store with an opening snapshot and an entry of actions that are longer than 16 MiB. Returns the last sequence of its messages."""
+    """A store with an opening snapshot and an entry of actions that are longer than 16 MiB. Returns
+    the last sequence of its messages.
+    """
     store = open_store(folder, CONFIG, ManualClock(), is_replicated=is_replicated)
     if is_replicated:
         store.append_barrier(1)

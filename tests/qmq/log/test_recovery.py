@@ -166,7 +166,9 @@ def test_a_flipped_bit_in_the_flushed_middle_is_refused_and_nothing_is_cut(tmp_p
 
 
 def test_damage_behind_the_last_flush_is_a_torn_tail(tmp_path: Path) -> None:
-    """A power cut may keep later pages and lose earlier ones; none of them was promised to anybody."""
+    """A power cut may keep later pages and lose earlier ones; none of them was promised to
+    anybody.
+    """
     store = opened(tmp_path)
     fill(store, 10)
     store.close()
@@ -330,7 +332,9 @@ def test_empty_files_are_an_empty_log(tmp_path: Path) -> None:
 
 
 def test_a_sequence_that_a_consumer_saw_is_never_given_to_another_message(tmp_path: Path) -> None:
-    """The tail of the message log is lost, the action log is not: the numbers that were handed out stay used."""
+    """The tail of the message log is lost, the action log is not: the numbers that were handed out
+    stay used.
+    """
     store = opened(tmp_path)
     fill(store, 4)
     consume(store, pulled=12, acked=12)

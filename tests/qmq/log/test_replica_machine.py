@@ -1,8 +1,10 @@
-"""A master and a slave through everything that happens to their stores, in any order; the elections are played by the machine.
+"""A master and a slave through everything that happens to their stores, in any order; the elections
+are played by the machine.
 
-What must hold all the time: the slave's applied state is the master's state at that index, the slave's files are the master's, and a log
-begins only with a segment that was opened whole. Queues have many producers, and a group has many parked messages; a store writes entries
-of at most 4 KiB here, so that states are cut into entries and pieces as those of 16 MiB are.
+What must hold all the time: the slave's applied state is the master's state at that index, the
+slave's files are the master's, and a log begins only with a segment that was opened whole. Queues
+have many producers, and a group has many parked messages; a store writes entries of at most 4 KiB
+here, so that states are cut into entries and pieces as those of 16 MiB are.
 """
 
 from __future__ import annotations
@@ -58,7 +60,9 @@ SIZES = (
 
 
 class ReplicaMachine(RuleBasedStateMachine):
-    """`resetting_until`: as the core has it; a replica that is being rebuilt has no state to speak of before that index."""
+    """`resetting_until`: as the core has it; a replica that is being rebuilt has no state to speak
+    of before that index.
+    """
 
     @initialize(seed=st.integers(0, 1 << 16))
     def begin(self, seed: int) -> None:
@@ -90,7 +94,7 @@ class ReplicaMachine(RuleBasedStateMachine):
             shutil.rmtree(self.folder)
             self.sizes.close()
 
-    # --- the master ------------------------------------------------------------------------------------------------------
+    # --- the master -------------------------------------------------------------------------------
 
     @rule(count=st.integers(1, 6))
     def produce(self, count: int) -> None:
@@ -117,7 +121,7 @@ class ReplicaMachine(RuleBasedStateMachine):
         self.epoch += 1
         self.master.append_barrier(self.epoch)
 
-    # --- between them ----------------------------------------------------------------------------------------------------
+    # --- between them -----------------------------------------------------------------------------
 
     @rule(bytes_max=st.sampled_from([1, 200, 2_000, 1 << 20]), from_files=st.booleans())
     def feed(self, bytes_max: int, from_files: bool) -> None:
@@ -158,7 +162,9 @@ class ReplicaMachine(RuleBasedStateMachine):
     @precondition(lambda self: not self.resetting_until)
     @rule(part=st.floats(0, 1))
     def another_master_is_elected(self, part: float) -> None:
-        """The new master has what is committed and perhaps more. What follows in both logs is cut, and another history follows."""
+        """The new master has what is committed and perhaps more. What follows in both logs is cut,
+        and another history follows.
+        """
         index = self.committed + int(part * (self.master.index - self.committed))
         self.master.close()
         self.master = self.open("m", until=index)
@@ -189,7 +195,7 @@ class ReplicaMachine(RuleBasedStateMachine):
         self.traffic.history.cut(index)
         self.new_epoch()
 
-    # --- each for itself -------------------------------------------------------------------------------------------------
+    # --- each for itself --------------------------------------------------------------------------
 
     @rule()
     def crash_slave(self) -> None:
@@ -232,7 +238,7 @@ class ReplicaMachine(RuleBasedStateMachine):
     def wait(self, ms: int) -> None:
         self.clock.now_ms += ms
 
-    # --- what holds ------------------------------------------------------------------------------------------------------
+    # --- what holds -------------------------------------------------------------------------------
 
     @invariant()
     def the_slaves_state_is_the_masters_at_that_index(self) -> None:
@@ -242,8 +248,9 @@ class ReplicaMachine(RuleBasedStateMachine):
 
     @invariant()
     def epochs_are_the_masters(self) -> None:
-        """At each entry that the slave holds. A master's logs may begin at different indexes: retention has deleted entries of one log
-        between those that the other one still has. A slave that started over never had them, and can only know the epoch before them.
+        """At each entry that the slave holds. A master's logs may begin at different indexes:
+        retention has deleted entries of one log between those that the other one still has. A slave
+        that started over never had them, and can only know the epoch before them.
         """
         first = max(self.slave.start()[0], self.master.start()[0]) + 1
         for index in [
@@ -271,7 +278,7 @@ TestReplicas = ReplicaMachine.TestCase
 TestReplicas.settings = settings(max_examples=examples(30), stateful_step_count=40, deadline=None)
 
 
-# --- a campaign ----------------------------------------------------------------------------------------------------------
+# --- a campaign -----------------------------------------------------------------------------------
 
 
 def opening(log: Segments) -> list[Envelope]:
@@ -285,8 +292,8 @@ def opening(log: Segments) -> list[Envelope]:
 
 
 class Campaign:
-    """Leads a machine through every way in which states are written and read. Each run sees each planted bug, for any seed; the machine's
-    random runs see most of them only now and then.
+    """Leads a machine through every way in which states are written and read. Each run sees each
+    planted bug, for any seed; the machine's random runs see most of them only now and then.
     """
 
     def __init__(self, seed: int) -> None:
@@ -340,7 +347,9 @@ class Campaign:
         self.check()
 
     def begin_behind_a_part(self) -> None:
-        """A new master has the first entry of an opening snapshot only. Then retention wants to begin the log there."""
+        """A new master has the first entry of an opening snapshot only. Then retention wants to
+        begin the log there.
+        """
         machine, log = self.machine, self.machine.master.messages
         bases = list(log.bases)
         while log.bases == bases or len(opening(log)) < 2:
@@ -364,7 +373,7 @@ class Campaign:
         self.check()
 
 
-# --- planted bugs --------------------------------------------------------------------------------------------------------
+# --- planted bugs ---------------------------------------------------------------------------------
 
 
 def by_count(states: Iterable[Sequence[object]]) -> tuple[list[bytes], int]:

@@ -1,5 +1,5 @@
-"""Opening a replica's store after damage: the rest is a prefix by index, and the store reports whether acknowledged entries may be
-missing.
+"""Opening a replica's store after damage: the rest is a prefix by index, and the store reports
+whether acknowledged entries may be missing.
 """
 
 from __future__ import annotations
@@ -83,7 +83,9 @@ def test_reopened_at_every_index_it_has_exactly_that_indexs_state(tmp_path: Path
 def test_a_crash_at_any_byte_leaves_a_prefix_by_index_and_reports_the_loss(
     tmp_path: Path, log: int
 ) -> None:
-    """One log is cut at every byte; the other kept everything, as after a power cut, or ends where the cut one does, as after a kill."""
+    """One log is cut at every byte; the other kept everything, as after a power cut, or ends where
+    the cut one does, as after a kill.
+    """
     traffic = master_at(tmp_path / "m", steps=14, config=LARGE)
     traffic.store.close()
     places = ends(tmp_path / "m", LARGE)
@@ -108,7 +110,9 @@ def test_a_crash_at_any_byte_leaves_a_prefix_by_index_and_reports_the_loss(
 
 
 def test_a_killed_process_lost_nothing_wherever_it_was_killed(tmp_path: Path) -> None:
-    """Both logs are written in the order of the index, so they hold a prefix, and a part of the next entry."""
+    """Both logs are written in the order of the index, so they hold a prefix, and a part of the
+    next entry.
+    """
     traffic = master_at(tmp_path / "m", steps=14, config=LARGE)
     traffic.store.close()
     places = ends(tmp_path / "m", LARGE)
@@ -142,7 +146,9 @@ def test_a_killed_process_lost_nothing_wherever_it_was_killed(tmp_path: Path) ->
 def test_a_flipped_bit_in_the_last_entry_is_damage_and_not_a_torn_tail(
     tmp_path: Path, part: str
 ) -> None:
-    """The entry was complete once and may have been acknowledged, so this replica must not vote before it has caught up."""
+    """The entry was complete once and may have been acknowledged, so this replica must not vote
+    before it has caught up.
+    """
     traffic = master_at(tmp_path / "m", steps=14, config=LARGE)
     traffic.store.close()
     log, end = ends(tmp_path / "m", LARGE)[traffic.store.index]
@@ -195,7 +201,7 @@ def test_a_log_that_lost_several_entries_keeps_the_whole_ones_before(tmp_path: P
         shutil.rmtree(tmp_path / "copy")
 
 
-# --- what was flushed ----------------------------------------------------------------------------------------------------
+# --- what was flushed -----------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("log", [0, 1])
@@ -227,7 +233,9 @@ def begins_of(data: bytes, base: int) -> list[int]:
 
 
 def test_a_lost_consume_log_over_a_damaged_log_says_where_the_damage_is(tmp_path: Path) -> None:
-    """The checkpoint spares the replay, but the consume log is created again from everything: damage there can be mended."""
+    """The checkpoint spares the replay, but the consume log is created again from everything:
+    damage there can be mended.
+    """
     traffic = master_at(tmp_path / "m", steps=400)
     store = traffic.store
     store.commit(store.index)
@@ -267,7 +275,7 @@ def test_damage_at_the_logs_very_begin_is_found_when_it_is_opened(tmp_path: Path
     assert (found.value.log, found.value.position) == (log, start)
 
 
-# --- several openings ----------------------------------------------------------------------------------------------------
+# --- several openings -----------------------------------------------------------------------------
 
 
 def test_crash_after_crash_the_slave_stays_a_prefix_and_catches_up(tmp_path: Path) -> None:

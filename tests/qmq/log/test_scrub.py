@@ -137,7 +137,9 @@ def test_a_log_whose_segment_was_cut_short_on_disk_is_damaged(traffic: Traffic) 
 
 
 def test_it_runs_beside_a_store_that_works(tmp_path: Path) -> None:
-    """Retention, cuts and growth in one thread, scrubbing in another: the scrubber finds nothing, and nothing fails."""
+    """Retention, cuts and growth in one thread, scrubbing in another: the scrubber finds nothing,
+    and nothing fails.
+    """
     config, clock = small(retention_ms=1000), ManualClock()
     traffic = master_at(tmp_path / "m", steps=20, config=config, clock=clock)
     slave = opened(tmp_path / "s", config, clock=clock)

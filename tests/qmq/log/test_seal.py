@@ -1,4 +1,6 @@
-"""A partition's last entry stays the last: after restarts, checkpoints, snapshots, and on slaves."""
+"""A partition's last entry stays the last: after restarts, checkpoints, snapshots, and on
+slaves.
+"""
 
 from __future__ import annotations
 

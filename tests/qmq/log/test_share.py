@@ -1,4 +1,6 @@
-"""A group's share of a queue, against a model that keeps one record a message; and its promises one by one."""
+"""A group's share of a queue, against a model that keeps one record a message; and its promises one
+by one.
+"""
 
 from __future__ import annotations
 

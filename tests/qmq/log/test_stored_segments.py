@@ -1,4 +1,6 @@
-"""A log whose oldest segments have no file: their index is here, and their bytes are read from elsewhere."""
+"""A log whose oldest segments have no file: their index is here, and their bytes are read from
+elsewhere.
+"""
 
 from __future__ import annotations
 
@@ -150,7 +152,9 @@ def test_without_the_object_store_the_error_names_the_missing_segment(tmp_path: 
 def test_a_file_that_outlived_a_crash_is_used_again_and_remains_of_others_are_not(
     tmp_path: Path,
 ) -> None:
-    """The index is written and the file is not deleted yet; and an index is left of a segment that retention took."""
+    """The index is written and the file is not deleted yet; and an index is left of a segment that
+    retention took.
+    """
     elsewhere = Elsewhere()
     with grown(tmp_path) as store:
         log = store.messages

@@ -1,4 +1,6 @@
-"""However many files a checkpoint writes, one that cannot be synced ends the process, and none is counted as durable."""
+"""However many files a checkpoint writes, one that cannot be synced ends the process, and none is
+counted as durable.
+"""
 
 from __future__ import annotations
 
@@ -65,7 +67,9 @@ def test_every_file_is_synced_and_a_deleted_one_is_left_out(tmp_path: Path, coun
 def test_a_file_that_is_being_synced_stays_open_however_many_segments_are_read(
     tmp_path: Path,
 ) -> None:
-    """While a thread flushes the newest segment, the log continues in another one, and readers open more files than may stay open."""
+    """While a thread flushes the newest segment, the log continues in another one, and readers open
+    more files than may stay open.
+    """
     segments = Segments(Disk(), tmp_path / "log", 100)
     for _ in range(80):
         segments.roll() if segments.must_roll(80) else None

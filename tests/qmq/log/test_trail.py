@@ -52,7 +52,7 @@ MESSAGES = 12
 CONSUMERS = ("a", "b")
 
 
-# --- against the share --------------------------------------------------------------------------------------------------
+# --- against the share ----------------------------------------------------------------------------
 
 
 def some_action(random: Random, share: GroupState, now_ms: int) -> ShareAction:
@@ -162,7 +162,7 @@ def _where_or_done(share: GroupState, sequence: int) -> MessagePlace:
     return MessagePlace.DONE if where is MessagePlace.DYING else where
 
 
-# --- events -------------------------------------------------------------------------------------------------------------
+# --- events ---------------------------------------------------------------------------------------
 
 
 def story(
@@ -283,7 +283,7 @@ def test_a_trail_continues_from_a_snapshot() -> None:
     assert MessageEvents("g", 7, share).now.where is MessagePlace.NEW
 
 
-# --- lanes --------------------------------------------------------------------------------------------------------------
+# --- lanes ----------------------------------------------------------------------------------------
 
 
 def lane_story(

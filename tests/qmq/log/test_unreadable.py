@@ -1,4 +1,6 @@
-"""An unreadable sector (EIO) is damage like a wrong checksum: found, named, never cut away, never fatal."""
+"""An unreadable sector (EIO) is damage like a wrong checksum: found, named, never cut away, never
+fatal.
+"""
 
 from __future__ import annotations
 
@@ -184,7 +186,9 @@ def test_an_unreadable_consume_log_is_rebuilt_at_the_next_start(tmp_path: Path) 
 def test_a_flipped_bit_of_a_consume_log_is_reported_and_never_moves_a_reader(
     tmp_path: Path, field: int
 ) -> None:
-    """A count that is too high would have a group skip messages; a place that is wrong is no damage of the log."""
+    """A count that is too high would have a group skip messages; a place that is wrong is no damage
+    of the log.
+    """
     store = opened(tmp_path, Disk())
     fill(store, 20)
     checkpoint(store)

@@ -1,6 +1,8 @@
-"""Support for the metaserver's tests: brokers with a control port only, metaservers in this loop, calls as a client makes them.
+"""Support for the metaserver's tests: brokers with a control port only, metaservers in this loop,
+calls as a client makes them.
 
-Support for the tests of ordered subjects: broker groups in memory, a store that loses answers, metaservers that are killed.
+Support for the tests of ordered subjects: broker groups in memory, a store that loses answers,
+metaservers that are killed.
 """
 
 from __future__ import annotations
@@ -237,12 +239,14 @@ class KilledError(BaseException):
     """The metaserver's process ends here."""
 
 
-# --- brokers ------------------------------------------------------------------------------------------------------------
+# --- brokers --------------------------------------------------------------------------------------
 
 
 @dataclass
 class Lanes:
-    """One partition on its broker group: its messages are numbers, and each belongs to the whole range."""
+    """One partition on its broker group: its messages are numbers, and each belongs to the whole
+    range.
+    """
 
     range: LpRange
     next_sequence: int = 0
@@ -376,11 +380,13 @@ async def _nothing(_: str) -> None:
     return None
 
 
-# --- the store ----------------------------------------------------------------------------------------------------------
+# --- the store ------------------------------------------------------------------------------------
 
 
 class Watchful:
-    """A store that checks each publication, and yields now and then so that other tasks run in between."""
+    """A store that checks each publication, and yields now and then so that other tasks run in
+    between.
+    """
 
     def __init__(
         self, inner: CoordinationStore, brokers: Brokers, random: Random | None = None
@@ -425,7 +431,9 @@ class Watchful:
         return done
 
     async def _check_frontiers(self, before: OrderedState) -> None:
-        """A group moves one version at a time, and over a partition that was closed only if its broker calls it finished there."""
+        """A group moves one version at a time, and over a partition that was closed only if its
+        broker calls it finished there.
+        """
         after = await state_of(self.inner)
         for group, record in after.groups.items():
             past = before.groups.get(group)
@@ -450,7 +458,9 @@ class Watchful:
                     assert done[0][2] >= self.brokers.parts[part.number].next_sequence
 
     async def _check_publication(self, before: OrderedState) -> None:
-        """Sealed before published (hazard 7), one version at a time, and every source closed by this very change."""
+        """Sealed before published (hazard 7), one version at a time, and every source closed by
+        this very change.
+        """
         after = await state_of(self.inner)
         assert after.latest == before.latest + 1
         change = after.changes[after.latest]
@@ -479,11 +489,13 @@ async def state_of(store: Any) -> OrderedState:
     return ordered_state(SUBJECT, (await store.list(f"{ROUTES}{SUBJECT}/")).items)
 
 
-# --- metaservers --------------------------------------------------------------------------------------------------------
+# --- metaservers ----------------------------------------------------------------------------------
 
 
 class World:
-    """A store, broker groups a, b and c with their keys, an ordered subject, and metaservers that start and stop."""
+    """A store, broker groups a, b and c with their keys, an ordered subject, and metaservers that
+    start and stop.
+    """
 
     def __init__(self, random: Random | None = None) -> None:
         self.embedded = EmbeddedStore()
@@ -569,7 +581,9 @@ class World:
         return await state_of(self.embedded)
 
     async def check(self, *, latest: int) -> OrderedState:
-        """Exactly one outcome: versions follow each other, each with its one change, published as the sources were sealed."""
+        """Exactly one outcome: versions follow each other, each with its one change, published as
+        the sources were sealed.
+        """
         state = await self.state()
         assert state.latest == latest
         assert sorted(state.routes) == list(range(1, latest + 1))

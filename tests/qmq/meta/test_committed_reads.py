@@ -33,7 +33,9 @@ REPLICA = {
     "ChangeReplicas",
     "ConfirmClock",
 }
-"""These are about this replica itself; what they tell of a log is not a decision, or is limited to what is committed."""
+"""These are about this replica itself; what they tell of a log is not a decision, or is limited to
+what is committed.
+"""
 
 
 def test_every_answer_from_a_brokers_state_waits_for_its_commit() -> None:
@@ -53,7 +55,9 @@ def test_every_answer_from_a_brokers_state_waits_for_its_commit() -> None:
 
 
 async def seen(mq: Client) -> tuple[int, int] | None:
-    """The end of the queue, and what the group has left there; None if the broker group does not answer."""
+    """The end of the queue, and what the group has left there; None if the broker group does not
+    answer.
+    """
     try:
         (subject,) = await mq.metadata.list_subjects("s")
         groups = await mq.metadata.describe_groups("s", "g")

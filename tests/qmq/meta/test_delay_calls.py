@@ -1,4 +1,6 @@
-"""Delayed messages as a metaserver answers for them: one by its id, lists over all delay groups, groups that are silent."""
+"""Delayed messages as a metaserver answers for them: one by its id, lists over all delay groups,
+groups that are silent.
+"""
 
 from __future__ import annotations
 
@@ -45,7 +47,9 @@ def message(group: str, number: int, due_ms: int, subject: str = "s") -> pb.Dela
 
 
 class FakeDelayGroup(FakeBroker, delay_pb2_grpc.DelayControlServicer):
-    """A delay group's master that has these messages, and gives so many at a time at most. `failure` is raised instead of any answer."""
+    """A delay group's master that has these messages, and gives so many at a time at most.
+    `failure` is raised instead of any answer.
+    """
 
     def __init__(self, group: str, replica: str) -> None:
         super().__init__(group, replica)
@@ -138,7 +142,7 @@ ONE = [
 ]
 
 
-# --- one message --------------------------------------------------------------------------------------------------------
+# --- one message ----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("method", "request_"), ONE)
@@ -191,7 +195,9 @@ async def test_the_new_master_is_asked_when_the_old_one_refuses(store: Coordinat
 
 
 class Deposed(FakeDelayGroup):
-    """A master that starts a requested change and loses the mastership before it knows the outcome."""
+    """A master that starts a requested change and loses the mastership before it knows the
+    outcome.
+    """
 
     def __init__(self, store: CoordinationStore, successor: FakeDelayGroup) -> None:
         super().__init__("d2", "d2-a")
@@ -301,7 +307,7 @@ async def test_without_a_delay_group_each_call_says_how_to_start_one(
                 await call(method, request)
 
 
-# --- lists --------------------------------------------------------------------------------------------------------------
+# --- lists ----------------------------------------------------------------------------------------
 
 
 async def all_pages(call: Caller, **fields: Any) -> list[list[str]]:
@@ -315,7 +321,9 @@ async def all_pages(call: Caller, **fields: Any) -> list[list[str]]:
 
 
 def scattered(groups: list[FakeDelayGroup], count: int) -> list[str]:
-    """Delayed messages spread over the groups, many with one due time; returns their ids in the order of a list."""
+    """Delayed messages spread over the groups, many with one due time; returns their ids in the
+    order of a list.
+    """
     random = Random(5)
     for number in range(count):
         group = random.choice(groups)
@@ -420,7 +428,7 @@ def test_merged_pages_show_everything_once_in_order_whatever_a_page_holds(
     assert found == sorted(each for group in stored for each in group)
 
 
-# --- how the delivery stands --------------------------------------------------------------------------------------------
+# --- how the delivery stands ----------------------------------------------------------------------
 
 
 async def test_all_delay_groups_are_described_and_the_silent_ones_named(

@@ -1,4 +1,6 @@
-"""A deleted subject no longer exists, and a subject created again under its name is new. The same holds for a dead-letter queue."""
+"""A deleted subject no longer exists, and a subject created again under its name is new. The same
+holds for a dead-letter queue.
+"""
 
 from __future__ import annotations
 

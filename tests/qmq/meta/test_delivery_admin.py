@@ -1,4 +1,6 @@
-"""Settings of groups and pauses at metaservers: two of them on one store, with lost answers, bad values and wrong names."""
+"""Settings of groups and pauses at metaservers: two of them on one store, with lost answers, bad
+values and wrong names.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""`qmq dev` as a cluster of one: the same keys, one way to locate; and a data folder of an earlier release."""
+"""`qmq dev` as a cluster of one: the same keys, one way to locate; and a data folder of an earlier
+release.
+"""
 
 from __future__ import annotations
 

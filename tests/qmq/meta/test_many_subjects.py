@@ -1,4 +1,6 @@
-"""Creating a subject costs the same however many there are, since anybody may create them; and so does a metaserver's sweep."""
+"""Creating a subject costs the same however many there are, since anybody may create them; and so
+does a metaserver's sweep.
+"""
 
 from __future__ import annotations
 

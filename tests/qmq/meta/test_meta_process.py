@@ -1,4 +1,6 @@
-"""`qmq meta` as processes on a real etcd: clients move to the next metaserver, and a signal ends the process cleanly at any moment."""
+"""`qmq meta` as processes on a real etcd: clients move to the next metaserver, and a signal ends
+the process cleanly at any moment.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""A metaserver's answers: routes, placement, what is asked of brokers, watching; two of them on one store; the store away."""
+"""A metaserver's answers: routes, placement, what is asked of brokers, watching; two of them on one
+store; the store away.
+"""
 
 from __future__ import annotations
 
@@ -64,7 +66,7 @@ async def routes(call: Caller, name: str) -> list[tuple[str, str, int, bool]]:
     ]
 
 
-# --- subjects and where they are ----------------------------------------------------------------------------------------
+# --- subjects and where they are ------------------------------------------------------------------
 
 
 async def test_a_subject_is_placed_where_there_are_fewest_and_located_there(
@@ -162,7 +164,10 @@ async def test_a_subject_from_before_placement_lives_on_every_group(
     async with brokers(store, "g1", "g2"), metaserver(store) as (call, _):
         await store.put(
             subject_key("old"),
-            b'{"name": "old", "retention_ms": null, "retention_bytes": null, "body_bytes_max": 100}',
+            (
+                b'{"name": "old", "retention_ms": null, "retention_bytes": null, '
+                b'"body_bytes_max": 100}'
+            ),
         )
         assert [(route[0], route[3]) for route in await routes(call, "old")] == [
             ("g1", True),
@@ -202,7 +207,7 @@ async def test_a_group_that_has_no_master_yet_is_named_beside_one_that_has(
         assert await routes(call, "a") == [("g1", "data-g1-a:1", 1, True), ("g2", "", 1, True)]
 
 
-# --- what brokers know --------------------------------------------------------------------------------------------------
+# --- what brokers know ----------------------------------------------------------------------------
 
 
 async def test_questions_go_to_the_groups_that_may_hold_messages(store: CoordinationStore) -> None:
@@ -335,7 +340,7 @@ async def test_a_description_of_the_cluster_leaves_out_silent_replicas(
         assert (third.health, third.master, third.epoch) == ("offline", "", 4)
 
 
-# --- watching -----------------------------------------------------------------------------------------------------------
+# --- watching -------------------------------------------------------------------------------------
 
 
 async def test_a_watch_reports_the_names_to_locate_again(store: CoordinationStore) -> None:
@@ -400,7 +405,7 @@ async def test_a_watcher_that_does_not_read_costs_a_bounded_number_of_names(
         assert isinstance(typed_error(failure.value, "here"), Overloaded)
 
 
-# --- several metaservers, and the store away ----------------------------------------------------------------------------
+# --- several metaservers, and the store away ------------------------------------------------------
 
 
 async def test_two_metaservers_agree_on_what_both_create_at_once(shared_etcd: EtcdProcess) -> None:
@@ -467,7 +472,9 @@ async def test_not_master_from_a_broker_travels_typed(store: CoordinationStore) 
 async def test_the_address_of_a_replica_that_left_goes_with_its_process(
     store: CoordinationStore,
 ) -> None:
-    """A member's address stays while it is away, and that of a replica that is not added yet while its process is alive."""
+    """A member's address stays while it is away, and that of a replica that is not added yet while
+    its process is alive.
+    """
 
     async def known() -> list[str]:
         return [item.key.rpartition("/")[2] for item in (await store.list(REPLICAS)).items]

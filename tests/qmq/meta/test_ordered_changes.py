@@ -1,4 +1,6 @@
-"""Changes of a route: with a crash at any arrow, any lost answer, and any race there is one outcome, and sealing before publication."""
+"""Changes of a route: with a crash at any arrow, any lost answer, and any race there is one
+outcome, and sealing before publication.
+"""
 
 from __future__ import annotations
 
@@ -59,7 +61,7 @@ async def take_over(world: World, name: str) -> None:
         await run(world, name)
 
 
-# --- killed at every arrow ----------------------------------------------------------------------------------------------
+# --- killed at every arrow ------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("side", ["before", "behind"])
@@ -134,7 +136,7 @@ async def test_a_prepared_change_whose_fate_cannot_be_read_back_is_not_called_un
     await world.check(latest=2)
 
 
-# --- hazards ------------------------------------------------------------------------------------------------------------
+# --- hazards --------------------------------------------------------------------------------------
 
 
 async def test_hazard_7_nothing_is_published_while_a_source_takes_messages() -> None:
@@ -166,7 +168,7 @@ async def test_hazard_8_a_crash_between_seal_and_route_leaves_a_successor_to_pub
     assert (await world.check(latest=2)).changes[2].sealed == {1: 0}
 
 
-# --- races --------------------------------------------------------------------------------------------------------------
+# --- races ----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("seed", range(25))
@@ -246,7 +248,7 @@ async def test_a_change_from_another_version_or_over_another_one_is_refused() ->
         await changes.prepare("plain", operation("move", "y"))
 
 
-# --- fencing ------------------------------------------------------------------------------------------------------------
+# --- fencing --------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("side", ["before", "behind", *Fault])
@@ -413,7 +415,9 @@ async def test_a_fence_that_its_deleted_subject_left_is_removed() -> None:
 
 
 async def test_a_fence_that_is_put_late_fails_once_its_change_went_on() -> None:
-    """Its subject may have been deleted and created again: the fence would close a partition of the new one."""
+    """Its subject may have been deleted and created again: the fence would close a partition of the
+    new one.
+    """
     world = World()
     await world.create()
     await world.lose_master("a")
@@ -463,7 +467,7 @@ async def test_carrying_on_survives_a_store_that_is_away_for_a_while() -> None:
     await world.check(latest=2)
 
 
-# --- done ---------------------------------------------------------------------------------------------------------------
+# --- done -----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("at", ["", "before done", "behind done"])

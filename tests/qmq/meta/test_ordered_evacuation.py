@@ -1,4 +1,6 @@
-"""Partitions leave a broker group that was there and has lost its master, by themselves; and stay where groups are well, or come later."""
+"""Partitions leave a broker group that was there and has lost its master, by themselves; and stay
+where groups are well, or come later.
+"""
 
 from __future__ import annotations
 
@@ -148,7 +150,9 @@ async def test_a_group_that_has_not_come_since_the_metaserver_began_is_not_lost(
 
 
 async def test_a_masters_key_that_outlived_its_master_proves_nothing(it: Setting) -> None:
-    """Everything lost its power: the store still has the keys when it starts, until their leases end."""
+    """Everything lost its power: the store still has the keys when it starts, until their leases
+    end.
+    """
     await ready(it)
     it.start()
     await it.look()

@@ -1,4 +1,6 @@
-"""A group of an ordered subject is deleted completely despite a crash between any two steps, and no request moves the group meanwhile."""
+"""A group of an ordered subject is deleted completely despite a crash between any two steps, and no
+request moves the group meanwhile.
+"""
 
 from __future__ import annotations
 

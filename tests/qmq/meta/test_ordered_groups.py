@@ -1,5 +1,5 @@
-"""Rounds of a group: it advances one version at a time and only after brokers call the version finished; start, moves, and assignment
-of lanes.
+"""Rounds of a group: it advances one version at a time and only after brokers call the version
+finished; start, moves, and assignment of lanes.
 """
 
 from __future__ import annotations
@@ -99,7 +99,7 @@ def world() -> Grouped:
     return Grouped()
 
 
-# --- advancing ----------------------------------------------------------------------------------------------------------
+# --- advancing ------------------------------------------------------------------------------------
 
 
 async def test_hazard_1_a_child_is_not_assigned_before_its_parent_is_finished(
@@ -423,7 +423,7 @@ async def test_an_answer_of_a_broker_does_not_count_for_a_frontier_that_a_reset_
     assert (await world.round()).steps == 0
 
 
-# --- the assignment -----------------------------------------------------------------------------------------------------
+# --- the assignment -------------------------------------------------------------------------------
 
 
 async def test_who_comes_gets_its_share_and_who_goes_leaves_it_to_the_others(
@@ -491,7 +491,7 @@ async def test_a_group_that_does_not_exist_has_no_rounds(world: Grouped) -> None
         await world.placing().make_ready(SUBJECT, "g")
 
 
-# --- beginning ----------------------------------------------------------------------------------------------------------
+# --- beginning ------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -559,11 +559,13 @@ async def test_an_existing_group_keeps_its_kind_whatever_a_new_consumer_asks_for
     assert (await world.record()).gate is Gate.STRICT
 
 
-# --- being moved --------------------------------------------------------------------------------------------------------
+# --- being moved ----------------------------------------------------------------------------------
 
 
 async def three_versions(world: Grouped) -> None:
-    """Version 1: 1 [0, 100). Version 2: 2 [0, 50), 3 [50, 100). Version 3: 2, and 4 [50, 100) on c. All consumed."""
+    """Version 1: 1 [0, 100). Version 2: 2 [0, 50), 3 [50, 100). Version 3: 2, and 4 [50, 100) on c.
+    All consumed.
+    """
     await world.begun("x")
     for number, messages, change in (
         (1, 10, ("split", 1, [50], ["a", "b"])),
@@ -697,7 +699,7 @@ async def test_a_replay_in_a_partition_that_is_still_read_does_not_move_the_grou
     assert await world.pieces() == [(0, 100, 1)]
 
 
-# --- words --------------------------------------------------------------------------------------------------------------
+# --- words ----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("text", ["", "middle", "reset:", "reset:x", "5"])

@@ -1,4 +1,6 @@
-"""Members of a group under their leases, the metaservers' leader, and what brokers' answers are taken for."""
+"""Members of a group under their leases, the metaservers' leader, and what brokers' answers are
+taken for.
+"""
 
 from __future__ import annotations
 
@@ -58,7 +60,7 @@ async def there(store: CoordinationStore) -> tuple[str, LeaseId] | None:
     return None if found is None else (MemberRecord.decode(found.value).incarnation, found.lease)
 
 
-# --- living and leaving -------------------------------------------------------------------------------------------------
+# --- living and leaving ---------------------------------------------------------------------------
 
 
 async def test_a_consumer_lives_while_it_asks_and_is_gone_when_it_has_not_for_its_lease(
@@ -145,7 +147,7 @@ async def test_a_lease_that_ended_while_the_process_stood_still_is_replaced(
     assert await there(store) is not None
 
 
-# --- two lives ----------------------------------------------------------------------------------------------------------
+# --- two lives ------------------------------------------------------------------------------------
 
 
 async def test_a_restarted_consumer_replaces_the_older_one(
@@ -215,7 +217,7 @@ async def test_leaving_is_certain_though_its_answer_is_lost(
     await embedded.close()
 
 
-# --- the leader ---------------------------------------------------------------------------------------------------------
+# --- the leader -----------------------------------------------------------------------------------
 
 
 async def test_one_metaserver_leads_and_another_one_when_it_is_gone(
@@ -263,7 +265,7 @@ async def test_a_leader_that_cannot_reach_the_store_leads_no_more(
     await embedded.close()
 
 
-# --- what brokers say ---------------------------------------------------------------------------------------------------
+# --- what brokers say -----------------------------------------------------------------------------
 
 
 def status(

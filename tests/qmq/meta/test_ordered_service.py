@@ -1,4 +1,6 @@
-"""Ordered subjects through a metaserver's gRPC, with brokers that have only a control port: what clients and operators see."""
+"""Ordered subjects through a metaserver's gRPC, with brokers that have only a control port: what
+clients and operators see.
+"""
 
 from __future__ import annotations
 
@@ -46,7 +48,9 @@ NEVER = MetaTiming(sweep_s=3_600, reshard_s=3_600)
 
 
 class OrderedBroker(FakeBroker):
-    """A master with partitions of ordered subjects; all brokers of a test share the partitions' content."""
+    """A master with partitions of ordered subjects; all brokers of a test share the partitions'
+    content.
+    """
 
     def __init__(self, group: str, lanes: Lanes) -> None:
         super().__init__(group, f"{group}-a")
@@ -185,7 +189,7 @@ async def ordered(store: CoordinationStore, *groups: str, **options: Any) -> Asy
         yield Here(store, call, view, brokers, lanes)
 
 
-# --- creating and locating ----------------------------------------------------------------------------------------------
+# --- creating and locating ------------------------------------------------------------------------
 
 
 async def test_an_ordered_subject_is_there_with_its_first_route_or_not_at_all(
@@ -264,7 +268,7 @@ async def test_another_metaserver_locates_at_once_what_was_created_a_moment_ago(
         assert [each.number for each in found.route.partitions] == [1]
 
 
-# --- changing routes ----------------------------------------------------------------------------------------------------
+# --- changing routes ------------------------------------------------------------------------------
 
 
 async def test_routes_are_split_merged_and_moved_and_located_at_once(
@@ -463,7 +467,7 @@ async def test_a_change_whose_metaserver_died_is_carried_on_by_the_leader(
         assert (await store.get(LEADER)) is not None
 
 
-# --- consumers ----------------------------------------------------------------------------------------------------------
+# --- consumers ------------------------------------------------------------------------------------
 
 
 async def test_consumers_are_dealt_lanes_and_hear_at_once_when_they_change(
@@ -683,7 +687,7 @@ async def test_a_group_from_latest_is_placed_at_the_partitions_ends_before_it_ex
                 await here.call("SyncMember", pb.SyncMemberRequest(**asked))
 
 
-# --- operators ----------------------------------------------------------------------------------------------------------
+# --- operators ------------------------------------------------------------------------------------
 
 
 async def test_a_route_is_described_with_its_groups_and_without_those_that_are_silent(
@@ -901,7 +905,7 @@ async def test_an_ordered_subjects_groups_and_queues_are_asked_wherever_it_ever_
         assert sorted(each.broker_group for each in listed.subjects[0].queues) == ["a", "b"]
 
 
-# --- deleting groups ----------------------------------------------------------------------------------------------------
+# --- deleting groups ------------------------------------------------------------------------------
 
 
 async def test_the_leader_deletes_a_group_wholly_once_its_lost_broker_group_is_back(

@@ -1,7 +1,9 @@
-"""Several metaservers at once, with answers that get lost, transactions that come late, brokers that fall silent and processes that die.
+"""Several metaservers at once, with answers that get lost, transactions that come late, brokers
+that fall silent and processes that die.
 
-After every transaction the store is checked (ordered_support.Watchful): sealed before published, versions one after another, and groups
-that move one version at a time over what is finished. In the end, when all is well again, everything comes to its end.
+After every transaction the store is checked (ordered_support.Watchful): sealed before published,
+versions one after another, and groups that move one version at a time over what is finished. In the
+end, when all is well again, everything comes to its end.
 """
 
 from __future__ import annotations
@@ -81,7 +83,7 @@ class Storm(World):
             )
         return move(route, part.number, self.random.choice("abc"), change_id=change_id)
 
-    # --- what continues --------------------------------------------------------------------------------------------------
+    # --- what continues ---------------------------------------------------------------------------
 
     async def change(self) -> None:
         changes = self.changes(self.way(), self.arrow)
@@ -112,7 +114,9 @@ class Storm(World):
                 self.brokers.finish(group, part.number, first, cut.end)
 
     async def disturb(self) -> None:
-        """A broker group loses its master, which is gone from the store a little later; or it gets another one."""
+        """A broker group loses its master, which is gone from the store a little later; or it gets
+        another one.
+        """
         name = self.random.choice("abc")
         if name in self.brokers.down:
             await self.come_back(name)

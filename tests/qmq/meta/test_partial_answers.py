@@ -1,4 +1,6 @@
-"""While a broker group is lost, queries for people are answered by the other groups, and name the missing one."""
+"""While a broker group is lost, queries for people are answered by the other groups, and name the
+missing one.
+"""
 
 from __future__ import annotations
 

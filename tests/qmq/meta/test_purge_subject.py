@@ -97,7 +97,9 @@ async def test_a_purge_names_the_broker_groups_that_are_to_be_asked_again() -> N
 
 
 async def purged_again(mq: Client, subject: str) -> None:
-    """Purge until every group has answered: on a loaded machine an answer may come too late for the first call."""
+    """Purge until every group has answered: on a loaded machine an answer may come too late for the
+    first call.
+    """
     while True:
         with suppress(NotConnected):
             await mq.metadata.purge_subject(subject)

@@ -1,4 +1,6 @@
-"""An error that says "not stored" is true, wherever in a request the coordination store falls silent, and however the change ends later."""
+"""An error that says "not stored" is true, wherever in a request the coordination store falls
+silent, and however the change ends later.
+"""
 
 from __future__ import annotations
 
@@ -28,8 +30,9 @@ CALLS = ("get", "list", "grant", "keep_alive", "revoke", *CHANGES)
 
 @dataclass
 class Silence:
-    """A store that is silent after `left` more calls of the request. Of the last of these calls, if it is a change, the answer is lost;
-    `arrives` says whether the change itself is made: at once, never, or later, when `deliver` is called.
+    """A store that is silent after `left` more calls of the request. Of the last of these calls, if
+    it is a change, the answer is lost; `arrives` says whether the change itself is made: at once,
+    never, or later, when `deliver` is called.
     """
 
     inner: SharedStore
@@ -142,7 +145,9 @@ async def stored(store: SharedStore) -> dict[str, bytes]:
 
 
 async def lies(name: str, arrives: str) -> list[str]:
-    """Send the request once for each of its calls to the store, which is silent from that call on. Returns the false denials."""
+    """Send the request once for each of its calls to the store, which is silent from that call on.
+    Returns the false denials.
+    """
     method, request = REQUESTS[name]
     found: list[str] = []
     for calls in range(1, 40):

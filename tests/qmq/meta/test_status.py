@@ -1,4 +1,6 @@
-"""`qmq cluster status`: what is made of a description, with replicas that lag, are silent, or gone."""
+"""`qmq cluster status`: what is made of a description, with replicas that lag, are silent, or
+gone.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""The view of the cluster: its picture against random histories, and following both kinds of store through what goes wrong."""
+"""The view of the cluster: its picture against random histories, and following both kinds of store
+through what goes wrong.
+"""
 
 from __future__ import annotations
 
@@ -37,7 +39,7 @@ from support.stores import FaultyStore
 from qmq.errors import CoordinationError, CoordinationUnavailable
 from qmq.model import SubjectConfig
 
-# --- the picture --------------------------------------------------------------------------------------------------------
+# --- the picture ----------------------------------------------------------------------------------
 
 STEPS = st.lists(st.tuples(st.sampled_from("abc"), st.booleans()), min_size=1, max_size=12)
 State = dict[str, KeyValue]
@@ -133,7 +135,7 @@ def test_a_value_that_cannot_be_read_hides_only_itself() -> None:
     assert [(name, state.mode) for name, state in picture.groups.items()] == [("g", Mode.READ_ONLY)]
 
 
-# --- following a store --------------------------------------------------------------------------------------------------
+# --- following a store ----------------------------------------------------------------------------
 
 
 async def test_the_view_has_all_that_is_there_and_follows(store: CoordinationStore) -> None:

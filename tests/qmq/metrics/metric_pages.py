@@ -1,4 +1,6 @@
-"""Reading /metrics as Prometheus does: a request over TCP, and the page through prometheus_client's own parser."""
+"""Reading /metrics as Prometheus does: a request over TCP, and the page through prometheus_client's
+own parser.
+"""
 
 from __future__ import annotations
 

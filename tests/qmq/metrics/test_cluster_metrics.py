@@ -1,4 +1,6 @@
-"""Three replicas and a metaserver: roles, how far the others are, elections, what a new master counts; and a store that is silent."""
+"""Three replicas and a metaserver: roles, how far the others are, elections, what a new master
+counts; and a store that is silent.
+"""
 
 from __future__ import annotations
 

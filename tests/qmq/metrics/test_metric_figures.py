@@ -1,4 +1,6 @@
-"""Figures: their names and words, as `promtool check metrics` would have them; and bins of durations."""
+"""Figures: their names and words, as `promtool check metrics` would have them; and bins of
+durations.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""The queries and the scrape configuration of docs/METRICS.md. Alerts and dashboards: tests/deploy."""
+"""The queries and the scrape configuration of docs/METRICS.md. Alerts and dashboards:
+tests/deploy.
+"""
 
 from __future__ import annotations
 

@@ -284,7 +284,8 @@ async def test_delayed_messages_are_shown_from_being_stored_to_being_delivered(
     await mq.delayed.move(moved.delayed_id, timedelta(hours=6))
     values = await once(metered, "qmq_delay_dispatched_messages_total", 1, **DELAYED)
     assert values("qmq_stored_messages_total", subject="flights", **DELAYED) == 4
-    # delivered is counted when the broker has the message, pending falls when the delay group has written that down
+    # delivered is counted when the broker has the message, pending falls when the delay group has
+    # written that down
     values = await once(metered, "qmq_delay_pending_messages", 2, **DELAYED)
     assert values("qmq_delay_cancelled_messages_total", **DELAYED) == 1
     assert values("qmq_delay_moved_messages_total", **DELAYED) == 1

@@ -1,4 +1,6 @@
-"""Each role as a process, as operators start it: the address of its metrics port, and the metrics on that port."""
+"""Each role as a process, as operators start it: the address of its metrics port, and the metrics
+on that port.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""A delay group of three, a broker group of one and a metaserver in one event loop, on one coordination store in memory."""
+"""A delay group of three, a broker group of one and a metaserver in one event loop, on one
+coordination store in memory.
+"""
 
 from __future__ import annotations
 

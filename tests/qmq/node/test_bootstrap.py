@@ -1,5 +1,5 @@
-"""The kind of a group is decided once for all its replicas, whichever of them creates the group, with and without the coordination
-store.
+"""The kind of a group is decided once for all its replicas, whichever of them creates the group,
+with and without the coordination store.
 """
 
 from __future__ import annotations

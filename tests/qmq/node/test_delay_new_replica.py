@@ -1,5 +1,5 @@
-"""A new replica of a delay group whose log starts in the middle, since the other replicas' logs have lost their beginning: it fetches
-the schedule.
+"""A new replica of a delay group whose log starts in the middle, since the other replicas' logs
+have lost their beginning: it fetches the schedule.
 """
 
 from __future__ import annotations
@@ -38,7 +38,9 @@ SENT = 600
 async def without_a_beginning(
     tmp_path: Path,
 ) -> AsyncIterator[tuple[DelayCluster, qmq.Client, str]]:
-    """A delay group whose logs have lost their beginning. Returns the name of the replica that lost all its data."""
+    """A delay group whose logs have lost their beginning. Returns the name of the replica that lost
+    all its data.
+    """
     async with (
         running_delay(tmp_path, SHORT, NodeTiming(schedule_retry_s=0.05)) as (cluster, address),
         qmq.connect(address) as mq,
@@ -62,7 +64,9 @@ def has_schedule(node: ReplicaNode) -> bool:
 
 
 def is_complete(cluster: DelayCluster, name: str) -> bool:
-    """Whether a replica's counts equal those of the master's schedule. Another slave may be behind, too."""
+    """Whether a replica's counts equal those of the master's schedule. Another slave may be behind,
+    too.
+    """
     others = [cluster.pending(each) for each in cluster.nodes if each != name]
     return has_schedule(cluster.nodes[name]) and cluster.pending(name) == max(
         others, key=lambda each: sum(each.values())
@@ -147,7 +151,9 @@ async def test_a_replica_that_is_killed_in_the_middle_of_the_transfer_begins_it_
 async def test_a_replica_that_is_killed_when_it_takes_the_schedule_over_has_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_before: bool
 ) -> None:
-    """The files are in place, but the store was not opened with them yet, or only just: no checkpoint of the replica has them."""
+    """The files are in place, but the store was not opened with them yet, or only just: no
+    checkpoint of the replica has them.
+    """
     async with without_a_beginning(tmp_path) as (cluster, _, victim):
         adopt = ReplicaBroker.reopen_now
         images: list[Path] = []

@@ -112,7 +112,7 @@ async def test_a_drained_delay_group_takes_nothing_new_and_delivers_what_it_has(
         await eventually(lambda: cluster.delivered("s") == 1)
 
 
-# --- of which kind a group is --------------------------------------------------------------------------------------------
+# --- of which kind a group is ---------------------------------------------------------------------
 
 
 async def test_replicas_that_disagree_on_the_group_are_refused_and_the_group_continues(

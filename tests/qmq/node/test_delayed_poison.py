@@ -1,4 +1,6 @@
-"""Delayed batches that an older version let in, and of which no message can be made: they hold up nothing but themselves."""
+"""Delayed batches that an older version let in, and of which no message can be made: they hold up
+nothing but themselves.
+"""
 
 from __future__ import annotations
 

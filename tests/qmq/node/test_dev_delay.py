@@ -1,4 +1,6 @@
-"""`qmq dev` has a delay group beside its broker, in the same process and found as a cluster's is."""
+"""`qmq dev` has a delay group beside its broker, in the same process and found as a cluster's
+is.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""A server listens on other addresses than loopback, or sends etcd's password in plain text, only with an explicit option."""
+"""A server listens on other addresses than loopback, or sends etcd's password in plain text, only
+with an explicit option.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""A disk without a byte left ends no process: a replica votes with what its files have, waits for the rest, and starts all the same."""
+"""A disk without a byte left ends no process: a replica votes with what its files have, waits for
+the rest, and starts all the same.
+"""
 
 from __future__ import annotations
 
@@ -84,7 +86,9 @@ async def test_nothing_is_lost_when_a_master_dies_and_all_disks_are_full() -> No
 async def test_a_replica_starts_on_a_full_disk_and_takes_part_when_there_is_room(
     is_new: bool,
 ) -> None:
-    """Also one whose files are those of a release that kept no spare: it cannot save its start, so it does not vote."""
+    """Also one whose files are those of a release that kept no spare: it cannot save its start, so
+    it does not vote.
+    """
     full: set[str] = set()
     async with cluster_of(full) as cluster:
         mq = cluster.client()
@@ -142,7 +146,9 @@ async def test_entries_that_do_not_fit_are_written_when_there_is_room() -> None:
 
 
 async def test_acknowledgements_are_replicated_into_the_reserve() -> None:
-    """On disks of one size the slaves have room for what the master admitted, and for what comes after it."""
+    """On disks of one size the slaves have room for what the master admitted, and for what comes
+    after it.
+    """
     free = [1 << 40]
 
     class Sized(MortalDisk):
@@ -166,7 +172,7 @@ async def test_acknowledgements_are_replicated_into_the_reserve() -> None:
         await cluster.until_master(other_than=master)
 
 
-# --- the file that promises are in --------------------------------------------------------------------------------------
+# --- the file that promises are in ----------------------------------------------------------------
 
 
 @pytest.fixture

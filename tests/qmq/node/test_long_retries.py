@@ -1,4 +1,6 @@
-"""Retries by way of the delay group, through a real node: they return to the group that failed, and to no other."""
+"""Retries by way of the delay group, through a real node: they return to the group that failed, and
+to no other.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""An older copy of a replica's folder, put in its place: the replica knows it, and acknowledged messages stay."""
+"""An older copy of a replica's folder, put in its place: the replica knows it, and acknowledged
+messages stay.
+"""
 
 from __future__ import annotations
 
@@ -125,7 +127,9 @@ async def send(address: str, first: int, count: int) -> None:
 async def test_an_old_copy_of_one_disk_put_back_loses_no_acknowledged_message(
     tmp_path: Path,
 ) -> None:
-    """The third replica was down while the messages were acknowledged, so the copy and the third one must not elect a master."""
+    """The third replica was down while the messages were acknowledged, so the copy and the third
+    one must not elect a master.
+    """
     async with running(tmp_path) as (cluster, address):
         first = await cluster.master()
         copied, away = (name for name in NAMES if name != first)
@@ -169,7 +173,9 @@ async def test_an_old_copy_knows_which_epochs_it_may_have_promised(tmp_path: Pat
 async def test_the_last_good_copy_keeps_what_is_committed_and_doctor_names_it(
     tmp_path: Path,
 ) -> None:
-    """Two disks and the store are put back at once: nothing shows that, until the third replica comes back."""
+    """Two disks and the store are put back at once: nothing shows that, until the third replica
+    comes back.
+    """
     async with running(tmp_path) as (cluster, address):
         good = await cluster.master()
         others = [name for name in NAMES if name != good]
@@ -224,7 +230,9 @@ async def test_a_store_that_was_put_back_is_noticed_by_the_replicas(tmp_path: Pa
 
 
 async def test_a_replica_does_not_register_in_the_store_of_another_cluster(tmp_path: Path) -> None:
-    """As when a restarted replica is given another cluster's etcd, which has a group and a replica with these names."""
+    """As when a restarted replica is given another cluster's etcd, which has a group and a replica
+    with these names.
+    """
     async with running(tmp_path) as (cluster, _):
         await cluster.master()
         name = NAMES[0]
@@ -234,7 +242,10 @@ async def test_a_replica_does_not_register_in_the_store_of_another_cluster(tmp_p
         await cluster.store.put(CLUSTER, b"another")
         with pytest.raises(
             WrongServer,
-            match=f"the folder of a belongs to cluster {own.value.decode()}, and .* has cluster another",
+            match=(
+                f"the folder of a belongs to cluster {own.value.decode()}, and .* has cluster "
+                "another"
+            ),
         ):
             await cluster.start(name)
         assert await cluster.record(name) == record

@@ -1,4 +1,6 @@
-"""A replica that must open its store again while it runs keeps answering the other replicas and its clients."""
+"""A replica that must open its store again while it runs keeps answering the other replicas and its
+clients.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +37,9 @@ class Shared(EmbeddedStore):
 
 
 class HeldDisk(Disk):
-    """After `hold`, opening a store on this disk waits for `let_go`, except in the event loop, which would wait forever."""
+    """After `hold`, opening a store on this disk waits for `let_go`, except in the event loop,
+    which would wait forever.
+    """
 
     def __init__(self) -> None:
         self._loops = threading.current_thread()

@@ -1,4 +1,6 @@
-"""Three replicas in one event loop, on one coordination store in memory: what the node puts together."""
+"""Three replicas in one event loop, on one coordination store in memory: what the node puts
+together.
+"""
 
 from __future__ import annotations
 
@@ -121,7 +123,9 @@ async def test_a_master_that_stops_hands_over_first_and_messages_and_progress_ar
 async def test_a_campaign_that_begins_after_an_earlier_one_won_takes_no_other_epoch(
     tmp_path: Path,
 ) -> None:
-    """The second one was asked for while the first was still running; it took the claim of the epoch that the replica led in."""
+    """The second one was asked for while the first was still running; it took the claim of the
+    epoch that the replica led in.
+    """
     async with running(tmp_path) as (cluster, _):
         driver = (await cluster.master()).driver
         epoch = driver.core.state.promised

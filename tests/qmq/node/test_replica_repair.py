@@ -1,4 +1,6 @@
-"""Mending: a replica's damage is filled with what was there, taken from another one, or not at all."""
+"""Mending: a replica's damage is filled with what was there, taken from another one, or not at
+all.
+"""
 
 from __future__ import annotations
 
@@ -206,7 +208,9 @@ async def test_a_store_that_cannot_be_opened_is_mended_before(folders: list[Path
 
 
 async def test_with_a_checkpoint_too(folders: list[Path]) -> None:
-    """The replay starts after the checkpoint, and only damage in what is read is known; the consume log is rebuilt."""
+    """The replay starts after the checkpoint, and only damage in what is read is known; the consume
+    log is rebuilt.
+    """
     store = opened(folders[0])
     store.commit(store.index)
     fill(store, 300, start=60)
@@ -274,7 +278,9 @@ async def test_a_peer_that_is_away_or_behind_is_passed_over(folders: list[Path])
 async def test_a_hole_at_the_end_of_an_unopened_log_is_not_filled_without_proof(
     folders: list[Path],
 ) -> None:
-    """No complete entry follows and no checkpoint has the epoch, so the entry could be another master's."""
+    """No complete entry follows and no checkpoint has the epoch, so the entry could be another
+    master's.
+    """
     store = opened(folders[1])
     last = entries(store, 0)[-1]
     spoil(folders[0], 0, last.position, 70)
@@ -286,11 +292,13 @@ async def test_a_hole_at_the_end_of_an_unopened_log_is_not_filled_without_proof(
     assert files(folders[0]) == before
 
 
-# --- what must never be written ------------------------------------------------------------------------------------------
+# --- what must never be written -------------------------------------------------------------------
 
 
 def other_history(folder: Path, store: Store, index: int) -> Store:
-    """A replica whose log differs from `store`'s after an index, with entries of the same sizes at the same positions."""
+    """A replica whose log differs from `store`'s after an index, with entries of the same sizes at
+    the same positions.
+    """
     shutil.copytree(store.folder, folder)
     other = open_store(folder, CONFIG, ManualClock(), is_replicated=True, until=index)
     other.epoch = other.epochs[-1][0] + 1
@@ -299,7 +307,9 @@ def other_history(folder: Path, store: Store, index: int) -> Store:
 
 
 async def test_an_entry_of_another_history_is_refused(tmp_path: Path) -> None:
-    """The same places, the same indexes, whole checksums, another epoch: only the neighbours and our own history tell."""
+    """The same places, the same indexes, whole checksums, another epoch: only the neighbours and
+    our own history tell.
+    """
     store = opened(tmp_path / "a")
     store.append_barrier(1)
     fill(store, 20, size=100)
@@ -397,7 +407,7 @@ async def test_a_place_that_is_whole_is_not_touched(folders: list[Path]) -> None
         )
 
 
-# --- being asked ---------------------------------------------------------------------------------------------------------
+# --- being asked ----------------------------------------------------------------------------------
 
 
 def test_a_replica_gives_whole_entries_up_to_its_own_damage(folders: list[Path]) -> None:

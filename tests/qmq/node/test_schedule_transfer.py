@@ -1,4 +1,6 @@
-"""Fetching a schedule from another replica: over gRPC, from real folders; the store that needs it is this test's."""
+"""Fetching a schedule from another replica: over gRPC, from real folders; the store that needs it
+is this test's.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +38,9 @@ QUICK = NodeTiming(schedule_retry_s=0.01, schedule_give_s=0.01)
 
 
 class Form:
-    """A schedule whose state is its files and their lengths; those without bytes only make it long."""
+    """A schedule whose state is its files and their lengths; those without bytes only make it
+    long.
+    """
 
     @staticmethod
     def files(state: Any) -> list[tuple[str, int]]:

@@ -1,4 +1,6 @@
-"""A replica with an unreadable sector is repaired from the other replicas, while it serves and when it starts."""
+"""A replica with an unreadable sector is repaired from the other replicas, while it serves and when
+it starts.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""A delay server finds brokers in its own view of the store, with the same result as a metaserver's answer."""
+"""A delay server finds brokers in its own view of the store, with the same result as a metaserver's
+answer.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""A master's write lease for ordered messages: it begins with the master's lease, ends before that lease, and closes partitions that
-were fenced.
+"""A master's write lease for ordered messages: it begins with the master's lease, ends before that
+lease, and closes partitions that were fenced.
 """
 
 from __future__ import annotations

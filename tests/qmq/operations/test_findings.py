@@ -1,4 +1,6 @@
-"""Each finding, on a snapshot in which one thing is not as it should be; and none where all is well."""
+"""Each finding, on a snapshot in which one thing is not as it should be; and none where all is
+well.
+"""
 
 from __future__ import annotations
 
@@ -59,7 +61,8 @@ ETCD = (ETCD_WELL[0], StoreMemberFacts("etcd1:2379", failure="no answer within 1
 
 Case = tuple[ClusterSnapshot, ClusterSnapshot | None, str, Severity, str]
 FORK = (
-    "knows that the entries up to 7 are committed, and the master g1-a of epoch 4 has other entries, or none, after 5: "
+    "knows that the entries up to 7 are committed, and the master g1-a of epoch 4 has other "
+    "entries, or none, after 5: "
     "acknowledged messages are missing there"
 )
 
@@ -154,7 +157,10 @@ CASES: dict[str, Case] = {
         None,
         "replica-away",
         WARNING,
-        "replica g1-c of g1 does not run, or cannot reach the coordination store; if one more voter fails, g1 has no majority",
+        (
+            "replica g1-c of g1 does not run, or cannot reach the coordination store; if one "
+            "more voter fails, g1 has no majority"
+        ),
     ),
     "a replica that hangs": (
         with_replica(role=None, vote="learner"),
@@ -213,7 +219,10 @@ CASES: dict[str, Case] = {
         None,
         "no-master",
         CRITICAL,
-        "broker group g1 elects no master: g1-b may lack entries and has no vote, so all 3 voters are needed",
+        (
+            "broker group g1 elects no master: g1-b may lack entries and has no vote, so all 3 "
+            "voters are needed"
+        ),
     ),
     "a master that waits": (
         changed(
@@ -329,14 +338,20 @@ CASES: dict[str, Case] = {
         None,
         "retention-behind",
         WARNING,
-        "replica g1-c of g1 its retention counts by a time 2,592,000 s behind its clock: an operator has to confirm its clock",
+        (
+            "replica g1-c of g1 its retention counts by a time 2,592,000 s behind its clock: an "
+            "operator has to confirm its clock"
+        ),
     ),
     "a clock that other machines deny": (
         with_replica(clock_step_ms=7_200_000),
         None,
         "retention-behind",
         WARNING,
-        "replica g1-c of g1 its retention counts by a time 7,200 s behind its clock: the other machines do not confirm its clock",
+        (
+            "replica g1-c of g1 its retention counts by a time 7,200 s behind its clock: the "
+            "other machines do not confirm its clock"
+        ),
     ),
     "a delay group whose clock jumped": (
         changed(delay_groups=(delay_group(clock_step_ms=-5_000),)),
@@ -382,21 +397,30 @@ CASES: dict[str, Case] = {
         earlier(groups=(group(lag=100, lag_ms=300_000),)),
         "group-lags",
         WARNING,
-        "group ops of flights is behind: 900 messages, the oldest 6 min 40 s old; it grows by 400 messages/s",
+        (
+            "group ops of flights is behind: 900 messages, the oldest 6 min 40 s old; it grows "
+            "by 400 messages/s"
+        ),
     ),
     "a group that catches up": (
         changed(groups=(group(lag=900, lag_ms=400_000),)),
         earlier(groups=(group(lag=1_000, lag_ms=400_000),)),
         "group-lags",
         NOTICE,
-        "group ops of flights is behind: 900 messages, the oldest 6 min 40 s old; it shrinks by 50 messages/s and ends in 18 s",
+        (
+            "group ops of flights is behind: 900 messages, the oldest 6 min 40 s old; it shrinks "
+            "by 50 messages/s and ends in 18 s"
+        ),
     ),
     "a group without consumers": (
         changed(groups=(group(lag=5, lag_ms=120_000, consumers=0),)),
         None,
         "no-consumers",
         WARNING,
-        "group ops of flights has no consumers, and messages are waiting: 5 messages, the oldest 2 min old",
+        (
+            "group ops of flights has no consumers, and messages are waiting: 5 messages, the "
+            "oldest 2 min old"
+        ),
     ),
     "a paused group": (
         changed(
@@ -406,7 +430,10 @@ CASES: dict[str, Case] = {
         None,
         "group-paused",
         NOTICE,
-        "group ops of flights is paused for 1 h (release 41); waiting: 5 messages, the oldest 15 min old",
+        (
+            "group ops of flights is paused for 1 h (release 41); waiting: 5 messages, the "
+            "oldest 15 min old"
+        ),
     ),
     "a lane that nobody holds": (
         changed(groups=(UNHELD,)),
@@ -481,7 +508,8 @@ CASES: dict[str, Case] = {
         None,
         "parked-keys",
         CRITICAL,
-        "group billing of orders has 2 parked keys with 17 messages; that is too many: it gets no more messages of partition 3 "
+        "group billing of orders has 2 parked keys with 17 messages; that is too many: it "
+        "gets no more messages of partition 3 "
         "until you replay or skip keys",
     ),
     "late deliveries": (

@@ -1,4 +1,6 @@
-"""What `qmq doctor` says of a disk without a byte left: that it is full, and not that its replica is away."""
+"""What `qmq doctor` says of a disk without a byte left: that it is full, and not that its replica
+is away.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,9 @@ from qmq.testing.machine import ReplicaMachine
 
 @pytest.mark.parametrize("starts", ["before", "afterwards", "without a spare"])
 async def test_a_replica_on_a_full_disk_is_not_called_away(starts: str) -> None:
-    """A replica whose files have no spare, as those of release 0.2.0, cannot save its start: it waits, and answers operators."""
+    """A replica whose files have no spare, as those of release 0.2.0, cannot save its start: it
+    waits, and answers operators.
+    """
     full: set[str] = set()
     async with TestCluster(
         brokers=3, delay=False, make_disk=lambda name: FullDisk(lambda: name in full)

@@ -1,4 +1,6 @@
-"""A snapshot read from a real cluster: complete while all is well, and partial, saying so, while something is away."""
+"""A snapshot read from a real cluster: complete while all is well, and partial, saying so, while
+something is away.
+"""
 
 from __future__ import annotations
 

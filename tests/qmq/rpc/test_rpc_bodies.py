@@ -1,4 +1,6 @@
-"""gRPC: a call's caller is known before its request is read, and requests of strangers that do not end are bounded."""
+"""gRPC: a call's caller is known before its request is read, and requests of strangers that do not
+end are bounded.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Calls and connections name the server that they mean; another server at the address refuses, and the caller looks it up again."""
+"""Calls and connections name the server that they mean; another server at the address refuses, and
+the caller looks it up again.
+"""
 
 from __future__ import annotations
 
@@ -63,7 +65,7 @@ def test_any_other_text_is_refused_or_a_name(text: str) -> None:
         assert text.count("/") != 2
 
 
-# --- calls -----------------------------------------------------------------------------------------------------------------
+# --- calls ----------------------------------------------------------------------------------------
 
 
 class Server:
@@ -150,7 +152,9 @@ async def test_calls_that_mean_the_server_or_name_none_are_executed(meant: Serve
 
 
 class Moving:
-    """An address that leads to one server after the other: its first connection to the first, the next one to the second."""
+    """An address that leads to one server after the other: its first connection to the first, the
+    next one to the second.
+    """
 
     def __init__(self, *targets: str) -> None:
         self.targets, self.connections = list(targets), 0
@@ -254,7 +258,7 @@ def test_a_channel_that_reaches_no_server_is_replaced_once_a_second() -> None:
     channel.close()
 
 
-# --- data connections and nodes --------------------------------------------------------------------------------------------
+# --- data connections and nodes -------------------------------------------------------------------
 
 
 @asynccontextmanager

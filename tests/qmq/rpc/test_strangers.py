@@ -1,4 +1,6 @@
-"""Strangers at a port share places and bytes; the address that takes most pays. Any order of events keeps the bounds."""
+"""Strangers at a port share places and bytes; the address that takes most pays. Any order of events
+keeps the bounds.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""The console's and the HTTP gateway's server: TLS 1.3 with the certificate that the files have now, and bounds for strangers."""
+"""The console's and the HTTP gateway's server: TLS 1.3 with the certificate that the files have
+now, and bounds for strangers.
+"""
 
 from __future__ import annotations
 
@@ -155,12 +157,12 @@ def test_files_that_are_no_certificate_are_refused_at_the_start(tmp_path: Path) 
         ServedCertificate(tmp_path / "x", tmp_path / "x")
 
 
-# --- strangers ---------------------------------------------------------------------------------------------------------
+# --- strangers ------------------------------------------------------------------------------------
 
 
 class Site:
-    """An application that answers with the length of the body. Below `/known` callers prove a name first, the last part of the path:
-    `slow` then waits, and `part` waits within its answer.
+    """An application that answers with the length of the body. Below `/known` callers prove a name
+    first, the last part of the path: `slow` then waits, and `part` waits within its answer.
     """
 
     def __init__(self) -> None:
@@ -208,7 +210,10 @@ class Served:
 
     async def ask(self, path: str = "/", body: bytes = b"") -> bytes:
         """The answer to a whole request on its own connection."""
-        head = f"POST {path} HTTP/1.1\r\nhost: h\r\nconnection: close\r\ncontent-length: {len(body)}\r\n\r\n"
+        head = (
+            f"POST {path} HTTP/1.1\r\nhost: h\r\nconnection: close\r\ncontent-length: "
+            f"{len(body)}\r\n\r\n"
+        )
         return await (await self.open(head.encode() + body)).read()
 
     def leave(self) -> None:
@@ -267,7 +272,7 @@ async def test_a_request_that_stops_half_way_ends_when_its_time_is_over(served: 
     assert await ended(reader)
 
 
-# --- owners ------------------------------------------------------------------------------------------------------------
+# --- owners ---------------------------------------------------------------------------------------
 
 
 async def held(served: Served, path: str, count: int) -> list[asyncio.StreamReader]:

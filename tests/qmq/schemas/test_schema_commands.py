@@ -107,7 +107,10 @@ async def test_a_message_that_does_not_fit_is_refused_at_the_producer(
     async with qmq.connect(node_process.address, interceptors=[check]) as mq:
         with pytest.raises(
             SchemaMismatch,
-            match=r"the message does not fit version 1 of the schema of 'orders' and was not sent: .*`id`",
+            match=(
+                r"the message does not fit version 1 of the schema of 'orders' and was not sent: "
+                r".*`id`"
+            ),
         ):
             await mq.send("orders", b"{}")
         async with mq.producer("orders") as producer:

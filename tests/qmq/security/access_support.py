@@ -1,6 +1,7 @@
 """Clusters that enforce rules, the tokens of their principals, and JWTs of an issuer.
 
-Certificates of a test's own authority, nodes that serve TLS, and the handshakes that a log tells of.
+Certificates of a test's own authority, nodes that serve TLS, and the handshakes that a log tells
+of.
 """
 
 from __future__ import annotations

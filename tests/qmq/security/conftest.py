@@ -1,4 +1,6 @@
-"""Tests of security log everything, so that a secret in a log that is off by default is found too (tests/support/secret_scan.py)."""
+"""Tests of security log everything, so that a secret in a log that is off by default is found too
+(tests/support/secret_scan.py).
+"""
 
 from __future__ import annotations
 

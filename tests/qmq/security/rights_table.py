@@ -1,7 +1,9 @@
-"""Which right each call of a metaserver, a broker and a delay server needs: the table, which test_rights.py holds the servers to.
+"""Which right each call of a metaserver, a broker and a delay server needs: the table, which
+test_rights.py holds the servers to.
 
-A row's `needs` is a list of choices: one right of each choice is enough, and without a choice all other rights are not. Whoever has any
-right on a thing may describe it, so `describe` is the choice of all of them.
+A row's `needs` is a list of choices: one right of each choice is enough, and without a choice all
+other rights are not. Whoever has any right on a thing may describe it, so `describe` is the choice
+of all of them.
 """
 
 from __future__ import annotations
@@ -80,7 +82,9 @@ SEES_CLUSTER: Final = describing("cluster")
 
 
 class World:
-    """The things that the requests are about, made by an administrator. Acts that use something up get a new one each time."""
+    """The things that the requests are about, made by an administrator. Acts that use something up
+    get a new one each time.
+    """
 
     subject, ordered, group = "t.plain", "t.keys", "t.g"
 
@@ -161,8 +165,9 @@ Ask = Callable[[World], Any]
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """`needs` None: for servers only. `fails`: the error of a call that is allowed, at a server that cannot do it. `is_shown`: whether the
-    answer has what the rights are for, where the answer leaves out what its caller may not see.
+    """`needs` None: for servers only. `fails`: the error of a call that is allowed, at a server
+    that cannot do it. `is_shown`: whether the answer has what the rights are for, where the answer
+    leaves out what its caller may not see.
     """
 
     ask: Ask
@@ -685,7 +690,8 @@ FRAMES: Final[list[tuple[FrameKind, Row]]] = [
     ),
     (FrameKind.ATTACH, Row(World.attach, CONSUMING)),
     (FrameKind.LANE_ATTACH, Row(World.lane_attach, CONSUMING)),
-    # These belong to a session, which only its own connection has: nobody else reaches it, with any rights.
+    # These belong to a session, which only its own connection has: nobody else reaches it, with any
+    # rights.
     (FrameKind.PULL, Row(lambda _: wire.pack_pull(wire.Pull(1, 1, 1, 1)), (), UnknownConsumer)),
     (
         FrameKind.SETTLE,

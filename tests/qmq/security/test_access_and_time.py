@@ -1,4 +1,6 @@
-"""Rights that end with time: rules that are too old, and expired tokens. The clock is the test's."""
+"""Rights that end with time: rules that are too old, and expired tokens. The clock is the
+test's.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Rules in a cluster without TLS, on one machine: servers authenticate to each other by the cluster's token, for every request."""
+"""Rules in a cluster without TLS, on one machine: servers authenticate to each other by the
+cluster's token, for every request.
+"""
 
 from __future__ import annotations
 

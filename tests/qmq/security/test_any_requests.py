@@ -1,7 +1,8 @@
-"""Requests with any content, to every call of a metaserver, a broker and a delay server: each gets an answer or a typed error, in time.
+"""Requests with any content, to every call of a metaserver, a broker and a delay server: each gets
+an answer or a typed error, in time.
 
-A request is the one of rights_table.py, which has a row for each call, with up to two of its fields changed, or one of its bytes. The seed
-is printed.
+A request is the one of rights_table.py, which has a row for each call, with up to two of its fields
+changed, or one of its bytes. The seed is printed.
 """
 
 from __future__ import annotations

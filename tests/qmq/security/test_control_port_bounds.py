@@ -1,4 +1,6 @@
-"""Limits of a control port against strangers, with real sockets: a metaserver's port and a broker's, with TLS and without."""
+"""Limits of a control port against strangers, with real sockets: a metaserver's port and a
+broker's, with TLS and without.
+"""
 
 from __future__ import annotations
 
@@ -68,7 +70,9 @@ class ControlPort:
                 raise typed_error(failure, self.address) from failure
 
     async def served_soon(self) -> None:
-        """Returns when a call is served. On a loaded machine a connection may take longer than the two seconds that a channel gives it."""
+        """Returns when a call is served. On a loaded machine a connection may take longer than the
+        two seconds that a channel gives it.
+        """
         async with asyncio.timeout(60):
             while not await self.is_served():
                 await asyncio.sleep(0.01)
@@ -85,7 +89,9 @@ class ControlPort:
 async def listening(
     folder: Path, role: str, bounds: RpcBounds, papers: Papers | None = None, host: str = HOST
 ) -> AsyncIterator[ControlPort]:
-    """A control port of this role, with these bounds, in front of a whole node; encrypted if there are papers."""
+    """A control port of this role, with these bounds, in front of a whole node; encrypted if there
+    are papers.
+    """
 
     def network(tls: Tls | None) -> Network:
         return ServerNetwork() if tls is None else TlsNetwork(Credentials(tls))
@@ -129,7 +135,9 @@ class Stranger:
         assert await asyncio.get_running_loop().sock_recv(self._socket, 1)
 
     async def ended(self) -> None:
-        """Returns when the server has closed it. Raises TimeoutError; without our bounds gRPC waits for two minutes, or for ever."""
+        """Returns when the server has closed it. Raises TimeoutError; without our bounds gRPC waits
+        for two minutes, or for ever.
+        """
         with suppress(ConnectionError):
             async with asyncio.timeout(60):
                 while await asyncio.get_running_loop().sock_recv(self._socket, 65_536):
@@ -142,7 +150,9 @@ class Stranger:
 
 @asynccontextmanager
 async def relayed(port: int) -> AsyncIterator[tuple[int, asyncio.Event]]:
-    """A port that passes bytes on in both directions until the event is set; then it holds them, as after a pulled cable."""
+    """A port that passes bytes on in both directions until the event is set; then it holds them, as
+    after a pulled cable.
+    """
     cut, pumps = asyncio.Event(), list[asyncio.Task[None]]()
 
     async def pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

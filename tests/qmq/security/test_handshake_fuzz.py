@@ -1,7 +1,7 @@
 """Malformed handshakes authenticate no client and store nothing, and the broker continues.
 
-Frames are fed to connections of a running broker that have no socket, so that a million of them take a minute or two. `scripts/test --all`
-sends a million; any other number:
+Frames are fed to connections of a running broker that have no socket, so that a million of them
+take a minute or two. `scripts/test --all` sends a million; any other number:
 
     QMQ_FUZZ=50000 scripts/test tests/qmq/security/test_handshake_fuzz.py
 """

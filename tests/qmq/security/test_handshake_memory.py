@@ -1,4 +1,6 @@
-"""Memory of a server, in bytes, for strangers in a TLS handshake: while they stand still, and after they are gone."""
+"""Memory of a server, in bytes, for strangers in a TLS handshake: while they stand still, and after
+they are gone.
+"""
 
 from __future__ import annotations
 
@@ -78,7 +80,9 @@ async def grown_bytes(folder: Path) -> int:
 
 
 def measured(work: Callable[[Path], Coroutine[Any, Any, int]], folder: Path) -> int:
-    """The result, measured in a new process on the servers' event loop: the memory of a test's process depends on the tests before."""
+    """The result, measured in a new process on the servers' event loop: the memory of a test's
+    process depends on the tests before.
+    """
     with ProcessPoolExecutor(1, get_context("spawn")) as process:
         return process.submit(_run, work, folder).result()
 

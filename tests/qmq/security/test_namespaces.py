@@ -1,4 +1,6 @@
-"""A team administers its own namespace: rules, roles and tokens below its prefix, and nothing else."""
+"""A team administers its own namespace: rules, roles and tokens below its prefix, and nothing
+else.
+"""
 
 from __future__ import annotations
 

@@ -1,8 +1,10 @@
-"""Secrets in configuration and credentials are where they belong, and nowhere else, after everything has worked with them.
+"""Secrets in configuration and credentials are where they belong, and nowhere else, after
+everything has worked with them.
 
-One run: a node with TLS and enforced rules, the RocketMQ gateway, the console and a Spark job, as processes with all they log. The search
-covers what they print and log, audit logs, metrics, errors, answers, the console's pages and JSON, what commands print, Spark's pages and
-event logs, and every file that is left, state files included.
+One run: a node with TLS and enforced rules, the RocketMQ gateway, the console and a Spark job, as
+processes with all they log. The search covers what they print and log, audit logs, metrics, errors,
+answers, the console's pages and JSON, what commands print, Spark's pages and event logs, and every
+file that is left, state files included.
 """
 
 from __future__ import annotations
@@ -54,14 +56,18 @@ LINK = re.compile(r'(?:href|data-url|src)="(/[^"#]*)"')
 
 @dataclass
 class Secrets:
-    """Planted secrets by name, as the bytes that are looked for, and the files in which each belongs."""
+    """Planted secrets by name, as the bytes that are looked for, and the files in which each
+    belongs.
+    """
 
     folder: Path
     values: dict[str, bytes] = field(default_factory=dict)
     homes: dict[str, set[str]] = field(default_factory=dict)
 
     def plant(self, name: str, secret: str, *homes: Path) -> str:
-        """Look for a secret from here on. Its telling part must not be in a file other than its homes."""
+        """Look for a secret from here on. Its telling part must not be in a file other than its
+        homes.
+        """
         self.values[name] = plant(_telling(secret)).encode()
         self.homes[name] = {str(each.relative_to(self.folder)) for each in homes}
         return secret
@@ -84,7 +90,9 @@ class Secrets:
 
 
 def _telling(secret: str) -> str:
-    """The part of a secret that is secret: a token has a public id, a JWT public claims, a key's file a public frame."""
+    """The part of a secret that is secret: a token has a public id, a JWT public claims, a key's
+    file a public frame.
+    """
     if "PRIVATE KEY" in secret:
         return secret.splitlines()[1]
     if secret.startswith("qmq_"):
@@ -96,7 +104,9 @@ def _telling(secret: str) -> str:
 async def started(
     *words: str, folder: Path, ready: str, environment: Mapping[str, str]
 ) -> AsyncIterator[str]:
-    """A command as a process, which writes to FOLDER/NAME.log and .err; yields the line that says it is ready. It stops cleanly."""
+    """A command as a process, which writes to FOLDER/NAME.log and .err; yields the line that says
+    it is ready. It stops cleanly.
+    """
     out, errors = folder / f"{words[0]}.log", folder / f"{words[0]}.err"
     with out.open("wb") as to_out, errors.open("wb") as to_errors:
         process = await asyncio.create_subprocess_exec(
@@ -123,13 +133,17 @@ async def started(
 
 
 def environment_of(tls: Tls, **more: str) -> dict[str, str]:
-    """The environment of one process: nothing of this one's settings, and the given files and secrets."""
+    """The environment of one process: nothing of this one's settings, and the given files and
+    secrets.
+    """
     clean = {name: value for name, value in os.environ.items() if not name.startswith("QMQ_")}
     return {**clean, "QMQ_STATE_DIR": os.environ["QMQ_STATE_DIR"], **variables(tls), **more}
 
 
 async def refusals(server: str, tls: Tls, tokens: Iterable[str]) -> AsyncIterator[str]:
-    """The answers to clients with these tokens: to known clients without the permission, and to unknown clients."""
+    """The answers to clients with these tokens: to known clients without the permission, and to
+    unknown clients.
+    """
     for token in tokens:
         async with qmq.connect(server, tls=tls, token=token) as mq:
             for attempt in (mq.send("forbidden", b"1"), mq.metadata.cluster(), mq.access.rules()):
@@ -139,21 +153,26 @@ async def refusals(server: str, tls: Tls, tokens: Iterable[str]) -> AsyncIterato
                     yield f"{failure} {failure!r} {failure.__cause__!r} {mq!r}"
 
 
-# --- the gateway -------------------------------------------------------------------------------------------------------------------------
+# --- the gateway ----------------------------------------------------------------------------------
 
 
 def signed(access_key: str, secret_key: str) -> tuple[tuple[str, str], ...]:
     """The headers of RocketMQ's clients."""
     when = "20261127T000000Z"
     signature = hmac.new(secret_key.encode(), when.encode(), hashlib.sha1).hexdigest().upper()
-    shown = f"MQv2-HMAC-SHA1 Credential={access_key}, SignedHeaders=x-mq-date-time, Signature={signature}"
+    shown = (
+        f"MQv2-HMAC-SHA1 Credential={access_key}, SignedHeaders=x-mq-date-time, "
+        f"Signature={signature}"
+    )
     return (("authorization", shown), ("x-mq-date-time", when), ("x-mq-client-id", "stub@1@1"))
 
 
 async def use_gateway(
     address: str, ca: bytes, known: tuple[str, str], wrong: tuple[str, str]
 ) -> AsyncIterator[str]:
-    """Send through the gateway, as a known client and as an unknown client. Yields the gateway's answers."""
+    """Send through the gateway, as a known client and as an unknown client. Yields the gateway's
+    answers.
+    """
     options = [("grpc.use_local_subchannel_pool", 1)]
     async with grpc.aio.secure_channel(
         address, grpc.ssl_channel_credentials(ca), options=options
@@ -180,11 +199,13 @@ async def use_gateway(
             yield str(answer)
 
 
-# --- the console -------------------------------------------------------------------------------------------------------------------------
+# --- the console ----------------------------------------------------------------------------------
 
 
 def browse(address: str, token: str, wrong: str, context: Any) -> Iterator[str]:
-    """Log in with a token that is wrong, and with one that is right; then follow every link. Yields pages, JSON and headers."""
+    """Log in with a token that is wrong, and with one that is right; then follow every link. Yields
+    pages, JSON and headers.
+    """
     opener = urllib.request.build_opener(
         urllib.request.HTTPCookieProcessor(CookieJar()),
         urllib.request.HTTPSHandler(context=context),
@@ -237,7 +258,7 @@ def browse(address: str, token: str, wrong: str, context: Any) -> Iterator[str]:
     } <= shown, shown
 
 
-# --- the whole ---------------------------------------------------------------------------------------------------------------------------
+# --- the whole ------------------------------------------------------------------------------------
 
 
 async def test_secrets_stay_where_they_belong_while_everything_works_with_them(
@@ -399,7 +420,9 @@ def _read(url: str) -> str:
 
 
 async def _close(admin: qmq.Client, secrets: Secrets) -> dict[str, str]:
-    """Fill the cluster, make tokens and rules, and enforce the rules. Returns the tokens by principal."""
+    """Fill the cluster, make tokens and rules, and enforce the rules. Returns the tokens by
+    principal.
+    """
     await admin.send_many("orders", [b"%d" % number for number in range(MESSAGES)])
     for subject in ("payments", "copies", "shop", "work"):
         await admin.metadata.create_subject(qmq.SubjectConfig(subject))

@@ -1,4 +1,6 @@
-"""A message's id contains its producer's id: a client that reads the id must not be able to send as that producer."""
+"""A message's id contains its producer's id: a client that reads the id must not be able to send as
+that producer.
+"""
 
 from __future__ import annotations
 

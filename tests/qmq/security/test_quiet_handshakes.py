@@ -1,4 +1,6 @@
-"""A stranger does not fill a server's log with handshakes that fail: the audit log has one record of each reason in ten seconds."""
+"""A stranger does not fill a server's log with handshakes that fail: the audit log has one record
+of each reason in ten seconds.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""With the rules off servers check no token after they know its principal: docs/SECURITY.md says so."""
+"""With the rules off servers check no token after they know its principal: docs/SECURITY.md says
+so.
+"""
 
 from __future__ import annotations
 

@@ -164,7 +164,9 @@ OF_CONNECTIONS = {
     FrameKind.REPLICA,
     FrameKind.BEGUN,
 }
-"""Frames that say who the peer is: test_access.py and the tests of replicas try them. BEGUN belongs to a session, and has no answer."""
+"""Frames that say who the peer is: test_access.py and the tests of replicas try them. BEGUN belongs
+to a session, and has no answer.
+"""
 
 
 def test_each_call_and_each_frame_has_its_row() -> None:

@@ -1,4 +1,6 @@
-"""The relay passes bytes of TLS connections on to a gRPC server: completely, in both directions, and leaves nothing open."""
+"""The relay passes bytes of TLS connections on to a gRPC server: completely, in both directions,
+and leaves nothing open.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Three replicas and a metaserver that speak TLS only: replication, fail-over, repair and control calls go through it."""
+"""Three replicas and a metaserver that speak TLS only: replication, fail-over, repair and control
+calls go through it.
+"""
 
 from __future__ import annotations
 
@@ -257,7 +259,9 @@ async def test_a_client_s_certificate_makes_no_call_that_is_for_servers(
 
 
 def of_another_authority(folder: Path) -> Tls:
-    """A certificate as an authority makes it that knows nothing of principals: a DNS name, and every purpose."""
+    """A certificate as an authority makes it that knows nothing of principals: a DNS name, and
+    every purpose.
+    """
     made, signer = (
         issue(folder, "machine-9", "node", [HOST]),
         serialization.load_pem_private_key((folder / "ca.key").read_bytes(), None),
@@ -280,7 +284,9 @@ def of_another_authority(folder: Path) -> Tls:
 
 
 async def seal(node: ReplicaNode, shown: Tls, token: str) -> None:
-    """Call the control port of a replica with this certificate and this token. Raises the typed error."""
+    """Call the control port of a replica with this certificate and this token. Raises the typed
+    error.
+    """
     address = node.view.present("g")["a"].control_address
     request = pb.SealRequest(subject="s", partition=1, change_id="evil", to_version=9)
     async with TlsNetwork(Credentials(shown)).channel(

@@ -1,4 +1,6 @@
-"""Spark against a broker with TLS and enforced rules: the reader, the sink, and which credentials Spark's web pages show."""
+"""Spark against a broker with TLS and enforced rules: the reader, the sink, and which credentials
+Spark's web pages show.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,9 @@ pytestmark = pytest.mark.xdist_group("drivers")
 
 @asynccontextmanager
 async def closed(folder: Path, tls: Tls, client: Tls) -> AsyncIterator[tuple[Node, qmq.Client]]:
-    """A node that enforces rules: `app:reports` may read `orders` and write `copies`, and nothing else."""
+    """A node that enforces rules: `app:reports` may read `orders` and write `copies`, and nothing
+    else.
+    """
     node = Node(node_config(folder), network=TlsNetwork(Credentials(tls)))
     await node.start()
     try:
@@ -50,7 +54,9 @@ async def closed(folder: Path, tls: Tls, client: Tls) -> AsyncIterator[tuple[Nod
 
 
 async def check(found: dict[str, Any], operator: qmq.Client) -> None:
-    """The reader read all, the sink wrote all, twice; and what no rule allows was refused, by name."""
+    """The reader read all, the sink wrote all, twice; and what no rule allows was refused, by
+    name.
+    """
     assert found["read"] == MESSAGES
     assert len(found["refused"]) == 2
     assert all("app:reports may not" in each and "payments" in each for each in found["refused"]), (

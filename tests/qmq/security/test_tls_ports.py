@@ -1,4 +1,6 @@
-"""Certificates that are not right, at every port that speaks TLS and in every client: a list of all of them, and one test for each side."""
+"""Certificates that are not right, at every port that speaks TLS and in every client: a list of all
+of them, and one test for each side.
+"""
 
 from __future__ import annotations
 
@@ -39,7 +41,7 @@ from qmq.wire.frame_payloads import PROTOCOL_VERSION, Hello
 
 ROOT = Path(__file__).parents[3]
 
-# --- the list ----------------------------------------------------------------------------------------------------------
+# --- the list -------------------------------------------------------------------------------------
 
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes([0, 0, 0, 4, 0, 0, 0, 0, 0])
 GET = b"GET / HTTP/1.1\r\nhost: 127.0.0.1\r\nconnection: close\r\n\r\n"
@@ -57,8 +59,8 @@ PORTS: dict[str, tuple[str, bytes, str]] = {
     "HTTP gateway": ("http/1.1", GET, "not read"),
     "console": ("http/1.1", GET, "not read"),
 }
-"""The ports that speak TLS: the protocol that they speak, the first bytes of a peer, and what a certificate of the client
-is there. Replicas speak with each other at data ports.
+"""The ports that speak TLS: the protocol that they speak, the first bytes of a peer, and what a
+certificate of the client is there. Replicas speak with each other at data ports.
 """
 
 SERVING = {
@@ -70,7 +72,9 @@ SERVING = {
     ("qmq/integrations/http/site.py", "WebServer"): "HTTP gateway",
     ("qmq/console/app.py", "WebServer"): "console",
 }
-"""Where the product serves TLS, and at which of the ports. Who adds a place adds its port to `PORTS`."""
+"""Where the product serves TLS, and at which of the ports. Who adds a place adds its port to
+`PORTS`.
+"""
 INSIDE = {
     "qmq/rpc/network.py",
     "qmq/rpc/relay.py",
@@ -99,7 +103,9 @@ OF_NETWORKS = {"listen", "serve", "connect"}
 
 
 def calls_of(names: set[str]) -> set[tuple[str, str]]:
-    """Where the product calls or passes on methods of these names, of something that is a network or certificates."""
+    """Where the product calls or passes on methods of these names, of something that is a network
+    or certificates.
+    """
     found = set[tuple[str, str]]()
     for folder in ("qmq", "coordination", "ordering", "replication", "spark/pyspark_qmq"):
         for path in sorted((ROOT / folder).rglob("*.py")):
@@ -149,7 +155,7 @@ def test_the_list_has_every_place_that_connects_with_certificates() -> None:
     }
 
 
-# --- servers refuse clients -----------------------------------------------------------------------------------------------
+# --- servers refuse clients -----------------------------------------------------------------------
 
 
 @asynccontextmanager
@@ -228,7 +234,7 @@ async def test_every_port_refuses_wrong_certificates_and_serves_who_needs_none(
                     assert bool(answer) is is_served, (name, what, answer)
 
 
-# --- clients refuse servers, and say why they are refused -----------------------------------------------------------------
+# --- clients refuse servers, and say why they are refused -----------------------------------------
 
 
 async def ask_data(address: str, tls: Tls) -> None:
@@ -324,12 +330,14 @@ async def test_every_client_that_is_refused_says_what_to_do(tmp_path: Path, what
             assert addresses[port] in str(failure.value), name
 
 
-# --- etcd --------------------------------------------------------------------------------------------------------------
+# --- etcd -----------------------------------------------------------------------------------------
 
 
 @contextmanager
 def etcd_with(folder: Path, tls: Tls) -> Iterator[str]:
-    """The address of an etcd that shows this certificate, and asks for one of the same authority."""
+    """The address of an etcd that shows this certificate, and asks for one of the same
+    authority.
+    """
     needs.need_etcd()
     assert isinstance(tls.ca, Path)
     assert isinstance(tls.cert, Path)
@@ -365,11 +373,17 @@ def path_of(found: Path | str | None) -> Path | None:
         ("another authority's", "--etcd-ca (QMQ_ETCD_CA) must name its CA"),
         (
             "expired",
-            "certificate is not valid now (certificate has expired): replace it, or correct this machine's clock",
+            (
+                "certificate is not valid now (certificate has expired): replace it, or correct "
+                "this machine's clock"
+            ),
         ),
         (
             "not yet valid",
-            "certificate is not valid now (certificate is not yet valid): replace it, or correct this machine's clock",
+            (
+                "certificate is not valid now (certificate is not yet valid): replace it, or "
+                "correct this machine's clock"
+            ),
         ),
         ("another name", "not for the address that is asked"),
     ],

@@ -1,4 +1,6 @@
-"""Messages of gRPC that are not whole are counted as their bytes pass, and bounded for each port: places, bytes and time."""
+"""Messages of gRPC that are not whole are counted as their bytes pass, and bounded for each port:
+places, bytes and time.
+"""
 
 from __future__ import annotations
 
@@ -58,7 +60,7 @@ def head(path: str, call: int) -> bytes:
     return frame(HEADERS, call, block, END_HEADERS)
 
 
-# --- counting ----------------------------------------------------------------------------------------------------------
+# --- counting -------------------------------------------------------------------------------------
 
 
 class Counted:
@@ -138,11 +140,13 @@ def test_beyond_the_bytes_the_connection_ends_and_holds_nothing() -> None:
     assert (found.ends, found.messages.is_over) == (1, True)
 
 
-# --- at a port ---------------------------------------------------------------------------------------------------------
+# --- at a port ------------------------------------------------------------------------------------
 
 
 class Client:
-    """A connection that speaks HTTP/2 by hand, within the window that each call has from its beginning."""
+    """A connection that speaks HTTP/2 by hand, within the window that each call has from its
+    beginning.
+    """
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.reader, self.writer = reader, writer

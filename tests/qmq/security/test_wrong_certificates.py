@@ -1,4 +1,6 @@
-"""A wrong certificate, the server's or the client's, is told by every call within the patience for mistakes."""
+"""A wrong certificate, the server's or the client's, is told by every call within the patience for
+mistakes.
+"""
 
 from __future__ import annotations
 
@@ -76,7 +78,9 @@ async def test_send_says_that_no_metaserver_can_be_trusted(tmp_path: Path, what:
 async def test_a_client_whose_certificate_is_refused_logs_soon_what_to_look_at(
     tmp_path: Path, what: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Behind the handshake such a refusal looks like a server that is away, so the client waits on."""
+    """Behind the handshake such a refusal looks like a server that is away, so the client waits
+    on.
+    """
     papers = Papers(tmp_path / "papers")
     wrong = wrong_clients(tmp_path, papers)[what]
     async with (

@@ -1,7 +1,8 @@
 """Databases for tests: `database` is an empty one on SQLite, PostgreSQL and MariaDB in turn.
 
-A server starts with the first test that needs it, and is shared by all tests of this folder, which have one xdist group. A test that wants
-only some kinds says `@pytest.mark.parametrize("database", ["postgresql"], indirect=True)`.
+A server starts with the first test that needs it, and is shared by all tests of this folder, which
+have one xdist group. A test that wants only some kinds says `@pytest.mark.parametrize("database",
+["postgresql"], indirect=True)`.
 """
 
 from __future__ import annotations
@@ -20,8 +21,14 @@ from support.databases import Database, DatabaseServer, MariaServer, PostgresSer
 from qmq.node.dev_node import Node
 
 KINDS = ("sqlite", "postgresql") if forms.FORM == "gate" else ("sqlite", "postgresql", "mariadb")
-_FORGOTTEN = "ignore:Exception ignored in. <socket.socket fd=[0-9]+, family=1,:pytest.PytestUnraisableExceptionWarning"
-_CANCELLED = "ignore:Exception ignored in. <function Connection.__del__:pytest.PytestUnraisableExceptionWarning"
+_FORGOTTEN = (
+    "ignore:Exception ignored in. <socket.socket fd=[0-9]+, "
+    "family=1,:pytest.PytestUnraisableExceptionWarning"
+)
+_CANCELLED = (
+    "ignore:Exception ignored in. <function "
+    "Connection.__del__:pytest.PytestUnraisableExceptionWarning"
+)
 _SERVERS: dict[str, type[DatabaseServer]] = {"postgresql": PostgresServer, "mariadb": MariaServer}
 
 
@@ -32,7 +39,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.xdist_group("sql"))
             # PyMySQL forgets the socket of a connection that is refused, as while a server is away.
             item.add_marker(pytest.mark.filterwarnings(_FORGOTTEN))
-            # aiomysql forgets the connection whose attempt is cancelled. The garbage collector finds it in this test or a later one.
+            # aiomysql forgets the connection whose attempt is cancelled. The garbage collector
+            # finds it in this test or a later one.
             item.add_marker(pytest.mark.filterwarnings(_CANCELLED))
 
 

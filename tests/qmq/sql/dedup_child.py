@@ -1,11 +1,13 @@
 """A program that starts processes which handle one message and die at a chosen line.
 
-It reads one JSON object a line from its standard input (see `Life`), and prints for each how the process ended: its exit status, and the
-lines that it ran if it did not die. All modules are imported once; each life is a fork.
+It reads one JSON object a line from its standard input (see `Life`), and prints for each how the
+process ended: its exit status, and the lines that it ran if it did not die. All modules are
+imported once; each life is a fork.
 
-The lines are those that run for a message from the listener's `MessageHandling.handle` to the verdict, in their order: lines of the
-listener, of the test's handlers, and of the database modules. (Not those of `dedup_tables.py` and `dialects.py`, which
-only make text.) One more place to die comes after them, before the acknowledgement has left.
+The lines are those that run for a message from the listener's `MessageHandling.handle` to the
+verdict, in their order: lines of the listener, of the test's handlers, and of the database modules.
+(Not those of `dedup_tables.py` and `dialects.py`, which only make text.) One more place to die
+comes after them, before the acknowledgement has left.
 """
 
 from __future__ import annotations
@@ -59,7 +61,9 @@ class Life:
 
 
 class Reaper:
-    """Counts the lines of the way, in whichever thread or greenlet, and ends the process at one of them."""
+    """Counts the lines of the way, in whichever thread or greenlet, and ends the process at one of
+    them.
+    """
 
     def __init__(self, die_at: int) -> None:
         self.die_at = die_at
@@ -102,7 +106,7 @@ def _watch(reaper: Reaper, over: asyncio.Event) -> None:
     MessageHandling.handle = watched  # type: ignore[method-assign,assignment]
 
 
-# --- lives -----------------------------------------------------------------------------------------------------------------
+# --- lives ----------------------------------------------------------------------------------------
 
 
 def listen(mq: qmq.Client, way: str, database: Any, group: str) -> None:
@@ -120,7 +124,9 @@ def listen(mq: qmq.Client, way: str, database: Any, group: str) -> None:
 
 
 def way_into(way: str, url: str) -> Any:
-    """The engine or connection for SqlDedup: one connection at a time is enough, and best on SQLite."""
+    """The engine or connection for SqlDedup: one connection at a time is enough, and best on
+    SQLite.
+    """
     if way == "driver":
         return lambda: _connect(url)
     make: Any = create_async_engine if way.startswith("async") else create_engine

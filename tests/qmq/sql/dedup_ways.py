@@ -1,4 +1,6 @@
-"""A common interface to the ways in which a handler can have its transaction: `Way.work` handles one message as a listener does."""
+"""A common interface to the ways in which a handler can have its transaction: `Way.work` handles
+one message as a listener does.
+"""
 
 from __future__ import annotations
 
@@ -41,7 +43,9 @@ class Boom(Exception):
 
 
 class Way:
-    """One way into one database. `insert` is the handler's effect; `step` is what else a handler does."""
+    """One way into one database. `insert` is the handler's effect; `step` is what else a handler
+    does.
+    """
 
     def __init__(self, name: str, database: Database, given: Any, **options: Any) -> None:
         self.name = name
@@ -108,7 +112,9 @@ async def ways(
 
 @contextmanager
 def away(database: Database) -> Iterator[None]:
-    """The server is down, and then up again. PyMySQL forgets the sockets of connections that are refused."""
+    """The server is down, and then up again. PyMySQL forgets the sockets of connections that are
+    refused.
+    """
     assert database.server is not None
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "unclosed <socket", ResourceWarning)

@@ -1,6 +1,8 @@
-"""A process that dies at one point between a message's transaction and the broker: `python outbox_crash.py URL ADDRESS TABLE POINT`.
+"""A process that dies at one point between a message's transaction and the broker: `python
+outbox_crash.py URL ADDRESS TABLE POINT`.
 
-It prints the message's id as soon as it has one. The exit status is 9 if it died at the given point.
+It prints the message's id as soon as it has one. The exit status is 9 if it died at the given
+point.
 """
 
 from __future__ import annotations

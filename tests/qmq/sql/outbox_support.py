@@ -1,4 +1,6 @@
-"""Support for the tests of the outbox: engines that are closed, the messages of a subject, the rows left in the table."""
+"""Support for the tests of the outbox: engines that are closed, the messages of a subject, the rows
+left in the table.
+"""
 
 from __future__ import annotations
 
@@ -72,7 +74,9 @@ async def bodies(mq: qmq.Client, subject: str, count: int, group: str = "readers
 
 
 async def change(engine: Engine, statement: str) -> None:
-    """Change rows in a transaction in a thread, so that the event loop runs on and a lock's holder there can release it."""
+    """Change rows in a transaction in a thread, so that the event loop runs on and a lock's holder
+    there can release it.
+    """
 
     def execute() -> None:
         with engine.begin() as connection:

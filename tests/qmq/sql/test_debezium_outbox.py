@@ -1,4 +1,6 @@
-"""An outbox in Debezium's layout: written in the application's transaction, taken in by a watchdog, each row sent once and in order."""
+"""An outbox in Debezium's layout: written in the application's transaction, taken in by a watchdog,
+each row sent once and in order.
+"""
 
 from __future__ import annotations
 
@@ -48,7 +50,8 @@ def foreign_row(
     with engine.begin() as connection:
         connection.execute(
             text(
-                "INSERT INTO outboxevent (id, aggregatetype, aggregateid, type, payload, created) VALUES (:i, :a, :k, 'Changed', :p, :c)"
+                "INSERT INTO outboxevent (id, aggregatetype, aggregateid, type, payload, "
+                "created) VALUES (:i, :a, :k, 'Changed', :p, :c)"
             ),
             {"i": identifier or str(uuid4()), "a": aggregate, "k": key, "p": payload, "c": created},
         )

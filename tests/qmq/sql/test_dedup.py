@@ -1,4 +1,6 @@
-"""SqlDedup on every kind of database, through every API: the record and the effect are written together or not at all."""
+"""SqlDedup on every kind of database, through every API: the record and the effect are written
+together or not at all.
+"""
 
 from __future__ import annotations
 
@@ -88,7 +90,9 @@ async def test_a_key_of_the_applications_own_counts_to_the_last_byte_and_is_neve
 async def test_of_two_consumers_with_the_same_message_the_second_waits_and_finds_it_done(
     database: Database,
 ) -> None:
-    """SQLite has one writer at a time: the second one waits for the lock of the whole database instead."""
+    """SQLite has one writer at a time: the second one waits for the lock of the whole database
+    instead.
+    """
     async with ways(database) as found:
         for first in found:
             for second in (found[0], found[1]):
@@ -103,7 +107,8 @@ async def test_of_two_consumers_with_the_same_message_the_second_waits_and_finds
                     is_inside.set()
                     assert may_go.wait(30)
 
-                # Run in another thread with its own loop: an async handler that waits blocks its loop.
+                # Run in another thread with its own loop: an async handler that waits blocks its
+                # loop.
                 slow = asyncio.create_task(
                     asyncio.to_thread(_run_elsewhere, database, first.name, number, hold)
                 )

@@ -1,4 +1,6 @@
-"""Old records are deleted in batches, by the database's clock; never the record of a message that may still be delivered."""
+"""Old records are deleted in batches, by the database's clock; never the record of a message that
+may still be delivered.
+"""
 
 from __future__ import annotations
 
@@ -69,7 +71,9 @@ def _text(value: object) -> str:
 async def test_a_wrong_clock_of_the_database_deletes_no_record(
     database: Database, years: int
 ) -> None:
-    """The brokers' clocks are right, and say that it is `years` earlier or later than the database says."""
+    """The brokers' clocks are right, and say that it is `years` earlier or later than the database
+    says.
+    """
     now_ms = time.time_ns() // 1_000_000 + years * 365 * _DAY_MS
     async with ways(database, keep=KEEP) as found:
         for number, way in enumerate(found):
@@ -100,7 +104,9 @@ async def test_a_message_that_is_handed_out_again_keeps_its_record_for_as_long_a
 
 
 async def test_a_record_that_is_touched_while_it_is_about_to_go_stays(database: Database) -> None:
-    """Which records are old was read; then one is handed out again; then the old ones are deleted."""
+    """Which records are old was read; then one is handed out again; then the old ones are
+    deleted.
+    """
     async with ways(database, "engine", keep=KEEP) as [way]:
         await way.work(message(1))
         await way.work(message(2))

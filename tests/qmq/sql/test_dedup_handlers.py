@@ -1,4 +1,6 @@
-"""Handlers and the transaction that they get: no half effect is committed, and no record without its effect."""
+"""Handlers and the transaction that they get: no half effect is committed, and no record without
+its effect.
+"""
 
 from __future__ import annotations
 
@@ -82,7 +84,9 @@ async def test_a_handler_that_rolled_back_and_continued_commits_nothing(database
 async def test_a_handler_that_swallows_the_error_of_its_transaction_commits_nothing(
     database: Database,
 ) -> None:
-    """PostgreSQL ends the transaction with any error, MySQL with a deadlock, SQLite with a full disk: the test causes these errors."""
+    """PostgreSQL ends the transaction with any error, MySQL with a deadlock, SQLite with a full
+    disk: the test causes these errors.
+    """
 
     def swallow(handed: Any) -> None:
         if database.kind == "postgresql":
@@ -110,7 +114,10 @@ async def test_another_consumers_record_after_our_rollback_is_not_taken_for_ours
                 say(handed, "ROLLBACK")
                 rows(
                     database,
-                    f"INSERT INTO qmq_dedup VALUES ('g', 'orders', '{message(number).id}', 'another', 0)",
+                    (
+                        f"INSERT INTO qmq_dedup VALUES ('g', 'orders', '{message(number).id}', "
+                        "'another', 0)"
+                    ),
                 )
                 say(handed, "INSERT INTO effect VALUES ('second')")
 
@@ -125,7 +132,10 @@ async def test_if_the_commit_itself_fails_nothing_is_done(database: Database) ->
         rows(database, "CREATE TABLE customer (id INTEGER PRIMARY KEY)")
         rows(
             database,
-            "CREATE TABLE bill (customer INTEGER REFERENCES customer DEFERRABLE INITIALLY DEFERRED)",
+            (
+                "CREATE TABLE bill (customer INTEGER REFERENCES customer DEFERRABLE INITIALLY "
+                "DEFERRED)"
+            ),
         )
         for number, way in enumerate(found):
             with pytest.raises(Exception, match="violates foreign key"):

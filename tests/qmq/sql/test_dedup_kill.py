@@ -1,4 +1,6 @@
-"""A process that handles a message dies at each line of its way, on a real node and a real database: the effect is there exactly once."""
+"""A process that handles a message dies at each line of its way, on a real node and a real
+database: the effect is there exactly once.
+"""
 
 from __future__ import annotations
 
@@ -85,9 +87,11 @@ def url_of(database: Database, way: str) -> str:
 async def kill_at_lines(
     node: Node, database: Database, way: str, first: re.Pattern[str], again: re.Pattern[str]
 ) -> None:
-    """A consumer dies at each of these places, each time in its own group; then another takes over. One message goes to all groups.
+    """A consumer dies at each of these places, each time in its own group; then another takes over.
+    One message goes to all groups.
 
-    `first` are groups that have not had the effect when the consumer begins, `again` those that had it from one that died before.
+    `first` are groups that have not had the effect when the consumer begins, `again` those that had
+    it from one that died before.
     """
     create_tables(database.connect)
     rows(database, "CREATE TABLE effect (consumers VARCHAR(64) NOT NULL)")
@@ -130,14 +134,19 @@ def _have_done(database: Database, message: qmq.MessageId, group: str) -> None:
     """Leave what a consumer leaves that dies after its commit."""
     rows(
         database,
-        f"INSERT INTO qmq_dedup VALUES ('{group}', '{SUBJECT}', '{message}', 'an earlier one', {time.time_ns() // 1_000_000})",
+        (
+            f"INSERT INTO qmq_dedup VALUES ('{group}', '{SUBJECT}', '{message}', 'an earlier "
+            f"one', {time.time_ns() // 1_000_000})"
+        ),
     )
     rows(database, f"INSERT INTO effect VALUES ('{group}')")
     rows(database, "UPDATE total SET effects = effects + 1")
 
 
 async def _take_over(node: Node, database: Database, groups: Sequence[str]) -> None:
-    """Good consumers handle what the dead ones held, until all is acknowledged. A few at a time, because they share one connection."""
+    """Good consumers handle what the dead ones held, until all is acknowledged. A few at a time,
+    because they share one connection.
+    """
     engine = create_async_engine(database.async_url, pool_size=1, max_overflow=0)
     for at in range(0, len(groups), AT_ONCE):
         async with qmq.connect(node.address) as mq:

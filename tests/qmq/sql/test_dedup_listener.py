@@ -1,5 +1,5 @@
-"""SqlDedup under a listener of a real node: failed messages are redelivered, finished ones are acknowledged, and the effect is there
-once.
+"""SqlDedup under a listener of a real node: failed messages are redelivered, finished ones are
+acknowledged, and the effect is there once.
 """
 
 from __future__ import annotations

@@ -35,7 +35,9 @@ async def test_an_engine_without_transactions_is_refused(database: Database) -> 
 
 
 async def test_a_table_with_too_narrow_columns_is_refused(database: Database) -> None:
-    """MySQL cuts what is too long without an error, unless its mode is strict; the others refuse. SQLite has no widths."""
+    """MySQL cuts what is too long without an error, unless its mode is strict; the others refuse.
+    SQLite has no widths.
+    """
     if database.kind == "sqlite":
         return
 

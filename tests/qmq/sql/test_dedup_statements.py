@@ -1,4 +1,6 @@
-"""The table of finished messages as text: the command line shows what is used, and drivers get what they want."""
+"""The table of finished messages as text: the command line shows what is used, and drivers get what
+they want.
+"""
 
 from __future__ import annotations
 

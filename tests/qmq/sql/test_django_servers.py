@@ -1,4 +1,5 @@
-"""The tests of Django's integration (tests/qmq/integrations), on database servers: on SQLite they run by themselves.
+"""The tests of Django's integration (tests/qmq/integrations), on database servers: on SQLite they
+run by themselves.
 
 They run in a separate process, because a process has one Django project.
 """

@@ -44,7 +44,8 @@ def test_what_was_set_aside_is_shown_retried_and_dropped(database: Database) -> 
         with engine.begin() as connection:
             connection.execute(
                 text(
-                    "UPDATE qmq_outbox SET state = 1, attempts = 3, last_error = 'too large' WHERE id < 4"
+                    "UPDATE qmq_outbox SET state = 1, attempts = 3, last_error = 'too large' "
+                    "WHERE id < 4"
                 )
             )
         for url in (database.sync_url, database.async_url):

@@ -1,4 +1,6 @@
-"""Messages in the application's own transactions: SQLAlchemy's connections, sessions and engines, and plain drivers."""
+"""Messages in the application's own transactions: SQLAlchemy's connections, sessions and engines,
+and plain drivers.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Processes die anywhere between a transaction and a broker: what was committed arrives, with its id; what was not never does."""
+"""Processes die anywhere between a transaction and a broker: what was committed arrives, with its
+id; what was not never does.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Messages of a key keep the order of their rows, whichever process sends them; delayed ones are delivered when they are due."""
+"""Messages of a key keep the order of their rows, whichever process sends them; delayed ones are
+delivered when they are due.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""The database is put back to an older copy: rows that were sent go again, with their ids; a row that has an old one's id stays."""
+"""The database is put back to an older copy: rows that were sent go again, with their ids; a row
+that has an old one's id stays.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""The watchdog sends the messages that were left, in order; one of several works at a time; databases and brokers may fail and return."""
+"""The watchdog sends the messages that were left, in order; one of several works at a time;
+databases and brokers may fail and return.
+"""
 
 from __future__ import annotations
 

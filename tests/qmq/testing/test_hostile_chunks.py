@@ -1,4 +1,6 @@
-"""Objects of the tier that are damaged or hostile: a consumer is told the object's name, and other subjects are served."""
+"""Objects of the tier that are damaged or hostile: a consumer is told the object's name, and other
+subjects are served.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""How many files a message passes, and how many functions only forward it: what a reader must open. Each has an upper limit, so that the
-numbers grow only on purpose.
+"""How many files a message passes, and how many functions only forward it: what a reader must open.
+Each has an upper limit, so that the numbers grow only on purpose.
 """
 
 from __future__ import annotations

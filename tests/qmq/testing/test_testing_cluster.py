@@ -1,5 +1,5 @@
-"""A cluster leaves nothing behind, does not see other clusters, and is available as a fixture; servers listen on sockets, and clients
-find them.
+"""A cluster leaves nothing behind, does not see other clusters, and is available as a fixture;
+servers listen on sockets, and clients find them.
 """
 
 from __future__ import annotations
@@ -38,7 +38,9 @@ def remains() -> tuple[set[asyncio.Task[object]], int, list[str]]:
 
 @pytest.fixture
 def own_temporary_folder(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """A short path for temporary folders, since sockets need one, and without other tests' folders."""
+    """A short path for temporary folders, since sockets need one, and without other tests'
+    folders.
+    """
     with tempfile.TemporaryDirectory(dir="/tmp") as folder:
         monkeypatch.setattr(tempfile, "tempdir", folder)
         yield

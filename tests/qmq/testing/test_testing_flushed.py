@@ -1,4 +1,6 @@
-"""Operations that wait for a flush on a majority, and those that do not, on disks whose syncs the test holds up."""
+"""Operations that wait for a flush on a majority, and those that do not, on disks whose syncs the
+test holds up.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,9 @@ from qmq.testing.machine import MortalDisk
 
 
 class Gates:
-    """Disks whose flushes wait while they are shut; what is synced in the event loop is not held up."""
+    """Disks whose flushes wait while they are shut; what is synced in the event loop is not held
+    up.
+    """
 
     def __init__(self) -> None:
         self._open: dict[str, threading.Event] = {}

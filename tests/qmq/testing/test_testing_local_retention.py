@@ -1,4 +1,6 @@
-"""A broker group whose old messages are in the object store only: everybody who reads them gets them, also while masters change."""
+"""A broker group whose old messages are in the object store only: everybody who reads them gets
+them, also while masters change.
+"""
 
 from __future__ import annotations
 
@@ -157,7 +159,9 @@ async def test_a_consumer_of_lanes_gets_old_keys_in_order(tmp_path: Path) -> Non
 async def test_a_replica_on_a_new_disk_takes_the_stored_part_from_the_store(
     tmp_path: Path, tail_bytes: int
 ) -> None:
-    """The master reads nothing from the store for the replica, and has no file of the stored part. The replica can become master."""
+    """The master reads nothing from the store for the replica, and has no file of the stored part.
+    The replica can become master.
+    """
     sent = bodies(40)
     async with TestCluster(
         brokers=3, delay=False, log=replace(log_config(tmp_path), tail_bytes=tail_bytes)

@@ -81,7 +81,9 @@ async def connect(
 async def say(
     nodes: dict[str, ReplicaNode], message: Callable[[ReplicaNode], Message], *names: str
 ) -> None:
-    """Send to every replica, in every name, in this release's format and the previous one's, until all connections are closed."""
+    """Send to every replica, in every name, in this release's format and the previous one's, until
+    all connections are closed.
+    """
     for node in nodes.values():
         for name in names or ("stranger", *NAMES):
             for version in (1, 2):

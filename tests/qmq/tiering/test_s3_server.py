@@ -1,6 +1,8 @@
-"""Tiered storage on an S3 server that is not ours: copying, reading and deleting, while it fails in every way that a network allows.
+"""Tiered storage on an S3 server that is not ours: copying, reading and deleting, while it fails in
+every way that a network allows.
 
-versitygw, an S3 server that is not ours, and a proxy before it that answers errors, loses answers, cuts uploads and stalls.
+versitygw, an S3 server that is not ours, and a proxy before it that answers errors, loses answers,
+cuts uploads and stalls.
 """
 
 from __future__ import annotations
@@ -36,8 +38,8 @@ BUCKET = "segments"
 KEY, SECRET = "qmq", "qmq-secret"
 
 Fault = str
-"""`500` to `599` and `429`: that answer. `lost`: the request is done, and its answer never comes. `cut`: half of the request arrives.
-`stall`: no answer until the client gives up. Empty: none.
+"""`500` to `599` and `429`: that answer. `lost`: the request is done, and its answer never comes.
+`cut`: half of the request arrives. `stall`: no answer until the client gives up. Empty: none.
 """
 
 
@@ -79,7 +81,9 @@ def _answers(url: str) -> bool:
 
 @contextmanager
 def faulty(address: str, fault_of: Callable[[str, int], Fault]) -> Iterator[str]:
-    """A proxy before the server; its address. `fault_of` gets the method and the number of the request, from 1."""
+    """A proxy before the server; its address. `fault_of` gets the method and the number of the
+    request, from 1.
+    """
     lock = threading.Lock()
     count = 0
 

@@ -92,7 +92,9 @@ def test_a_catalog_is_read_as_it_was_saved_and_a_changed_byte_is_noticed(
 
 @given(st.lists(st.tuples(st.integers(0, 1), st.integers(0, 10), st.booleans()), max_size=60))
 def test_nothing_is_in_the_store_that_no_catalog_has(history: list[tuple[int, int, bool]]) -> None:
-    """Two replicas take turns as master, die in the middle of steps, and forget what ended, each at its own time."""
+    """Two replicas take turns as master, die in the middle of steps, and forget what ended, each at
+    its own time.
+    """
     catalogs, in_store, starts = [SegmentCatalog(), SegmentCatalog()], set[SealedSegment](), [0, 0]
     for master, start, dies in history:
         for number in (master, 1 - master):

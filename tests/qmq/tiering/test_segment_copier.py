@@ -1,5 +1,5 @@
-"""The copier beside a log: it copies sealed segments, follows retention, waits while the store is unreachable, and continues after a
-restart.
+"""The copier beside a log: it copies sealed segments, follows retention, waits while the store is
+unreachable, and continues after a restart.
 """
 
 from __future__ import annotations
@@ -75,7 +75,9 @@ async def test_sealed_segments_are_stored_and_the_one_being_written_is_not(tmp_p
 async def test_a_restored_group_with_the_same_prefix_deletes_no_object_of_the_original(
     tmp_path: Path, has_catalog: bool
 ) -> None:
-    """Its log has the same bytes at the same positions, and its retention ends them earlier. `has_catalog`: the folder was copied."""
+    """Its log has the same bytes at the same positions, and its retention ends them earlier.
+    `has_catalog`: the folder was copied.
+    """
     objects = in_memory()
     with log_at(tmp_path / "1") as original, log_at(tmp_path / "2") as restored:
         stored = sealed_segments(original)

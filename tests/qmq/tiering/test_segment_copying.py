@@ -1,4 +1,6 @@
-"""One segment into an object store and back: a fault at every call, real stores, other logs, damaged files."""
+"""One segment into an object store and back: a fault at every call, real stores, other logs,
+damaged files.
+"""
 
 from __future__ import annotations
 

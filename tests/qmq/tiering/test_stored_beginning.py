@@ -1,4 +1,6 @@
-"""A new replica's log that begins with the segments in the object store, as if it had replicated them."""
+"""A new replica's log that begins with the segments in the object store, as if it had replicated
+them.
+"""
 
 from __future__ import annotations
 

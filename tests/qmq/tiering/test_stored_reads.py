@@ -1,4 +1,6 @@
-"""Reading stored segments through the cache: what is here, what is fetched, a store that fails or has other bytes."""
+"""Reading stored segments through the cache: what is here, what is fetched, a store that fails or
+has other bytes.
+"""
 
 from __future__ import annotations
 

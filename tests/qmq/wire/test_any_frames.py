@@ -1,4 +1,6 @@
-"""Frames of the right shape and with any content: after each client, the next one is served. The seed is printed."""
+"""Frames of the right shape and with any content: after each client, the next one is served. The
+seed is printed.
+"""
 
 from __future__ import annotations
 

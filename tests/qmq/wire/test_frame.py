@@ -1,4 +1,6 @@
-"""The frame codec: any split of a stream gives the same frames; garbage gives ProtocolViolation, and never much memory."""
+"""The frame codec: any split of a stream gives the same frames; garbage gives ProtocolViolation,
+and never much memory.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,9 @@ FRAMES = st.lists(
 
 
 def feed(reader: FrameReader, data: bytes, sizes: list[int]) -> list[tuple[int, int, bytes, int]]:
-    """Give the reader `data` in pieces. Returns the frames that the reader found, with copies of their payloads."""
+    """Give the reader `data` in pieces. Returns the frames that the reader found, with copies of
+    their payloads.
+    """
     found, at, turn = [], 0, 0
     while at < len(data):
         buffer = reader.get_buffer()

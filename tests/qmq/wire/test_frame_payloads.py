@@ -147,7 +147,9 @@ def test_errors_keep_type_code_outcome_and_hint_over_the_wire() -> None:
 
 
 def test_an_error_that_says_to_try_again_still_says_so_over_the_wire() -> None:
-    """Without its code the error became INTERNAL and was not retried: a hand-over that took too long failed for good."""
+    """Without its code the error became INTERNAL and was not retried: a hand-over that took too
+    long failed for good.
+    """
     assert (
         type(wire.unpack_error(wire.pack_error(Unavailable("the replica is starting"))))
         is Unavailable

@@ -1,4 +1,6 @@
-"""Parked keys in portions: each fits into a message between servers, and together they are all keys."""
+"""Parked keys in portions: each fits into a message between servers, and together they are all
+keys.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""A stream writes everything that was put in one piece if that is small, and large pieces as they are."""
+"""A stream writes everything that was put in one piece if that is small, and large pieces as they
+are.
+"""
 
 from __future__ import annotations
 

@@ -1,26 +1,36 @@
-"""The consumer of an ordered subject: reads the lanes that it is assigned, and hands out their messages, in order for each key.
+"""The consumer of an ordered subject: reads the lanes that it is assigned, and hands out their
+messages, in order for each key.
 
     SyncMember ──▶ lanes ──▶ LaneReader for each ──▶ LaneInbox ──▶ the application
                                   ◀── verdicts ────────────────────────┘
 
-    await consumer.run(handler)     as many keys at once as `concurrency`; acknowledged when the handler returns, failed when it raises
-    async for message in consumer   one at a time; acknowledged when the task that got it asks for the next one (`task_messages.py`)
-    ack="explicit"                  acknowledged by `await message.ack()`; the application may have several at once, of different keys
+    await consumer.run(handler)     as many keys at once as `concurrency`; acknowledged when the
+                                    handler returns, failed when it raises
+    async for message in consumer   one at a time; acknowledged when the task that got it asks for
+                                    the next one (`task_messages.py`)
+    ack="explicit"                  acknowledged by `await message.ack()`; the application may have
+                                    several at once, of different keys
 
-    async for messages in consumer.batches()   many of one lane at a time, as lists; acknowledged when the loop asks for the next list
+    async for messages in consumer.batches()   many of one lane at a time, as lists; acknowledged
+                                               when the loop asks for the next list
     await consumer.pull()                      one such list; acknowledged by the application
 
 Rules:
-* A consumer reads single messages or in bulk; its first call decides which, for good. In bulk, the application has at most one slice of a
-  lane at a time, and a verdict holds for the whole slice. So a failure blocks the lane, and no key is parked.
-* The application has at most one message of a key at a time, in every mode: it gets the next one when the previous one was acknowledged (or
-  parked after its last failure). Otherwise a failed message could not be retried before later ones. A message without a verdict blocks its
-  key until the consumer closes, even if the message is stale: settle every message.
-* The next message of a key does not wait until the acknowledgement is committed. If the acknowledgement is lost with its lane, the lane's
-  next consumer begins at the first message without a committed acknowledgement: a replay, in order.
-* When a lane is taken away, it hands out nothing more. Handlers may finish its messages for half a lease; then these are settled and the
-  lane is given up. Other lanes are unaffected. The same range under another version is the same lane.
-* If a range is assigned again, or a part of it, it waits until this consumer has given up its old lane.
+* A consumer reads single messages or in bulk; its first call decides which, for good. In bulk, the
+  application has at most one slice of a lane at a time, and a verdict holds for the whole slice. So
+  a failure blocks the lane, and no key is parked.
+* The application has at most one message of a key at a time, in every mode: it gets the next one
+  when the previous one was acknowledged (or parked after its last failure). Otherwise a failed
+  message could not be retried before later ones. A message without a verdict blocks its key until
+  the consumer closes, even if the message is stale: settle every message.
+* The next message of a key does not wait until the acknowledgement is committed. If the
+  acknowledgement is lost with its lane, the lane's next consumer begins at the first message
+  without a committed acknowledgement: a replay, in order.
+* When a lane is taken away, it hands out nothing more. Handlers may finish its messages for half a
+  lease; then these are settled and the lane is given up. Other lanes are unaffected. The same range
+  under another version is the same lane.
+* If a range is assigned again, or a part of it, it waits until this consumer has given up its old
+  lane.
 """
 
 from __future__ import annotations
@@ -79,7 +89,8 @@ Handler = Callable[[OrderedMessage], Awaitable[Any]]
 class OrderedConsumer:
     """One consumer of a group of an ordered subject. Make it with `Client.ordered_consumer`.
 
-    `stale` counts messages that this consumer lost after they were handed out and before they were settled: they are handed out again.
+    `stale` counts messages that this consumer lost after they were handed out and before they were
+    settled: they are handed out again.
     """
 
     def __init__(
@@ -109,7 +120,8 @@ class OrderedConsumer:
             or gate not in ("", "strict", "lanes")
         ):
             raise InvalidArgument(
-                "ack is 'auto' or 'explicit', start 'earliest' or 'latest', gate 'strict', 'lanes' or '' (unchanged)"
+                "ack is 'auto' or 'explicit', start 'earliest' or 'latest', gate 'strict', "
+                "'lanes' or '' (unchanged)"
             )
         check_limits(prefetch, prefetch_bytes)
         self.subject = check_name("subject", subject)
@@ -135,7 +147,9 @@ class OrderedConsumer:
         self._decompressed = DecompressedBatches(prefetch_bytes)
         self._by_key, self._in_bulk = self._inbox.by_key, self._inbox.in_bulk
         self._readers: list[LaneReader] = []
-        """The readers of the assigned lanes. A reader starts when no overlapping lane is held any more."""
+        """The readers of the assigned lanes. A reader starts when no overlapping lane is held any
+        more.
+        """
         self._leaving: dict[LaneReader, asyncio.Task[None]] = {}
         member = Member(
             self.subject, self.group, self.name, self.incarnation, lease_ms, start, gate, condition
@@ -168,7 +182,7 @@ class OrderedConsumer:
         """The lanes that brokers have granted to this consumer, sorted."""
         return tuple(sorted(each.lane for each in self._readers if each.session is not None))
 
-    # --- for the application -------------------------------------------------------------------------------------------
+    # --- for the application ----------------------------------------------------------------------
 
     def __aiter__(self) -> AsyncIterator[OrderedMessage]:
         self._links.round.own_loop()
@@ -203,7 +217,9 @@ class OrderedConsumer:
         return message
 
     def _next_ready(self) -> OrderedMessage | None:
-        """The next message, if it can be handed out without waiting; most messages come this way."""
+        """The next message, if it can be handed out without waiting; most messages come this
+        way.
+        """
         inbox = self._inbox
         if (
             inbox.is_bulk is not False
@@ -225,8 +241,9 @@ class OrderedConsumer:
         return message
 
     async def join(self) -> None:
-        """Return when this consumer is a member of its group: from then on, a group that begins at "latest" gets every message whose `send`
-        begins. Without `join` a consumer joins when it is first asked for messages.
+        """Return when this consumer is a member of its group: from then on, a group that begins at
+        "latest" gets every message whose `send` begins. Without `join` a consumer joins when it is
+        first asked for messages.
 
         Raises UnknownSubject, OrderMismatch, AccessDenied, ClientClosed.
         """
@@ -239,11 +256,12 @@ class OrderedConsumer:
     async def pull(
         self, messages_max: int = 1000, wait: timedelta = timedelta(seconds=20)
     ) -> OrderedMessages:
-        """Up to `messages_max` consecutive messages of one lane, and fewer if their bodies have 8 MiB; empty if none came within `wait`.
-        Settle them with `ack`, `ack_later` or `fail`; until then their lane hands out nothing else. Lanes take turns.
+        """Up to `messages_max` consecutive messages of one lane, and fewer if their bodies have 8
+        MiB; empty if none came within `wait`. Settle them with `ack`, `ack_later` or `fail`; until
+        then their lane hands out nothing else. Lanes take turns.
 
-        Raises MessagesExpired, LogDamaged, UnknownSubject, OrderMismatch, ClientClosed; InvalidArgument if the consumer reads one by one,
-        or parks keys.
+        Raises MessagesExpired, LogDamaged, UnknownSubject, OrderMismatch, ClientClosed;
+        InvalidArgument if the consumer reads one by one, or parks keys.
         """
         if not 0 < messages_max <= limits.CONSUMER_UNACKED_MAX:
             raise InvalidArgument(
@@ -251,7 +269,8 @@ class OrderedConsumer:
             )
         if not self._terms.policy.blocks:
             raise InvalidArgument(
-                "reading in bulk fails as a whole, and cannot park single keys: use on_failure='block', or `run`"
+                "reading in bulk fails as a whole, and cannot park single keys: use "
+                "on_failure='block', or `run`"
             )
         self._links.round.own_loop()
         self._read(in_bulk=True)
@@ -271,8 +290,8 @@ class OrderedConsumer:
                 return OrderedMessages(self._inbox, [])
 
     def batches(self, messages_max: int = 1000) -> AsyncIterator[OrderedMessages]:
-        """Repeated `pull`. Each batch is acknowledged when the task that got it asks for the next one, unless it was settled
-        (`ack="auto"`).
+        """Repeated `pull`. Each batch is acknowledged when the task that got it asks for the next
+        one, unless it was settled (`ack="auto"`).
         """
         return TaskLoop(self._held, partial(self._next_batch, messages_max))
 
@@ -285,9 +304,11 @@ class OrderedConsumer:
     async def take(
         self, messages_max: int = 32, wait: timedelta = timedelta(seconds=20)
     ) -> list[OrderedMessage]:
-        """Up to `messages_max` messages of different keys, and fewer if their bodies have 8 MiB; an empty list if none came within `wait`.
-        Each is settled by itself. Several messages may be unsettled at once; the next message of a key comes when the one before it is
-        settled. Unsettled messages count towards `prefetch`. Raises as iteration does; InvalidArgument if the consumer reads in bulk.
+        """Up to `messages_max` messages of different keys, and fewer if their bodies have 8 MiB; an
+        empty list if none came within `wait`. Each is settled by itself. Several messages may be
+        unsettled at once; the next message of a key comes when the one before it is settled.
+        Unsettled messages count towards `prefetch`. Raises as iteration does; InvalidArgument if
+        the consumer reads in bulk.
         """
         if messages_max < 1:
             raise InvalidArgument(f"messages_max is 1 or more, not {messages_max}")
@@ -314,11 +335,12 @@ class OrderedConsumer:
         return found
 
     async def run(self, handler: Handler, *, concurrency: int = CONCURRENCY) -> None:
-        """Call `handler` for every message, for up to `concurrency` messages at a time and never for two messages of one key. When the
-        handler returns, the message is acknowledged; when it raises, the message has failed. Returns when the consumer is closed.
+        """Call `handler` for every message, for up to `concurrency` messages at a time and never
+        for two messages of one key. When the handler returns, the message is acknowledged; when it
+        raises, the message has failed. Returns when the consumer is closed.
 
-        Raises MessagesExpired, LogDamaged, UnknownSubject, OrderMismatch; before that, handlers finish. Cancelling `run` cancels the
-        handlers, and their messages wait for another `run`.
+        Raises MessagesExpired, LogDamaged, UnknownSubject, OrderMismatch; before that, handlers
+        finish. Cancelling `run` cancels the handlers, and their messages wait for another `run`.
         """
         if concurrency < 1:
             raise InvalidArgument(f"concurrency is 1 or more, not {concurrency}")
@@ -348,7 +370,9 @@ class OrderedConsumer:
     async def _work(
         self, handler: Handler, busy: set[asyncio.Task[Any]], stop: asyncio.Event
     ) -> None:
-        """Handle one message after another, until `stop`. `busy` has the tasks whose handler runs."""
+        """Handle one message after another, until `stop`. `busy` has the tasks whose handler
+        runs.
+        """
         task = asyncio.current_task()
         assert task is not None
         while not stop.is_set():
@@ -382,14 +406,14 @@ class OrderedConsumer:
 
     @property
     def is_paused(self) -> bool:
-        """Whether this consumer or its client was paused by the application. Brokers keep the pauses of operators; the consumer does not
-        see them.
+        """Whether this consumer or its client was paused by the application. Brokers keep the
+        pauses of operators; the consumer does not see them.
         """
         return self._is_paused or self._links.is_paused
 
     def pause(self) -> None:
-        """Hand out nothing and pull nothing until `resume`. The consumer keeps its lanes and its messages: messages that were handed out
-        may be settled as usual.
+        """Hand out nothing and pull nothing until `resume`. The consumer keeps its lanes and its
+        messages: messages that were handed out may be settled as usual.
         """
         self._is_paused = True
 
@@ -405,7 +429,7 @@ class OrderedConsumer:
                 reader.pull_more()
             self._inbox.notify()  # a waiter that finds a message wakes the next one
 
-    # --- handing out ---------------------------------------------------------------------------------------------------
+    # --- handing out ------------------------------------------------------------------------------
 
     def _read(self, *, in_bulk: bool) -> None:
         if self._inbox.is_bulk is None:
@@ -413,7 +437,8 @@ class OrderedConsumer:
         elif self._inbox.is_bulk is not in_bulk:
             ways = ("pull", "run and iteration") if in_bulk else ("run and iteration", "pull")
             raise InvalidArgument(
-                f"this consumer was used with {ways[1]}; {ways[0]} would break the order of keys: make another consumer"
+                f"this consumer was used with {ways[1]}; {ways[0]} would break the order of "
+                "keys: make another consumer"
             )
 
     async def _next(self) -> OrderedMessage:
@@ -431,7 +456,9 @@ class OrderedConsumer:
             self._turn.begin()
 
     def _is_opened(self, message: OrderedMessage) -> bool:
-        """Read the body of a message that is to be handed out. False if it cannot be decompressed: then the message has failed."""
+        """Read the body of a message that is to be handed out. False if it cannot be decompressed:
+        then the message has failed.
+        """
         failure = message.open()
         if failure is not None:
             message.fail(error=failure)
@@ -459,7 +486,9 @@ class OrderedConsumer:
             reader.pull_more()
 
     def _room(self) -> tuple[int, int]:
-        """How many unfinished messages and bytes each lane may have: an equal part, so that no lane starves another."""
+        """How many unfinished messages and bytes each lane may have: an equal part, so that no lane
+        starves another.
+        """
         lanes = max(len(self._readers), 1)
         return max(self.prefetch // lanes, 1), max(self.prefetch_bytes // lanes, 1)
 
@@ -473,7 +502,7 @@ class OrderedConsumer:
         self._failure = self._failure or failure
         self._inbox.notify()
 
-    # --- which lanes there are -----------------------------------------------------------------------------------------
+    # --- which lanes there are --------------------------------------------------------------------
 
     def _assigned(self, lanes: tuple[Lane, ...]) -> None:
         """A new assignment. Lanes that stay assigned are unaffected."""
@@ -502,7 +531,9 @@ class OrderedConsumer:
         )
 
     def _start_readers(self) -> None:
-        """Start the readers of new lanes. A reader waits while this consumer still holds a part of the range under another lane."""
+        """Start the readers of new lanes. A reader waits while this consumer still holds a part of
+        the range under another lane.
+        """
         for reader in self._readers:
             if not any(_overlap(reader.lane, other.lane) for other in self._leaving):
                 reader.start()
@@ -526,12 +557,13 @@ class OrderedConsumer:
         for reader in (*self._readers, *self._leaving):
             reader.moved()
 
-    # --- the end -------------------------------------------------------------------------------------------------------
+    # --- the end ----------------------------------------------------------------------------------
 
     async def close(self, error: BaseException | None = None) -> None:
-        """Let handlers finish, for half a lease; settle their messages, give up all lanes, and leave the group. A message that the calling
-        task itself is handling, in its loop, counts as unfinished and will be delivered again. After an error, handlers are not waited
-        for. Cancelling a call of `close` does not stop it; another call waits for the same end.
+        """Let handlers finish, for half a lease; settle their messages, give up all lanes, and
+        leave the group. A message that the calling task itself is handling, in its loop, counts as
+        unfinished and will be delivered again. After an error, handlers are not waited for.
+        Cancelling a call of `close` does not stop it; another call waits for the same end.
         """
         if self._links.round.is_over:  # what a consumer does to leave ended with the event loop
             self._is_closing = True
@@ -600,7 +632,9 @@ def _ack(message: OrderedMessage | OrderedMessages) -> None:
 
 
 def _identity(lane: Lane) -> tuple[object, ...]:
-    """Two lanes with the same identity are the same lane under different versions: the partition is the same in both."""
+    """Two lanes with the same identity are the same lane under different versions: the partition is
+    the same in both.
+    """
     return lane.partition, lane.range, lane.group
 
 
@@ -622,7 +656,9 @@ AnyConsumer = Consumer | OrderedConsumer
 def fail(
     message: AnyMessage, delay: timedelta | None = None, error: str | BaseException = ""
 ) -> None:
-    """Count a failed attempt: the message is handed out again, after the group's own delay if none is given."""
+    """Count a failed attempt: the message is handed out again, after the group's own delay if none
+    is given.
+    """
     if isinstance(message, Message):
         message.nack(delay, error)
     else:
@@ -639,8 +675,9 @@ async def joined(consumer: AnyConsumer) -> None:
 
 
 async def joined_unordered(consumer: Consumer) -> bool:
-    """Join the group. Returns False, with the consumer closed, if the subject is ordered: use an ordered consumer. Raises UnknownSubject,
-    AccessDenied, ClientClosed; then the consumer is closed, too.
+    """Join the group. Returns False, with the consumer closed, if the subject is ordered: use an
+    ordered consumer. Raises UnknownSubject, AccessDenied, ClientClosed; then the consumer is
+    closed, too.
     """
     try:
         await joined(consumer)

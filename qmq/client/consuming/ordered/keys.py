@@ -1,32 +1,39 @@
-"""Chooses what a consumer hands out next, over all its lanes: a message, or a slice for one that reads in bulk. Pure: time is a parameter.
+"""Chooses what a consumer hands out next, over all its lanes: a message, or a slice for one that
+reads in bulk. Pure: time is a parameter.
 
 Single messages are chosen by the order of keys and the state of each lane (`lane.py`):
 
-* A key is in work from the moment one of its messages is handed out until that message is finished. A failed message keeps its key in work
-  through all its pauses: no later message of the key overtakes it.
+* A key is in work from the moment one of its messages is handed out until that message is finished.
+  A failed message keeps its key in work through all its pauses: no later message of the key
+  overtakes it.
 * Messages to be retried go before all others.
-* A lane hands out nothing while a failed message blocks it (except that message), and while its lease may have ended: a consumer that was
-  paused, or cut off, must not hand out messages that another consumer may have by now. Messages that are already handed out are protected
-  by the fencing token.
+* A lane hands out nothing while a failed message blocks it (except that message), and while its
+  lease may have ended: a consumer that was paused, or cut off, must not hand out messages that
+  another consumer may have by now. Messages that are already handed out are protected by the
+  fencing token.
 
-`KeyQueue` has each key's messages worked on in order, and different keys at the same time. A key has a queue of messages, and at most one
-message *in work*: the next one waits until that one is `finished`. Keys take turns: after each message a key goes behind all other ready
-keys, so that a key with many messages does not delay others.
+`KeyQueue` has each key's messages worked on in order, and different keys at the same time. A key
+has a queue of messages, and at most one message *in work*: the next one waits until that one is
+`finished`. Keys take turns: after each message a key goes behind all other ready keys, so that a
+key with many messages does not delay others.
 
-One `KeyQueue` serves all lanes of a consumer. A lane may be lost while a handler works on one of its messages, and be assigned again, or
-its keys may return in another lane after a route change: then no second handler may start for the same key.
+One `KeyQueue` serves all lanes of a consumer. A lane may be lost while a handler works on one of
+its messages, and be assigned again, or its keys may return in another lane after a route change:
+then no second handler may start for the same key.
 
-A lane can be *held*: its messages keep their places and are not handed out until it is released. `drop` forgets its waiting messages; a
-message in work stays in work until it is finished.
+A lane can be *held*: its messages keep their places and are not handed out until it is released.
+`drop` forgets its waiting messages; a message in work stays in work until it is finished.
 
-Worked example: lines a: 1, 3 and b: 2. next gives 1 (of a), then 2 (of b), then nothing. finished(b), finished(a): next gives 3.
+Worked example: lines a: 1, 3 and b: 2. next gives 1 (of a), then 2 (of b), then nothing.
+finished(b), finished(a): next gives 3.
 
 For a consumer that reads in bulk:
 
-* At most one slice of a lane is handed out, and no other slice with the same logical partitions, from any lane: a lane may be lost while a
-  slice is handed out, and its keys return in another lane. Slices that cannot share a key are handed out at the same time.
-* Lanes take turns. A failed slice comes first in its lane, and the lane hands out nothing until the slice may be retried, nor while its
-  lease may have ended.
+* At most one slice of a lane is handed out, and no other slice with the same logical partitions,
+  from any lane: a lane may be lost while a slice is handed out, and its keys return in another
+  lane. Slices that cannot share a key are handed out at the same time.
+* Lanes take turns. A failed slice comes first in its lane, and the lane hands out nothing until the
+  slice may be retried, nor while its lease may have ended.
 """
 
 from __future__ import annotations
@@ -55,10 +62,14 @@ class KeyQueue(Generic[L, M]):
 
     def __init__(self) -> None:
         self._ready: OrderedDict[bytes, tuple[L, M]] = OrderedDict()
-        """Keys whose next message can be handed out, in their turn, with the first message of each; its lane may be held."""
+        """Keys whose next message can be handed out, in their turn, with the first message of each;
+        its lane may be held.
+        """
         self._in_work: set[bytes] = set()
         self._lines: dict[bytes, deque[tuple[L, M]]] = {}
-        """What waits behind a key's first message, or behind the one in work. Most keys have nothing there."""
+        """What waits behind a key's first message, or behind the one in work. Most keys have
+        nothing there.
+        """
         self.held: dict[L, OrderedDict[bytes, tuple[L, M]]] = {}
         """Held lanes, with the keys that are ready except for the hold."""
 
@@ -94,7 +105,9 @@ class KeyQueue(Generic[L, M]):
         return None
 
     def finished(self, key: bytes) -> None:
-        """The key's message in work is finished: its next one may be handed out. The key must be in work."""
+        """The key's message in work is finished: its next one may be handed out. The key must be in
+        work.
+        """
         self._in_work.remove(key)
         line = self._lines.get(key)
         if line is not None:
@@ -152,7 +165,9 @@ class KeyDispatcher:
     def __init__(self) -> None:
         self._keys: KeyQueue[LaneSource, OrderedMessage] = KeyQueue()
         self._tries: dict[Cell, OrderedMessage] = {}
-        """Messages to be retried, now or when they are due. No other message of their keys is handed out."""
+        """Messages to be retried, now or when they are due. No other message of their keys is
+        handed out.
+        """
         self._again: deque[Cell] = deque()
         """Those of `_tries` that are due."""
 
@@ -187,7 +202,9 @@ class KeyDispatcher:
         return None
 
     def _hold_back(self, message: OrderedMessage) -> None:
-        """Another consumer may have the message by now, so it waits. It keeps its place, before all others of its key."""
+        """Another consumer may have the message by now, so it waits. It keeps its place, before all
+        others of its key.
+        """
         self._keys.hold(message.lane)
         self._tries[message.cell] = message
         self._again.append(message.cell)
@@ -202,7 +219,9 @@ class KeyDispatcher:
         return is_ours
 
     def failed(self, message: OrderedMessage, now_ms: int, pause_ms: int | None) -> bool:
-        """The message waits for another try, or is parked; False if this consumer no longer holds it."""
+        """The message waits for another try, or is parked; False if this consumer no longer holds
+        it.
+        """
         core = message.lane.core
         is_ours = core.failed(message.cell, now_ms, pause_ms)
         if message.cell.state is LaneState.FAILED:
@@ -228,7 +247,8 @@ class KeyDispatcher:
 
     def _over(self, message: OrderedMessage) -> None:
         self._keys.finished(message.cell.key)
-        # Finishing a message never blocks a lane, and releases only a lane that is held; `take` checks the lease.
+        # Finishing a message never blocks a lane, and releases only a lane that is held; `take`
+        # checks the lease.
         if self._keys.held:
             self.review(message.lane)
 
@@ -237,8 +257,8 @@ class KeyDispatcher:
         self._again.extend(cells)
 
     def review(self, lane: LaneSource) -> None:
-        """Hold or release the lane, after it was blocked or unblocked, or its lease changed. A lane that is not attached has nothing to
-        hold.
+        """Hold or release the lane, after it was blocked or unblocked, or its lease changed. A lane
+        that is not attached has nothing to hold.
         """
         if lane.core.position >= 0 and (lane.core.is_blocked or not lane.is_sure()):
             self._keys.hold(lane)
@@ -258,16 +278,20 @@ class BulkDispatcher:
         self._lanes: dict[LaneSource, deque[MessageRun]] = {}
         """The waiting runs of each lane, in order. The lane whose turn it is comes first."""
         self._handed_out: dict[MessageRun, LpRange] = {}
-        """The first run of each slice that is handed out, and the logical partitions of the slice."""
+        """The first run of each slice that is handed out, and the logical partitions of the
+        slice.
+        """
 
     def put(self, lane: LaneSource, runs: Sequence[MessageRun]) -> None:
         """Add runs, in the order of their lane."""
         self._lanes.setdefault(lane, deque()).extend(runs)
 
     def take(self, messages_max: int) -> list[MessageRun]:
-        """The next slice, up to `messages_max` messages of one lane, which counts as handed out from now on. Empty if there is none.
+        """The next slice, up to `messages_max` messages of one lane, which counts as handed out
+        from now on. Empty if there is none.
 
-        A slice ends with the batch that reaches `PULL_BYTES_MAX` of decompressed bodies: what came as a few bytes may be large then.
+        A slice ends with the batch that reaches `PULL_BYTES_MAX` of decompressed bodies: what came
+        as a few bytes may be large then.
         """
         lane = next(filter(self._may_give, self._lanes), None)
         if lane is None:
@@ -300,7 +324,7 @@ class BulkDispatcher:
             and not any(map(lane.lps.overlaps, self._handed_out.values()))
         )
 
-    # --- what became of a slice ----------------------------------------------------------------------------------------
+    # --- what became of a slice -------------------------------------------------------------------
 
     def done(self, messages: OrderedMessages) -> None:
         del self._handed_out[messages.runs[0]]
@@ -326,5 +350,7 @@ class BulkDispatcher:
             )
 
     def dropped(self, lane: LaneSource) -> None:
-        """Forget the waiting runs of a lane. Slices that were handed out stay with the application until they are settled."""
+        """Forget the waiting runs of a lane. Slices that were handed out stay with the application
+        until they are settled.
+        """
         self._lanes.pop(lane, None)

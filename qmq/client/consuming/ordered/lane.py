@@ -1,33 +1,39 @@
-"""The state of one lane at its consumer: held, finished and settled messages. Pure; `lane_reader.py` does the I/O.
+"""The state of one lane at its consumer: held, finished and settled messages. Pure;
+`lane_reader.py` does the I/O.
 
-The pulled sequences are divided into *cells*, one for each message: the message, and the gap before it, back to the previous message. A gap
-has no message of the lane that is still to be done, because the answer to a pull names all of those. Cells cover the pulled sequences
-without overlap, and a finished message settles its own cell, in any order: a settlement never covers an unfinished message. The gap after
-the last message is settled when no message is open.
+The pulled sequences are divided into *cells*, one for each message: the message, and the gap before
+it, back to the previous message. A gap has no message of the lane that is still to be done, because
+the answer to a pull names all of those. Cells cover the pulled sequences without overlap, and a
+finished message settles its own cell, in any order: a settlement never covers an unfinished
+message. The gap after the last message is settled when no message is open.
 
-A consumer that reads in bulk has one cell for a *run* of messages and the gaps between them. A run begins, finishes and fails as a whole,
-and can be split while no handler has it. When a run fails, the client reports its first message to the broker.
+A consumer that reads in bulk has one cell for a *run* of messages and the gaps between them. A run
+begins, finishes and fails as a whole, and can be split while no handler has it. When a run fails,
+the client reports its first message to the broker.
 
     WAITING ──begin──▶ WORKING ──done──▶ DONE ──settled──▶ SETTLED         (PARKED as DONE: set aside with its key)
        ▲                  └──failed──▶ FAILED
        └───────────due───────────────────┘                                 attached again, lost: VOID from anywhere
 
 Rules:
-* One request is on its way at a time; messages that finish meanwhile go with the next one, joined to ranges. A request whose answer is lost
-  is sent again: settling twice is harmless.
-* A lane is finished when its end was pulled and every settlement is answered. Then everything up to and including the command message is
-  committed as done.
-* A void cell is ignored, with any result of its handler. Cells are compared by identity: the same sequence may come again under a new
-  token.
-* `on_failure="block"`: while a message of the lane waits for another try, no other message of the lane is begun. "park": only its key
-  waits, and after `attempts_max` failures the key is parked, with all its later messages.
+* One request is on its way at a time; messages that finish meanwhile go with the next one, joined
+  to ranges. A request whose answer is lost is sent again: settling twice is harmless.
+* A lane is finished when its end was pulled and every settlement is answered. Then everything up to
+  and including the command message is committed as done.
+* A void cell is ignored, with any result of its handler. Cells are compared by identity: the same
+  sequence may come again under a new token.
+* `on_failure="block"`: while a message of the lane waits for another try, no other message of the
+  lane is begun. "park": only its key waits, and after `attempts_max` failures the key is parked,
+  with all its later messages.
 
-Worked example: pulled from 10, next 20, messages 12 and 15: cells [10, 12] and [13, 15], then the gap [16, 19]. 15 finishes first: DONE 13
-to 15. 12 finishes, nothing is open: DONE 10 to 12 and 16 to 19.
+Worked example: pulled from 10, next 20, messages 12 and 15: cells [10, 12] and [13, 15], then the
+gap [16, 19]. 15 finishes first: DONE 13 to 15. 12 finishes, nothing is open: DONE 10 to 12 and 16
+to 19.
 
-The answer to a pull has ranges, and the whole batches that contain them. For single messages there is a place for each; for bulk reading
-there are *runs*: all delivered messages of a batch, over any number of ranges. Such a run ends where the attempt changes, and messages of
-parked keys are separate.
+The answer to a pull has ranges, and the whole batches that contain them. For single messages there
+is a place for each; for bulk reading there are *runs*: all delivered messages of a batch, over any
+number of ranges. Such a run ends where the attempt changes, and messages of parked keys are
+separate.
 """
 
 from __future__ import annotations
@@ -66,7 +72,8 @@ class LaneState(Enum):
     """This consumer no longer holds the message."""
 
 
-# By these names, since looking up a member of an enum takes ten times as long, and the states of each message are asked several times.
+# By these names, since looking up a member of an enum takes ten times as long, and the states of
+# each message are asked several times.
 _WAITING: Final = LaneState.WAITING
 _WORKING: Final = LaneState.WORKING
 _DONE: Final = LaneState.DONE
@@ -89,7 +96,8 @@ class FailurePolicy:
             raise InvalidArgument(f"on_failure is 'block' or 'park', not {self.on_failure!r}")
         if self.attempts_max < 1 or not self.retry_ms or min(self.retry_ms) < 0:
             raise InvalidArgument(
-                "attempts_max is 1 or more, and there is at least one retry delay, none of them negative"
+                "attempts_max is 1 or more, and there is at least one retry delay, none of "
+                "them negative"
             )
 
     @property
@@ -105,8 +113,8 @@ class FailurePolicy:
 class LaneArrival(NamedTuple):
     """A message of the lane from a pull. `attempt` is 1 plus the failures that the broker knows of.
 
-    For a run of `count` messages, `sequence` is the last one, the first one is `span` before it, and the key is empty. `size` is its part
-    of its batch in bytes.
+    For a run of `count` messages, `sequence` is the last one, the first one is `span` before it,
+    and the key is empty. `size` is its part of its batch in bytes.
     """
 
     sequence: int
@@ -118,7 +126,9 @@ class LaneArrival(NamedTuple):
 
 
 Arrived = tuple[int, bytes, int, int, int, int]
-"""The content of a `LaneArrival`, in its order: a plain tuple costs a fifth of a named one, and there is one for each message."""
+"""The content of a `LaneArrival`, in its order: a plain tuple costs a fifth of a named one, and
+there is one for each message.
+"""
 
 
 @dataclass(slots=True, eq=False)
@@ -181,14 +191,18 @@ class LaneCore:
         self._covered = -1
         self._fresh: list[LanePiece] = []
         self._done: list[Cell] = []
-        """Cells that are DONE and in no request yet. They become ranges when the next request is made."""
+        """Cells that are DONE and in no request yet. They become ranges when the next request is
+        made.
+        """
         self._flying: LaneRequest | None = None
         self._is_released = False
 
-    # --- the session with the broker -----------------------------------------------------------------------------------
+    # --- the session with the broker --------------------------------------------------------------
 
     def attached(self, position: int, *, is_resumed: bool, parked: Iterable[bytes]) -> list[Cell]:
-        """The broker granted the lane. Returns the cells that became void: none if the session is resumed, else all."""
+        """The broker granted the lane. Returns the cells that became void: none if the session is
+        resumed, else all.
+        """
         lost: list[Cell] = []
         self.detached()
         if not is_resumed or self.position < 0:
@@ -205,7 +219,9 @@ class LaneCore:
             self._flying = None
 
     def lost(self) -> list[Cell]:
-        """The token is not valid any more, and everything held is void. Returns the cells that were not settled."""
+        """The token is not valid any more, and everything held is void. Returns the cells that were
+        not settled.
+        """
         cells = list(self._cells.values())
         for cell in cells:
             cell.state = LaneState.VOID
@@ -220,13 +236,14 @@ class LaneCore:
         self.is_end = False
         return cells
 
-    # --- messages in ---------------------------------------------------------------------------------------------------
+    # --- messages in ------------------------------------------------------------------------------
 
     def delivered(
         self, arrivals: Iterable[Arrived], next_sequence: int, *, is_end: bool
     ) -> list[Cell]:
-        """Take the answer to a pull from `position`: all messages to be done before `next_sequence`. Returns a cell for each; those of
-        parked keys are PARKED already (a run contains none). After `release` no messages are taken. Raises ProtocolViolation.
+        """Take the answer to a pull from `position`: all messages to be done before
+        `next_sequence`. Returns a cell for each; those of parked keys are PARKED already (a run
+        contains none). After `release` no messages are taken. Raises ProtocolViolation.
         """
         if self._is_released:
             return []
@@ -236,7 +253,8 @@ class LaneCore:
         for sequence, key, attempt, span, count, size in arrivals:
             if not at <= sequence - span <= sequence < next_sequence:
                 raise ProtocolViolation(
-                    f"received sequence {sequence - span} instead of one from {at} to {next_sequence - 1}"
+                    f"received sequence {sequence - span} instead of one from {at} to "
+                    f"{next_sequence - 1}"
                 )
             made.append(Cell(first, sequence, key, attempt, span, count, size))
             at = first = sequence + 1
@@ -244,7 +262,8 @@ class LaneCore:
             bytes_in_all += size
         if next_sequence < self.position:
             raise ProtocolViolation(
-                f"a pull from sequence {self.position} continues at {next_sequence}, which is before it"
+                f"a pull from sequence {self.position} continues at {next_sequence}, which "
+                "is before it"
             )
         self.position, self.is_end = next_sequence, is_end
         if made:
@@ -259,8 +278,9 @@ class LaneCore:
         return made
 
     def split(self, cell: Cell, last: int, head: int, count: int) -> Cell:
-        """Split a waiting run after its first `count` messages, of which `last` is the last; `head` is the first of the rest. Returns the
-        cell of the rest. An unsent earlier failure stays with the first message.
+        """Split a waiting run after its first `count` messages, of which `last` is the last; `head`
+        is the first of the rest. Returns the cell of the rest. An unsent earlier failure stays with
+        the first message.
         """
         assert cell.state is LaneState.WAITING
         assert 0 < count < cell.count
@@ -286,10 +306,12 @@ class LaneCore:
             self.failing.add(rest)
         return rest
 
-    # --- from the handlers ---------------------------------------------------------------------------------------------
+    # --- from the handlers ------------------------------------------------------------------------
 
     def begin(self, cell: Cell) -> bool:
-        """A handler gets the message. False if it must not, because the message is void or was parked."""
+        """A handler gets the message. False if it must not, because the message is void or was
+        parked.
+        """
         if cell.state is not _WAITING:
             return False
         cell.state = _WORKING
@@ -313,7 +335,9 @@ class LaneCore:
         return True
 
     def failed(self, cell: Cell, now_ms: int, pause_ms: int | None = None) -> bool:
-        """The handler failed: the message becomes FAILED or, by the policy, PARKED with its key. False if it is void."""
+        """The handler failed: the message becomes FAILED or, by the policy, PARKED with its key.
+        False if it is void.
+        """
         if cell.state is not LaneState.WORKING:
             return False
         if not self.policy.blocks and cell.attempt >= self.policy.attempts_max:
@@ -330,14 +354,18 @@ class LaneCore:
         return True
 
     def rejected(self, cell: Cell) -> bool:
-        """No other attempt will help: the key is PARKED now. False if this consumer no longer holds the message."""
+        """No other attempt will help: the key is PARKED now. False if this consumer no longer holds
+        the message.
+        """
         if cell.state is not LaneState.WORKING:
             return False
         self._park(cell.key)
         return True
 
     def put_back(self, cell: Cell) -> bool:
-        """The handler was cancelled: the message waits as if it had not been begun. False if it is void."""
+        """The handler was cancelled: the message waits as if it had not been begun. False if it is
+        void.
+        """
         if cell.state is not LaneState.WORKING:
             return False
         cell.state = LaneState.WAITING
@@ -364,7 +392,7 @@ class LaneCore:
         self.failing.discard(cell)
         cell.state = state
 
-    # --- another try ---------------------------------------------------------------------------------------------------
+    # --- another try ------------------------------------------------------------------------------
 
     @property
     def is_blocked(self) -> bool:
@@ -378,7 +406,9 @@ class LaneCore:
         )
 
     def due(self, now_ms: int) -> list[Cell]:
-        """The failed messages whose pause has ended; they are WAITING now. The lane stays blocked until they succeed."""
+        """The failed messages whose pause has ended; they are WAITING now. The lane stays blocked
+        until they succeed.
+        """
         found = [
             cell
             for cell in self.failing
@@ -388,10 +418,12 @@ class LaneCore:
             cell.state = LaneState.WAITING
         return sorted(found, key=lambda cell: cell.sequence)
 
-    # --- settling ------------------------------------------------------------------------------------------------------
+    # --- settling ---------------------------------------------------------------------------------
 
     def take(self) -> LaneRequest | None:
-        """The next request for the broker; None while an answer is outstanding, or if there is nothing to settle."""
+        """The next request for the broker; None while an answer is outstanding, or if there is
+        nothing to settle.
+        """
         if self._flying is not None:
             return None
         if self.open == 0 and self._covered < self.position:
@@ -420,7 +452,9 @@ class LaneCore:
         return request
 
     def settled(self, request: LaneRequest) -> list[Cell]:
-        """The request was answered, so its settlements are committed. Returns the finished cells; none for a request of an old token."""
+        """The request was answered, so its settlements are committed. Returns the finished cells;
+        none for a request of an old token.
+        """
         if request is not self._flying:
             return []
         self._flying = None
@@ -451,11 +485,12 @@ class LaneCore:
         """Whether the whole lane is done and committed, to its end."""
         return self.is_end and not self._is_released and self.open == 0 and self.is_told
 
-    # --- giving it up --------------------------------------------------------------------------------------------------
+    # --- giving it up -----------------------------------------------------------------------------
 
     def release(self, *, is_final: bool = False) -> list[Cell]:
-        """The lane goes to another consumer: nothing more is pulled, and waiting messages become void. With `is_final`, messages in a
-        handler become void, too; finished ones are still settled. Returns the cells that became void.
+        """The lane goes to another consumer: nothing more is pulled, and waiting messages become
+        void. With `is_final`, messages in a handler become void, too; finished ones are still
+        settled. Returns the cells that became void.
         """
         self._is_released = True
         dropped = [
@@ -545,8 +580,9 @@ class LanePart(NamedTuple):
 
 
 class Brought(NamedTuple):
-    """A delivery. `arrivals` are as `LaneArrival`; `places` has the batch of each, and its index there. Both can be read once. Nothing is
-    kept, because long-lived objects cost garbage collection.
+    """A delivery. `arrivals` are as `LaneArrival`; `places` has the batch of each, and its index
+    there. Both can be read once. Nothing is kept, because long-lived objects cost garbage
+    collection.
     """
 
     next_sequence: int
@@ -567,7 +603,9 @@ class BroughtRuns(NamedTuple):
 def unpack_delivery(
     payload: memoryview | bytes, session: int, received: ReceivedBatches, server: str
 ) -> Brought:
-    """Parse LANE_MESSAGES of a session, which `server` sent. Raises ProtocolViolation, CorruptBatch."""
+    """Parse LANE_MESSAGES of a session, which `server` sent. Raises ProtocolViolation,
+    CorruptBatch.
+    """
     delivery, batches = _open(payload, session, received, server)
     arrivals: list[Iterator[Arrived]] = []
     places: list[Iterator[tuple[DecodedBatch, int]]] = []
@@ -603,7 +641,9 @@ def unpack_runs(
     received: ReceivedBatches,
     server: str,
 ) -> BroughtRuns:
-    """Parse LANE_MESSAGES in bulk; `parked` are the parked keys. Raises ProtocolViolation, CorruptBatch."""
+    """Parse LANE_MESSAGES in bulk; `parked` are the parked keys. Raises ProtocolViolation,
+    CorruptBatch.
+    """
     delivery, batches = _open(payload, session, received, server)
     arrivals: list[LaneArrival] = []
     parts: list[LanePart] = []
@@ -669,7 +709,9 @@ def _gather(
 def _without_parked(
     batch: DecodedBatch, indices: Sequence[int], parked: Collection[bytes]
 ) -> Iterator[tuple[bytes, Sequence[int]]]:
-    """Runs of messages that may be handed out (without key), and the messages of parked keys, each with its key."""
+    """Runs of messages that may be handed out (without key), and the messages of parked keys, each
+    with its key.
+    """
     keys: list[bytes] = (batch.column("keys") if parked else None) or []
     begin = 0
     for at in [at for at, index in enumerate(indices) if keys[index] in parked] if keys else ():

@@ -1,25 +1,28 @@
-"""Reads one lane from the current master of its broker group, and holds the messages of a consumer's lanes that the application has not
-finished. Thin: `lane.py` decides.
+"""Reads one lane from the current master of its broker group, and holds the messages of a
+consumer's lanes that the application has not finished. Thin: `lane.py` decides.
 
-A reader keeps a session with the master (`qmq/client/consuming/session.py`), a pull under way, and at most one LANE_SETTLE (`LaneAcks`).
-After a broken connection, or at a new master, the reader attaches with the token that it was granted, and keeps its messages. If the token
-is no longer valid (the lease ended, an operator moved the group, another consumer has the range), the broker grants another token or none,
-and all held messages are void.
+A reader keeps a session with the master (`qmq/client/consuming/session.py`), a pull under way, and
+at most one LANE_SETTLE (`LaneAcks`). After a broken connection, or at a new master, the reader
+attaches with the token that it was granted, and keeps its messages. If the token is no longer valid
+(the lease ended, an operator moved the group, another consumer has the range), the broker grants
+another token or none, and all held messages are void.
 
 Answers of the broker:
 
-    LaneHeld, LaneNotOpen, UnknownPartition     another consumer still has it, or this broker does not know yet: retry soon
+    LaneHeld, LaneNotOpen, UnknownPartition     another consumer still has it, or this broker does
+                                                not know yet: retry soon
     LaneLost                                    drop everything; attach again, with no token
     UnknownConsumer, NotConnected, Stopping     attach again, with the token
     NotMaster                                   the same, at the new master
     MessagesExpired, LogDamaged, CorruptBatch   report to the application
 
-Lane readers put messages in, the consumer and the tasks that wait take them out, and messages give their verdicts here. The pulls of
-several lanes are written together, so that the broker answers them in one turn and by one write.
+Lane readers put messages in, the consumer and the tasks that wait take them out, and messages give
+their verdicts here. The pulls of several lanes are written together, so that the broker answers
+them in one turn and by one write.
 
-`LaneAcks` sends a lane's verdicts to the master: gathers them, sends one request at a time, and lets callers wait. The lanes of one
-consumer send their verdicts together (`SettleClock`), so that the broker gets one write for all, handles it in one turn, and writes one
-entry to its log.
+`LaneAcks` sends a lane's verdicts to the master: gathers them, sends one request at a time, and
+lets callers wait. The lanes of one consumer send their verdicts together (`SettleClock`), so that
+the broker gets one write for all, handles it in one turn, and writes one entry to its log.
 """
 
 from __future__ import annotations
@@ -117,7 +120,9 @@ class SettleClock:
 
 
 class LaneAcks:
-    """`sent_away` is called when the session has ended; `at_rest` when no verdict is left to send."""
+    """`sent_away` is called when the session has ended; `at_rest` when no verdict is left to
+    send.
+    """
 
     def __init__(
         self,
@@ -156,7 +161,7 @@ class LaneAcks:
         self._session = None
         self._core.detached()
 
-    # --- sending -------------------------------------------------------------------------------------------------------
+    # --- sending ----------------------------------------------------------------------------------
 
     def soon(self) -> None:
         """There may be verdicts to send; they wait for others."""
@@ -215,10 +220,12 @@ class LaneAcks:
         self._core.detached()
         self._later(self._retry_s)
 
-    # --- waiting -------------------------------------------------------------------------------------------------------
+    # --- waiting ----------------------------------------------------------------------------------
 
     async def confirmed(self, cell: Cell, lost: LaneLost) -> None:
-        """Returns when the broker has the verdict. Raises `lost`, NotConnected (the verdict is sent again and again), ClientClosed."""
+        """Returns when the broker has the verdict. Raises `lost`, NotConnected (the verdict is sent
+        again and again), ClientClosed.
+        """
         if cell.state is LaneState.VOID:
             raise lost
         if cell.state not in (LaneState.DONE, LaneState.PARKED):
@@ -233,7 +240,10 @@ class LaneAcks:
                 await asyncio.shield(waiter)
         except TimeoutError:
             raise NotConnected(
-                "no answer from the lane's master in time: the verdict is retried, and the message may be delivered again",
+                (
+                    "no answer from the lane's master in time: the verdict is retried, and the "
+                    "message may be delivered again"
+                ),
                 outcome=Outcome.UNKNOWN,
             ) from None
 
@@ -272,15 +282,18 @@ def _tell(waiter: asyncio.Future[None] | None, failure: QmqError | None) -> None
         waiter.set_result(None)
     else:
         waiter.set_exception(failure)
-        waiter.exception()  # the waiter may have been cancelled; then asyncio must not warn that the exception was never retrieved
+        # the waiter may have been cancelled; then asyncio must not warn that the exception was
+        # never retrieved
+        waiter.exception()
 
 
 log = logging.getLogger("qmq.client")
 
 
 class LaneInbox:
-    """`by_key` has the messages of a consumer that reads one by one, `in_bulk` those of one that reads in bulk. `stale` counts messages
-    that were lost after they were handed out and before they were settled.
+    """`by_key` has the messages of a consumer that reads one by one, `in_bulk` those of one that
+    reads in bulk. `stale` counts messages that were lost after they were handed out and before they
+    were settled.
     """
 
     def __init__(self, name: str) -> None:
@@ -293,9 +306,11 @@ class LaneInbox:
         self._loop = asyncio.get_running_loop()
         self.waiting: dict[asyncio.Future[bool], None] = {}
         self.woken: asyncio.Future[bool] | None = None
-        """The waiter that was woken last and has not looked yet. Until it has looked, a message wakes no other waiter."""
+        """The waiter that was woken last and has not looked yet. Until it has looked, a message
+        wakes no other waiter.
+        """
 
-    # --- waiters -------------------------------------------------------------------------------------------------------
+    # --- waiters ----------------------------------------------------------------------------------
 
     async def wait(self, until_s: float = math.inf) -> bool:
         """Wait until something changes; False if nothing did until then."""
@@ -337,7 +352,7 @@ class LaneInbox:
         for each in waiting:
             _set_result(each, True)
 
-    # --- verdicts ------------------------------------------------------------------------------------------------------
+    # --- verdicts ---------------------------------------------------------------------------------
 
     def finish(self, message: OrderedMessage) -> None:
         """The message was handled."""
@@ -376,7 +391,7 @@ class LaneInbox:
         messages.runs[0].lane.worked(is_urgent=True)
         self.notify()
 
-    # --- from the lanes ------------------------------------------------------------------------------------------------
+    # --- from the lanes ---------------------------------------------------------------------------
 
     def arrived(self, messages: list[OrderedMessage]) -> None:
         """A lane got messages."""
@@ -389,7 +404,9 @@ class LaneInbox:
         self.notify()
 
     def voided(self, lane: LaneSource, cells: list[Cell], stale: int) -> None:
-        """Hand out nothing of the lane; these cells are void. `stale` of their messages had been handed out."""
+        """Hand out nothing of the lane; these cells are void. `stale` of their messages had been
+        handed out.
+        """
         self.by_key.dropped(lane, cells)
         self.in_bulk.dropped(lane)
         if stale:
@@ -424,7 +441,9 @@ def _set_result(waiting: asyncio.Future[bool], is_changed: bool) -> bool:
 
 
 class PullWrites:
-    """Shared by all lanes of a consumer; `lanes` says how many there are. What is left is written at the end of the round."""
+    """Shared by all lanes of a consumer; `lanes` says how many there are. What is left is written
+    at the end of the round.
+    """
 
     def __init__(self, lanes: Callable[[], int]) -> None:
         self._lanes = lanes
@@ -432,10 +451,12 @@ class PullWrites:
         self._flushes: dict[Callable[[], None], None] = {}
 
     def add(self, flush: Callable[[], None]) -> None:
-        """A lane pulls because its messages were handled; `flush` writes its connection's bytes. When half of the lanes pull, write.
+        """A lane pulls because its messages were handled; `flush` writes its connection's bytes.
+        When half of the lanes pull, write.
 
-        Not at the end of this round of the event loop: a loop that finds messages ready does not let it go round, and the broker is to work
-        meanwhile. While the other half is here, there is no hurry.
+        Not at the end of this round of the event loop: a loop that finds messages ready does not
+        let it go round, and the broker is to work meanwhile. While the other half is here, there is
+        no hurry.
         """
         self._pulls += 1
         self._flushes[flush] = None
@@ -522,7 +543,9 @@ class LaneReader:
         self.is_pulling = self._is_told_finished = False
         """`is_pulling`: a pull is under way."""
         self._pulls_at = 0
-        """With more open messages than this there is no room for another pull. Updated at each pull."""
+        """With more open messages than this there is no room for another pull. Updated at each
+        pull.
+        """
         self._is_leaving = self._is_closed = False
         self._retry_timer: asyncio.TimerHandle | None = None
         self._bell = asyncio.Event()
@@ -541,7 +564,7 @@ class LaneReader:
         """Whether the lease cannot have ended at the broker yet."""
         return self._loop.time() <= self._sessions.sure_until_s
 
-    # --- messages in ---------------------------------------------------------------------------------------------------
+    # --- messages in ------------------------------------------------------------------------------
 
     def pull_more(self) -> None:
         """Pull if there is room for enough messages."""
@@ -627,11 +650,11 @@ class LaneReader:
         self.failure = failure
         self._calls.failed(failure)
 
-    # --- messages over -------------------------------------------------------------------------------------------------
+    # --- messages over ----------------------------------------------------------------------------
 
     def worked(self, *, is_urgent: bool) -> None:
-        """A handler finished, successfully or not. Settle soon, or immediately if the request is full. Raises ClientClosed if the event
-        loop has ended.
+        """A handler finished, successfully or not. Settle soon, or immediately if the request is
+        full. Raises ClientClosed if the event loop has ended.
         """
         require_alive(self._loop)
         core = self.core
@@ -664,7 +687,9 @@ class LaneReader:
         self.arm()
 
     async def confirmed(self, cell: Cell) -> None:
-        """Returns when the broker has the verdict. Raises LaneLost, NotConnected (it is sent again and again), ClientClosed."""
+        """Returns when the broker has the verdict. Raises LaneLost, NotConnected (it is sent again
+        and again), ClientClosed.
+        """
         await self.settling.confirmed(cell, self._lost_error())
 
     def _at_rest(self) -> None:
@@ -674,13 +699,15 @@ class LaneReader:
             self._is_told_finished = True
             self._calls.finished(self.lane)
 
-    # --- staying attached ----------------------------------------------------------------------------------------------
+    # --- staying attached -------------------------------------------------------------------------
 
     ask_again = (LaneHeld, LaneNotOpen, UnknownPartition)
 
     @property
     def wants_session(self) -> bool:
-        """True until the lane is given up. A leaving reader wants a session for as long as the broker counts the lane as its own."""
+        """True until the lane is given up. A leaving reader wants a session for as long as the
+        broker counts the lane as its own.
+        """
         return not self._is_closed and not (self._is_leaving and not self._token)
 
     def start(self) -> None:
@@ -763,11 +790,12 @@ class LaneReader:
 
     def _lost_error(self) -> LaneLost:
         return LaneLost(
-            f"the lane {self.lane.range} of partition {self.partition} of {self.subject!r} no longer belongs to this consumer:"
+            f"the lane {self.lane.range} of partition {self.partition} of {self.subject!r} "
+            "no longer belongs to this consumer:"
             " the message may be delivered again"
         )
 
-    # --- the end -------------------------------------------------------------------------------------------------------
+    # --- the end ----------------------------------------------------------------------------------
 
     def release(self) -> None:
         """The lane goes to another consumer: hand out no more of its messages. `leave` follows."""
@@ -775,8 +803,8 @@ class LaneReader:
         self._drop(self.core.release(), is_willing=True)
 
     async def leave(self, grace_s: float, *, is_last: bool = False) -> None:
-        """After `release`: let handlers finish for `grace_s`, settle, and give the lane up. With `is_last` the consumer closes: waiters for
-        a verdict get ClientClosed, not LaneLost.
+        """After `release`: let handlers finish for `grace_s`, settle, and give the lane up. With
+        `is_last` the consumer closes: waiters for a verdict get ClientClosed, not LaneLost.
         """
         await self._until(lambda: not self.core.working, grace_s)
         self._drop(self.core.release(is_final=True))

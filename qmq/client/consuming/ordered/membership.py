@@ -1,21 +1,23 @@
-"""A consumer's part in its group, by long polls at any metaserver: it registers, and follows its assignment of lanes. And a producer's load
-at a broker group.
+"""A consumer's part in its group, by long polls at any metaserver: it registers, and follows its
+assignment of lanes. And a producer's load at a broker group.
 
     SyncMember(generation that we know) ──▶ another assignment, or the same one after a while ──▶ ask again immediately
     SyncMember(finished lanes), beside it ──▶ the group may advance; its answer is an assignment like any other
 
 Rules:
-* The consumer polls well within its lease. If a metaserver cannot be reached or hangs, the consumer asks the next one; reading continues
-  meanwhile, since brokers, not metaservers, grant lanes.
-* Answers to the two calls may overtake each other: an older generation is ignored, unless metaservers repeat it for a whole lease (their
-  store may have been created again).
-* A finished lane is reported immediately, and with each further poll while it is assigned, because a metaserver may die before it has
-  done its part.
-* The consumer never looks for the next partition itself: metaservers decide when a version opens, one step at a time.
+* The consumer polls well within its lease. If a metaserver cannot be reached or hangs, the consumer
+  asks the next one; reading continues meanwhile, since brokers, not metaservers, grant lanes.
+* Answers to the two calls may overtake each other: an older generation is ignored, unless
+  metaservers repeat it for a whole lease (their store may have been created again).
+* A finished lane is reported immediately, and with each further poll while it is assigned, because
+  a metaserver may die before it has done its part.
+* The consumer never looks for the next partition itself: metaservers decide when a version opens,
+  one step at a time.
 
-`GroupLoad` is what one ordered producer has unanswered at one broker group. The partitions of a group are written by one broker to one log,
-so a producer that keeps that broker busy gains nothing by sending small batches to each partition in turn. Up to `messages_light` messages
-and `bytes_light` bytes the group counts as lightly loaded.
+`GroupLoad` is what one ordered producer has unanswered at one broker group. The partitions of a
+group are written by one broker to one log, so a producer that keeps that broker busy gains nothing
+by sending small batches to each partition in turn. Up to `messages_light` messages and
+`bytes_light` bytes the group counts as lightly loaded.
 """
 
 from __future__ import annotations
@@ -34,7 +36,9 @@ from qmq.errors import CallerError, ClientClosed, OrderMismatch, QmqError, Stale
 log = logging.getLogger("qmq.client")
 
 POLLS: Final = 4
-"""Polls within a lease: if two metaservers hang, one after the other, the third is still asked in time."""
+"""Polls within a lease: if two metaservers hang, one after the other, the third is still asked in
+time.
+"""
 LEAVE_S: Final = 2.0
 """How long leaving may take. Otherwise the consumer counts as lost when its lease ends."""
 QUICK_S: Final = 0.1
@@ -75,14 +79,16 @@ class Sync(Protocol):
         *,
         leaves: bool = False,
     ) -> Assigned:
-        """Raises Unavailable, UnknownSubject, OrderMismatch, InvalidArgument; StaleDelivery if a newer incarnation uses the consumer's
-        name.
+        """Raises Unavailable, UnknownSubject, OrderMismatch, InvalidArgument; StaleDelivery if a
+        newer incarnation uses the consumer's name.
         """
         ...
 
 
 class LaneMembership:
-    """`on_assigned` gets each new assignment; `on_failure` is called when another poll cannot succeed."""
+    """`on_assigned` gets each new assignment; `on_failure` is called when another poll cannot
+    succeed.
+    """
 
     def __init__(
         self,
@@ -151,7 +157,7 @@ class LaneMembership:
         self._on_assigned(assigned.lanes)
         return True
 
-    # --- finished lanes ------------------------------------------------------------------------------------------------
+    # --- finished lanes ---------------------------------------------------------------------------
 
     def finished(self, lane: Lane) -> None:
         """The lane is settled to its end: report it, so that the group advances."""
@@ -177,10 +183,12 @@ class LaneMembership:
                 self._untold.difference_update(telling)
                 self._believe(assigned)
 
-    # --- the end -------------------------------------------------------------------------------------------------------
+    # --- the end ----------------------------------------------------------------------------------
 
     async def leave(self) -> None:
-        """The consumer leaves for good: others get its lanes immediately, if a metaserver can be reached."""
+        """The consumer leaves for good: others get its lanes immediately, if a metaserver can be
+        reached.
+        """
         self._is_left = True
         tasks = [task for task in (self._poller, self._teller) if task is not None]
         for task in tasks:
@@ -218,7 +226,9 @@ def _jittered(pause_s: float) -> float:
 
 
 class GroupLoad:
-    """Shared by the streams of one broker group. Each try of a batch is counted by `sent`, and again by `answered`."""
+    """Shared by the streams of one broker group. Each try of a batch is counted by `sent`, and
+    again by `answered`.
+    """
 
     def __init__(self, messages_light: int, bytes_light: int) -> None:
         self._messages_light, self._bytes_light = messages_light, bytes_light

@@ -1,14 +1,16 @@
-"""The messages that an ordered consumer hands out, with their lane and their verdicts: one by one, or in bulk: consecutive messages of one
-lane, in its order, with one verdict.
+"""The messages that an ordered consumer hands out, with their lane and their verdicts: one by one,
+or in bulk: consecutive messages of one lane, in its order, with one verdict.
 
-A *run* has the delivered messages of one batch, and the cell by which they are settled (`lane.py`). `OrderedMessages` holds runs of
-one lane. Message objects are made only if the application iterates.
+A *run* has the delivered messages of one batch, and the cell by which they are settled (`lane.py`).
+`OrderedMessages` holds runs of one lane. Message objects are made only if the application iterates.
 
-Which batches stay decompressed (`DecompressedBatches`): a message that is handed out has its own body; the rest of its batch stays
-decompressed for the messages that follow. But one of them may wait for its key while messages of other batches are handed out: then each of
-these batches would stay decompressed.
+Which batches stay decompressed (`DecompressedBatches`): a message that is handed out has its own
+body; the rest of its batch stays decompressed for the messages that follow. But one of them may
+wait for its key while messages of other batches are handed out: then each of these batches would
+stay decompressed.
 
-    batch 1: a b      batch 2: c b      batch 3: d b      a, c and d are handed out and finished; the messages of b wait
+    batch 1: a b      batch 2: c b      batch 3: d b      a, c and d are handed out and finished;
+                                                          the messages of b wait
 """
 
 from __future__ import annotations
@@ -50,7 +52,9 @@ class LaneSource(Protocol):
         ...
 
     def worked(self, *, is_urgent: bool) -> None:
-        """A handler finished, successfully or not. Settle soon, or immediately if the request is full."""
+        """A handler finished, successfully or not. Settle soon, or immediately if the request is
+        full.
+        """
         ...
 
     async def confirmed(self, cell: Cell) -> None:
@@ -81,9 +85,11 @@ class LaneSettler(Protocol):
 class LaneMessage(StoredMessage):
     """One message of an ordered subject, and its place.
 
-    `attempt` counts from 1 over all consumers. `token` is the fencing token of the lane. It grows whenever the lane, or part of it, is
-    granted to a consumer. A handler that stores the token with its writes, and refuses a smaller one, is protected from its own earlier
-    attempts. Compare tokens of one partition only. `route_version` is the version of the route under which the message was read.
+    `attempt` counts from 1 over all consumers. `token` is the fencing token of the lane. It grows
+    whenever the lane, or part of it, is granted to a consumer. A handler that stores the token with
+    its writes, and refuses a smaller one, is protected from its own earlier attempts. Compare
+    tokens of one partition only. `route_version` is the version of the route under which the
+    message was read.
     """
 
     __slots__ = (*CONTENT, "lane", "route_version", "token")
@@ -128,12 +134,15 @@ class LaneMessage(StoredMessage):
         return int(self._batch.column("logical_partitions")[self._index])
 
     def __repr__(self) -> str:
-        return f"<{type(self).__name__} {self.subject}/{self.partition}/{self.sequence} attempt {self.attempt}, {len(self.body)} bytes>"
+        return (
+            f"<{type(self).__name__} {self.subject}/{self.partition}/{self.sequence} attempt "
+            f"{self.attempt}, {len(self.body)} bytes>"
+        )
 
 
 class OrderedMessage(LaneMessage):
-    """One message of an ordered subject. No other message of its key is handed out until this one is acknowledged, or parked, or has
-    succeeded at another attempt.
+    """One message of an ordered subject. No other message of its key is handed out until this one
+    is acknowledged, or parked, or has succeeded at another attempt.
     """
 
     __slots__ = ("_settler", "cell")
@@ -148,7 +157,8 @@ class OrderedMessage(LaneMessage):
         token: int,
         version: int,
     ) -> None:
-        # Not by super(): a call for each message. Compressed bodies are decompressed when the message is handed out: see `open`.
+        # Not by super(): a call for each message. Compressed bodies are decompressed when the
+        # message is handed out: see `open`.
         bodies = batch.decoded if batch.view.header.compression else batch.bodies
         self.body = bodies[index] if bodies is not None else b""
         self.attempt = cell.attempt
@@ -172,7 +182,9 @@ class OrderedMessage(LaneMessage):
         return self._batch.unreadable
 
     def open(self) -> CorruptBatch | None:
-        """Read the body if that was not done yet. Returns why it cannot be decompressed; such a message is never handed out."""
+        """Read the body if that was not done yet. Returns why it cannot be decompressed; such a
+        message is never handed out.
+        """
         bodies = self._batch.readable_bodies
         if bodies is None:
             return self._batch.unreadable
@@ -180,7 +192,9 @@ class OrderedMessage(LaneMessage):
         return None
 
     def again(self) -> OrderedMessage:
-        """The same message for another attempt; verdicts given through the old object are ignored."""
+        """The same message for another attempt; verdicts given through the old object are
+        ignored.
+        """
         return OrderedMessage(
             self._settler,
             self.lane,
@@ -195,17 +209,20 @@ class OrderedMessage(LaneMessage):
         """Send the message's verdicts through a wrapper around the settler."""
         self._settler = wrap(self._settler)
 
-    # --- settling ------------------------------------------------------------------------------------------------------
+    # --- settling ---------------------------------------------------------------------------------
 
     async def ack(self) -> None:
-        """Acknowledge. Does not wait: acknowledgements are sent within milliseconds, together. `ack_sync` waits."""
+        """Acknowledge. Does not wait: acknowledgements are sent within milliseconds, together.
+        `ack_sync` waits.
+        """
         self.ack_later()
 
     async def ack_sync(self) -> None:
         """Acknowledge, and return when the acknowledgement is committed.
 
-        Raises LaneLost if the lane went to another consumer first: the message may be delivered again. Raises NotConnected if no answer
-        came in time (the verdict is sent again and again), ClientClosed.
+        Raises LaneLost if the lane went to another consumer first: the message may be delivered
+        again. Raises NotConnected if no answer came in time (the verdict is sent again and again),
+        ClientClosed.
         """
         self.ack_later()
         await self.lane.confirmed(self.cell)
@@ -217,8 +234,9 @@ class OrderedMessage(LaneMessage):
             self._settler.finish(self)
 
     def fail(self, delay: timedelta | None = None, error: str | BaseException = "") -> None:
-        """The message failed: retry it after `delay` (default: the consumer's retry delays), or park its key, by the consumer's policy.
-        `error`, a text or an exception, is logged. Raises InvalidArgument.
+        """The message failed: retry it after `delay` (default: the consumer's retry delays), or
+        park its key, by the consumer's policy. `error`, a text or an exception, is logged. Raises
+        InvalidArgument.
         """
         pause_ms = None if delay is None else delay_ms(delay)
         text = error_text(error)
@@ -229,8 +247,9 @@ class OrderedMessage(LaneMessage):
             self._settler.fail(self, pause_ms)
 
     def reject(self, error: str | BaseException = "") -> None:
-        """The message failed, and no other attempt will help: its key is parked immediately with all later messages of the key, regardless
-        of the consumer's `on_failure`. `qmq dlq` shows and replays parked keys. `error` is logged. Raises InvalidArgument.
+        """The message failed, and no other attempt will help: its key is parked immediately with
+        all later messages of the key, regardless of the consumer's `on_failure`. `qmq dlq` shows
+        and replays parked keys. `error` is logged. Raises InvalidArgument.
         """
         text = error_text(error)
         if not self.is_settled:
@@ -241,7 +260,9 @@ class OrderedMessage(LaneMessage):
             self._settler.reject(self)
 
     def release(self) -> None:
-        """Give the message back untouched: it is handed out again, before later ones of its key, and `attempt` does not grow."""
+        """Give the message back untouched: it is handed out again, before later ones of its key,
+        and `attempt` does not grow.
+        """
         if not self.is_settled:
             self.is_settled = True
             self._settler.release(self)
@@ -303,8 +324,9 @@ class MessageRun:
 
 
 class OrderedMessages:
-    """A sequence of `LaneMessage`, made on access, with bodies and keys as lists. All are of one lane, in its order: working through them
-    in order keeps the order of each key. Until they are settled, the lane hands out nothing else.
+    """A sequence of `LaneMessage`, made on access, with bodies and keys as lists. All are of one
+    lane, in its order: working through them in order keeps the order of each key. Until they are
+    settled, the lane hands out nothing else.
     """
 
     __slots__ = ("_settler", "is_settled", "runs")
@@ -358,7 +380,9 @@ class OrderedMessages:
 
     @property
     def keys(self) -> list[str]:
-        """All keys as text. Raises UnicodeDecodeError for a key that is not UTF-8: see `keys_bytes`."""
+        """All keys as text. Raises UnicodeDecodeError for a key that is not UTF-8: see
+        `keys_bytes`.
+        """
         return list(map(bytes.decode, self.keys_bytes))
 
     @property
@@ -369,14 +393,16 @@ class OrderedMessages:
             for key in each.choose(each.batch.column("keys") or [b""] * each.batch.view.count)
         ]
 
-    # --- settling ------------------------------------------------------------------------------------------------------
+    # --- settling ---------------------------------------------------------------------------------
 
     async def ack(self) -> None:
         """Acknowledge all. Does not wait; see `OrderedMessage.ack`."""
         self.ack_later()
 
     async def ack_sync(self) -> None:
-        """Acknowledge all, and return when the acknowledgement is committed. Raises as `OrderedMessage.ack_sync`."""
+        """Acknowledge all, and return when the acknowledgement is committed. Raises as
+        `OrderedMessage.ack_sync`.
+        """
         self.ack_later()
         for each in self.runs:
             await each.lane.confirmed(each.cell)
@@ -388,8 +414,8 @@ class OrderedMessages:
             self._settler.finish_all(self)
 
     def fail(self, delay: timedelta | None = None, error: str | BaseException = "") -> None:
-        """All failed: retry them after `delay` (default: the consumer's retry delays). Their lane waits. `error`, a text or an exception,
-        is logged. Raises InvalidArgument.
+        """All failed: retry them after `delay` (default: the consumer's retry delays). Their lane
+        waits. `error`, a text or an exception, is logged. Raises InvalidArgument.
         """
         pause_ms = None if delay is None else delay_ms(delay)
         text = error_text(error)
@@ -404,8 +430,8 @@ class OrderedMessages:
 
 
 class DecompressedBatches:
-    """The batches that were used last stay decompressed, up to `bytes_max` bytes. An older one is decompressed again for its next message.
-    A batch whose messages are all finished is forgotten.
+    """The batches that were used last stay decompressed, up to `bytes_max` bytes. An older one is
+    decompressed again for its next message. A batch whose messages are all finished is forgotten.
     """
 
     def __init__(self, bytes_max: int) -> None:

@@ -1,8 +1,10 @@
-"""What an ordered producer has for each stream: the connection to the partition's broker group, and the open batch; and its cache from key
-to logical partition. There is only one open batch while no route is known.
+"""What an ordered producer has for each stream: the connection to the partition's broker group, and
+the open batch; and its cache from key to logical partition. There is only one open batch while no
+route is known.
 
-A message costs three appends and an addition; keys are encoded when the batch is closed. The cache holds numbers only: with many keys,
-memory accesses dominate, and encoding a key again is cheaper than fetching its bytes.
+A message costs three appends and an addition; keys are encoded when the batch is closed. The cache
+holds numbers only: with many keys, memory accesses dominate, and encoding a key again is cheaper
+than fetching its bytes.
 """
 
 from __future__ import annotations
@@ -107,16 +109,20 @@ class StreamConnection(MasterConnection[OrderedBatch]):
 Key = str | bytes
 
 KEYS_MAX: Final = 200_000
-"""The most keys in the cache, about 20 MB. Hashing a key again costs as much as sending two messages."""
+"""The most keys in the cache, about 20 MB. Hashing a key again costs as much as sending two
+messages.
+"""
 
 NUMBERS: Final = list(range(limits.LOGICAL_PARTITIONS_MAX))
 """One int object for each logical partition, shared by all cached keys."""
 
 
 class Keys(dict[Key, int]):
-    """The logical partition of a key as the application passed it: `keys[key]`. Raises InvalidArgument, MessageTooLarge.
+    """The logical partition of a key as the application passed it: `keys[key]`. Raises
+    InvalidArgument, MessageTooLarge.
 
-    `count` is the subject's number of logical partitions. While it is not known, it is 0, all results are 0, and nothing is cached.
+    `count` is the subject's number of logical partitions. While it is not known, it is 0, all
+    results are 0, and nothing is cached.
     """
 
     def __init__(self, count: int = 0) -> None:
@@ -133,7 +139,8 @@ class Keys(dict[Key, int]):
         data = key_bytes(key)
         if not data:
             raise InvalidArgument(
-                "a message to an ordered subject needs a key that is not empty: QMQ orders the messages of each key"
+                "a message to an ordered subject needs a key that is not empty: QMQ orders "
+                "the messages of each key"
             )
         if not self.count:
             return 0
@@ -166,7 +173,9 @@ def key_column(keys: list[Key]) -> list[bytes]:
 
 
 class BatchBuilder(OpenBatch):
-    """The open batch of one stream; the object is reused for the next batch. `connection` is None while no route is known."""
+    """The open batch of one stream; the object is reused for the next batch. `connection` is None
+    while no route is known.
+    """
 
     __slots__ = ("connection", "lps", "raw_keys")
 
@@ -191,7 +200,9 @@ class BatchBuilder(OpenBatch):
             self.headers = [*(self.headers or [{}] * before), *(columns.headers or [{}] * count)]
 
     def hold(self, columns: Columns, size: int, create_time_ms: int | None) -> None:
-        """Fill an empty batch with messages that have ids and create times. See `OpenBatch.fill`."""
+        """Fill an empty batch with messages that have ids and create times. See
+        `OpenBatch.fill`.
+        """
         self.fill(columns, size, create_time_ms)
         self.raw_keys, self.lps = list(columns.keys or ()), list(columns.logical_partitions or ())
 
@@ -211,7 +222,9 @@ class BatchBuilder(OpenBatch):
 
 
 class OpenBatches:
-    """`taken` is called with each batch that is closed. The collections are changed in place: the producer keeps references to them."""
+    """`taken` is called with each batch that is closed. The collections are changed in place: the
+    producer keeps references to them.
+    """
 
     def __init__(
         self, links: ConnectionPool, timeout_s: float, taken: Callable[[OrderedBatch], None]
@@ -221,14 +234,18 @@ class OpenBatches:
         self._timeout_s = timeout_s
         self._taken = taken
         self.keys = Keys()
-        """The logical partition of each key; 0 for all of them while the number of logical partitions is not known."""
+        """The logical partition of each key; 0 for all of them while the number of logical
+        partitions is not known.
+        """
         self.all = [self._make(None)]
         self.by_lp = list(self.all)
         """The open batch of each logical partition."""
         self.slots = [0]
         """For each logical partition, the index of its open batch in `all`."""
         self.filled: dict[BatchBuilder, float] = {}
-        """Open batches that are not empty, and when the first message of each came; the oldest is first."""
+        """Open batches that are not empty, and when the first message of each came; the oldest is
+        first.
+        """
 
     def _make(self, connection: StreamConnection | None) -> BatchBuilder:
         return BatchBuilder(connection, self._links.round)

@@ -1,23 +1,29 @@
-"""The producer of an ordered subject: messages of a key are stored in the order in which they were sent, also while the route changes.
+"""The producer of an ordered subject: messages of a key are stored in the order in which they were
+sent, also while the route changes.
 
     send ─▶ open batch of the key's stream ─▶ stream ─▶ connection ─▶ the partition's broker group
                   ▲                              │ settled after a change
                   └────── partitioner ◀── route ─┘ batched again
 
-The ordered producer works as the unordered one does (`qmq/client/producing/producer.py`), with one open batch for each partition. A batch
-leaves when it is full, or when no other batch is on its way to its partition. While the broker group has much to answer, a batch that no
-caller awaits gathers messages for `gather_s` (`ClientTiming`): otherwise batches to eight partitions would be an eighth as long as to one.
-docs/ORDERING.md has the guarantees; `stream.py` has the pure cores that keep them, `partition_sender.py` the open batches, and this file
-the public class and the I/O.
+The ordered producer works as the unordered one does (`qmq/client/producing/producer.py`), with one
+open batch for each partition. A batch leaves when it is full, or when no other batch is on its way
+to its partition. While the broker group has much to answer, a batch that no caller awaits gathers
+messages for `gather_s` (`ClientTiming`): otherwise batches to eight partitions would be an eighth
+as long as to one. docs/ORDERING.md has the guarantees; `stream.py` has the pure cores that keep
+them, `partition_sender.py` the open batches, and this file the public class and the I/O.
 
-A message that is not stored within `delivery_timeout` fails, and with it all messages that wait behind it in its partition: no message is
-stored after one that was skipped. Messages sent later are unaffected. Only an invalid message fails alone.
+A message that is not stored within `delivery_timeout` fails, and with it all messages that wait
+behind it in its partition: no message is stored after one that was skipped. Messages sent later are
+unaffected. Only an invalid message fails alone.
 
-The streams follow the newest route: batches are passed to their streams, and those of settled streams are cut again.
+The streams follow the newest route: batches are passed to their streams, and those of settled
+streams are cut again.
 
-* Until the first route is known, batches wait in a stream without a partition (`_unrouted`); they are cut when the route is known.
-* The producer asks for the route when a partition answers that it is sealed (repeatedly, with the locator's pauses, until the route is
-  newer), when a metaserver pushes, and when a broker group does not answer.
+* Until the first route is known, batches wait in a stream without a partition (`_unrouted`); they
+  are cut when the route is known.
+* The producer asks for the route when a partition answers that it is sealed (repeatedly, with the
+  locator's pauses, until the route is newer), when a metaserver pushes, and when a broker group
+  does not answer.
 * Decisions are taken from a stream before it is removed.
 """
 
@@ -73,7 +79,8 @@ NOWHERE: Final = PhysicalPartition(0, LpRange(0, 0), "")
 
 
 class Streams:
-    """`kind` is PRODUCE, or one of the frames of other `acks`; `new_id` returns a new producer id; `unknown` is as in `Stream`.
+    """`kind` is PRODUCE, or one of the frames of other `acks`; `new_id` returns a new producer id;
+    `unknown` is as in `Stream`.
 
     stored, failed    called for each decided batch
     answered          called after batches were decided, or may have been
@@ -114,7 +121,7 @@ class Streams:
         self._refusal: QmqError | None = None
         self._is_closed = False
 
-    # --- the way out ---------------------------------------------------------------------------------------------------
+    # --- the way out ------------------------------------------------------------------------------
 
     def check_usable(self) -> None:
         """Raises OrderMismatch, InvalidArgument if this producer cannot send to the subject."""
@@ -122,7 +129,9 @@ class Streams:
             raise self._refusal
 
     def may_leave(self, builder: BatchBuilder) -> bool:
-        """Whether an open batch that is not full need not gather more. See `ClientTiming.gather_s`."""
+        """Whether an open batch that is not full need not gather more. See
+        `ClientTiming.gather_s`.
+        """
         connection = builder.connection
         if connection is None:
             return self._unrouted.is_idle
@@ -147,7 +156,7 @@ class Streams:
         if not self._bend():
             connection.pump()
 
-    # --- what changes --------------------------------------------------------------------------------------------------
+    # --- what changes -----------------------------------------------------------------------------
 
     def _changed(self, connection: StreamConnection) -> None:
         """See `StreamCalls`."""
@@ -170,7 +179,9 @@ class Streams:
             connection.stream.put(batch)
 
     def _let_go(self, connection: StreamConnection) -> None:
-        """A batch of this stream was answered, so open batches of the same broker group may leave. The caller pumps the stream itself."""
+        """A batch of this stream was answered, so open batches of the same broker group may leave.
+        The caller pumps the stream itself.
+        """
         for builder in list(self._open_batches.filled):
             other = builder.connection
             if other is not None and other.load is connection.load and self.may_leave(builder):
@@ -186,8 +197,8 @@ class Streams:
                 self._stored(stream, batch, result)
 
     def _bend(self) -> bool:
-        """Best-effort order: let healthy groups take the batches of troubled ones. Returns whether any moved; then
-        all streams were pumped.
+        """Best-effort order: let healthy groups take the batches of troubled ones. Returns whether
+        any moved; then all streams were pumped.
         """
         if self._order is not Order.BEST_EFFORT:
             return False
@@ -212,7 +223,7 @@ class Streams:
         for connection in list(self._connections.values()):
             connection.pump()
 
-    # --- routes --------------------------------------------------------------------------------------------------------
+    # --- routes -----------------------------------------------------------------------------------
 
     async def _find(self) -> None:
         """Fetch the first route."""
@@ -241,7 +252,8 @@ class Streams:
             )
         elif ordering.order is Order.STRICT and self._kind == FrameKind.PRODUCE_FAST:
             self._refusal = InvalidArgument(
-                f"subject {self._subject!r} has strict order: its messages need acks='quorum' or 'flushed'"
+                f"subject {self._subject!r} has strict order: its messages need "
+                "acks='quorum' or 'flushed'"
             )
         self.check_usable()
         assert ordering is not None
@@ -275,7 +287,9 @@ class Streams:
         return self._loads.setdefault(group, GroupLoad(*self._load_light))
 
     def _settle(self) -> None:
-        """Take the batches of settled streams. Streams that are left still take new batches for their ranges."""
+        """Take the batches of settled streams. Streams that are left still take new batches for
+        their ranges.
+        """
         for stream in list(self._partitioner.partitions.values()):
             if stream.is_settled:
                 self._gather(self._connections[stream.partition.number])
@@ -316,7 +330,7 @@ class Streams:
         finally:
             self._following = None
 
-    # --- the end -------------------------------------------------------------------------------------------------------
+    # --- the end ----------------------------------------------------------------------------------
 
     def _tick_unrouted(self) -> None:
         if self._unrouted.is_late(self._loop.time()):
@@ -363,11 +377,15 @@ def _closed(batch: OrderedBatch) -> QmqError:
 
 
 LIGHT: Final = 16
-"""With more than this part of a full batch unanswered at a broker group, open batches for it gather messages."""
+"""With more than this part of a full batch unanswered at a broker group, open batches for it gather
+messages.
+"""
 
 
 class OrderedProducer(ProducerBase):
-    """Sends to one ordered subject. Make it with `Client.ordered_producer`; use it with `async with`, or `flush` and `close` it."""
+    """Sends to one ordered subject. Make it with `Client.ordered_producer`; use it with `async
+    with`, or `flush` and `close` it.
+    """
 
     def __init__(
         self,
@@ -414,9 +432,11 @@ class OrderedProducer(ProducerBase):
         self._keys, self._by_lp, self._filled = self._open.keys, self._open.by_lp, self._open.filled
         self._last_count = 0
         self._is_awake = False
-        """Whether this round of the event loop has begun. False while the buffer is full, so that `send` checks."""
+        """Whether this round of the event loop has begun. False while the buffer is full, so that
+        `send` checks.
+        """
 
-    # --- sending -------------------------------------------------------------------------------------------------------
+    # --- sending ----------------------------------------------------------------------------------
 
     def send(
         self,
@@ -425,12 +445,14 @@ class OrderedProducer(ProducerBase):
         tags: Iterable[str] | None = None,
         headers: Mapping[str, str | bytes] | None = None,
     ) -> Ticket:
-        """Add a message behind earlier ones of its key; `await` the ticket to know that it is stored.
+        """Add a message behind earlier ones of its key; `await` the ticket to know that it is
+        stored.
 
         Check `full` from time to time, and `await drain()`.
 
-        Raises: InvalidArgument, MessageTooLarge: the message is invalid, or has no key. OrderMismatch: the subject is unordered.
-        BufferFull: more than 64 MiB are waiting to be stored. ClientClosed: the producer or its client was closed.
+        Raises: InvalidArgument, MessageTooLarge: the message is invalid, or has no key.
+        OrderMismatch: the subject is unordered. BufferFull: more than 64 MiB are waiting to be
+        stored. ClientClosed: the producer or its client was closed.
         """
         if type(body) is not bytes or len(body) > self._body_bytes_max:
             body = body_bytes(body, self._body_bytes_max)
@@ -463,9 +485,11 @@ class OrderedProducer(ProducerBase):
         tags: Sequence[Iterable[str]] | None = None,
         headers: Sequence[Mapping[str, str | bytes]] | None = None,
     ) -> Tickets:
-        """Send many messages with less work for each; each column has one item for each message. Raises as `send`.
+        """Send many messages with less work for each; each column has one item for each message.
+        Raises as `send`.
 
-        The receipts are in the order of the messages, although the messages go to several partitions.
+        The receipts are in the order of the messages, although the messages go to several
+        partitions.
         """
         columns = columns_of(bodies, tags, headers, self._body_bytes_max)
         count = len(columns.bodies)
@@ -491,10 +515,12 @@ class OrderedProducer(ProducerBase):
         return SpreadTickets(chunks)
 
     def put(self, columns: Columns, *, create_time_ms: int | None = None) -> list[TicketChunk]:
-        """Send columns unchecked, in separate batches, one for each partition: for messages that QMQ itself makes, which may have ids. The
-        create time is now, or `create_time_ms` plus the columns' `create_deltas`.
+        """Send columns unchecked, in separate batches, one for each partition: for messages that
+        QMQ itself makes, which may have ids. The create time is now, or `create_time_ms` plus the
+        columns' `create_deltas`.
 
-        Pass no more messages than fit one batch. Raises InvalidArgument without keys; OrderMismatch, BufferFull, ClientClosed.
+        Pass no more messages than fit one batch. Raises InvalidArgument without keys;
+        OrderMismatch, BufferFull, ClientClosed.
         """
         if columns.keys is None:
             raise InvalidArgument("messages to an ordered subject need keys: give one for each")
@@ -556,7 +582,9 @@ class OrderedProducer(ProducerBase):
             builder.stamp(ms_of(self._links.now_ns()))
 
     def _wake(self) -> None:
-        """First message in this round of the event loop: stamp the time, and close batches at the end of the round."""
+        """First message in this round of the event loop: stamp the time, and close batches at the
+        end of the round.
+        """
         self._check_open()
         self._streams.check_usable()
         self._is_awake = True
@@ -585,14 +613,16 @@ class OrderedProducer(ProducerBase):
             self._is_awake = False
 
     def place_of_last(self, ticket: Ticket) -> int:
-        """The place, in its batch, of the message that `send` just took; valid only right after `send`."""
+        """The place, in its batch, of the message that `send` just took; valid only right after
+        `send`.
+        """
         builder = next((each for each in self._filled if each.ticket is ticket), None)
         return (len(builder.bodies) if builder is not None else self._last_count) - 1
 
     @property
     def bent(self) -> int:
-        """Best-effort order: the number of messages that went to another partition than their own, because its broker group could not take
-        them.
+        """Best-effort order: the number of messages that went to another partition than their own,
+        because its broker group could not take them.
         """
         return self._streams.bent
 
@@ -601,7 +631,7 @@ class OrderedProducer(ProducerBase):
         """The version of the route by which messages are sent; 0 before a route is known."""
         return self._streams.version
 
-    # --- for the streams -----------------------------------------------------------------------------------------------
+    # --- for the streams --------------------------------------------------------------------------
 
     def _encode(self, stream: Stream, batch: OrderedBatch) -> tuple[bytes, bytes]:
         """The encoded batch. Raises MessageTooLarge, InvalidArgument."""
@@ -667,7 +697,7 @@ class OrderedProducer(ProducerBase):
         """An answer came: there may be room for waiters."""
         self._wake_waiting()
 
-    # --- the end -------------------------------------------------------------------------------------------------------
+    # --- the end ----------------------------------------------------------------------------------
 
     @property
     def _has_open(self) -> bool:

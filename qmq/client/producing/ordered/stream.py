@@ -1,7 +1,7 @@
 """The pure cores of an ordered producer: streams, and the partitioner that cuts batches for them.
 
-A stream sends one producer's batches to one physical partition in order: an in-flight window (qmq/delivery/window.py) with numbered
-batches.
+A stream sends one producer's batches to one physical partition in order: an in-flight window
+(qmq/delivery/window.py) with numbered batches.
 
     waiting ──numbered──▶ flight ──stored──▶ decided
        ▲                    │ refused, unknown: sent again from there on, in order, here
@@ -9,30 +9,35 @@ batches.
                             └ the partition is left: asked about, then handed over, in order
 
 Rules (docs/ORDERING.md, "Why order holds while writing"):
-* A stream has its own producer id, and numbers its batches from 0 without gaps. A broker takes number n only after n - 1, so the partition
-  holds the stream's batches in order, for any order of arrival.
-* A batch that was given up may still arrive. Later batches begin a new session of the same producer id, in the upper bits of the number:
-  once a partition has the first batch of a session, it refuses all older sessions. So a batch with unknown outcome is stored before that,
-  or never.
-* If a batch is certainly not stored and will not be sent again under its number, no batch behind it is stored either. Only then may these
-  batches get new numbers, in a new session.
-* When a fenced partition is given up, batches that may be stored there are handed over with their message ids (`unknown="resend"`), or fail
-  (`unknown="fail"`).
-* A batch that times out fails with all batches behind it: none is stored after one that was skipped.
+* A stream has its own producer id, and numbers its batches from 0 without gaps. A broker takes
+  number n only after n - 1, so the partition holds the stream's batches in order, for any order of
+  arrival.
+* A batch that was given up may still arrive. Later batches begin a new session of the same producer
+  id, in the upper bits of the number: once a partition has the first batch of a session, it refuses
+  all older sessions. So a batch with unknown outcome is stored before that, or never.
+* If a batch is certainly not stored and will not be sent again under its number, no batch behind it
+  is stored either. Only then may these batches get new numbers, in a new session.
+* When a fenced partition is given up, batches that may be stored there are handed over with their
+  message ids (`unknown="resend"`), or fail (`unknown="fail"`).
+* A batch that times out fails with all batches behind it: none is stored after one that was
+  skipped.
 
-Worked example: 7, 8 and 9 are in flight when the partition is sealed behind 7. 7 is stored; 8 and 9 are refused: RouteChanged. The new
-route lacks the partition; 8 is certainly not stored, so the stream is settled, and 8 and 9 are cut by the new route. Had the answer to 8
-been lost, 8 would be sent once more: the sealed partition refuses it, and so settles the fate of 9 too.
+Worked example: 7, 8 and 9 are in flight when the partition is sealed behind 7. 7 is stored; 8 and 9
+are refused: RouteChanged. The new route lacks the partition; 8 is certainly not stored, so the
+stream is settled, and 8 and 9 are cut by the new route. Had the answer to 8 been lost, 8 would be
+sent once more: the sealed partition refuses it, and so settles the fate of 9 too.
 
-The partitioner cuts the batches of settled streams by the newest route (`qmq/delivery/partitioner.py`). With best-effort order (`bend`),
-batches that wait for a broker group in trouble go to a healthy partition: they get a logical partition of that one's range, and are marked
-*bent*. If they are cut again, they go where their keys belong.
+The partitioner cuts the batches of settled streams by the newest route
+(`qmq/delivery/partitioner.py`). With best-effort order (`bend`), batches that wait for a broker
+group in trouble go to a healthy partition: they get a logical partition of that one's range, and
+are marked *bent*. If they are cut again, they go where their keys belong.
 
     claim (what one ticket stands for)  1 ── n  batch  n ── 1  stream (one partition)
 
-Worked example of a cut: 1,000 messages left together for partition 2, which is split into 3 and 4 before it took them. The batch is cut by
-the logical partitions of its messages, in two of, say, 480 and 520; both belong to the claim of the first, and `places` says which of the
-claim's messages they hold.
+Worked example of a cut: 1,000 messages left together for partition 2, which is split into 3 and 4
+before it took them. The batch is cut by the logical partitions of its messages, in two of, say, 480
+and 520; both belong to the claim of the first, and `places` says which of the claim's messages they
+hold.
 """
 
 from __future__ import annotations
@@ -63,8 +68,8 @@ _O = TypeVar("_O")
 
 @dataclass(slots=True, eq=False)
 class OrderedBatch(InFlightBatch):
-    """A batch for one partition. Its columns have keys and logical partitions, and ids if copies of its messages may
-    be stored elsewhere.
+    """A batch for one partition. Its columns have keys and logical partitions, and ids if copies of
+    its messages may be stored elsewhere.
     """
 
     columns: Columns
@@ -85,11 +90,15 @@ class OrderedBatch(InFlightBatch):
 
     @property
     def may_be_elsewhere(self) -> bool:
-        """Whether a copy may be stored in a partition that was fenced: then the outcome of its messages is never "not stored"."""
+        """Whether a copy may be stored in a partition that was fenced: then the outcome of its
+        messages is never "not stored".
+        """
         return self.columns.message_ids is not None
 
     def unsent_copy(self, *, keep_ids: bool = False) -> OrderedBatch:
-        """The same messages as an unsent batch. With `keep_ids` they keep their ids, because they may be stored already."""
+        """The same messages as an unsent batch. With `keep_ids` they keep their ids, because they
+        may be stored already.
+        """
         self.is_gone = True
         columns = self.columns
         if keep_ids and columns.message_ids is None:
@@ -113,7 +122,9 @@ def message_ids(producer_id: int, number: int, count: int) -> list[bytes]:
 
 
 def cut(batch: OrderedBatch, owner_of: Callable[[int], _O]) -> list[tuple[_O, OrderedBatch]]:
-    """Cut the batch by the owners of its logical partitions; each piece keeps the order of its messages."""
+    """Cut the batch by the owners of its logical partitions; each piece keeps the order of its
+    messages.
+    """
     lps = batch.columns.logical_partitions
     assert lps is not None
     indices: dict[_O, list[int]] = {}
@@ -185,7 +196,7 @@ class Stream(InFlightWindow[OrderedBatch]):
         self._earliest_until = math.inf
         self._decided: list[tuple[OrderedBatch, Produced | QmqError]] = []
 
-    # --- out -----------------------------------------------------------------------------------------------------------
+    # --- out --------------------------------------------------------------------------------------
 
     def next(self, now: float, room: int = UNLIMITED) -> OrderedBatch | None:
         """The next batch to send. A batch gets its number when it is sent for the first time."""
@@ -241,7 +252,7 @@ class Stream(InFlightWindow[OrderedBatch]):
         at = super().wake_at(now)
         return min(at, self._earliest_until) if self.flight or self.waiting else at
 
-    # --- in: batches and answers ---------------------------------------------------------------------------------------
+    # --- in: batches and answers ------------------------------------------------------------------
 
     def put(self, batch: OrderedBatch) -> None:
         """Add a batch behind all others."""
@@ -266,8 +277,8 @@ class Stream(InFlightWindow[OrderedBatch]):
             self._renumber(at)
 
     def _renumber(self, at: int) -> None:
-        """Batches behind one that will never be stored are not stored either: they get new numbers when all batches before them are
-        decided.
+        """Batches behind one that will never be stored are not stored either: they get new numbers
+        when all batches before them are decided.
         """
         self.waiting.extendleft([batch.unsent_copy() for batch in reversed(self.flight[at:])])
         del self.flight[at:]
@@ -278,7 +289,7 @@ class Stream(InFlightWindow[OrderedBatch]):
         batch.is_gone = True
         self._decided.append((batch, result))
 
-    # --- in: time ------------------------------------------------------------------------------------------------------
+    # --- in: time ---------------------------------------------------------------------------------
 
     def tick(self, now: float) -> None:
         """Fail batches that timed out; give up a fenced partition after long enough."""
@@ -287,7 +298,9 @@ class Stream(InFlightWindow[OrderedBatch]):
         super().tick(now)
 
     def is_late(self, now: float) -> bool:
-        """Whether some batch timed out: messages that must fail with it must be `put` before `tick`."""
+        """Whether some batch timed out: messages that must fail with it must be `put` before
+        `tick`.
+        """
         return self._earliest_until <= now and any(
             batch.until <= now for batch in chain(self.flight, self.waiting)
         )
@@ -297,7 +310,10 @@ class Stream(InFlightWindow[OrderedBatch]):
         while not self.is_settled:
             batch = self.flight.pop(0)
             batch.is_uncertain = True
-            text = f"partition {self.partition.number} was fenced before it answered: it is not known yet whether it stored the messages"
+            text = (
+                f"partition {self.partition.number} was fenced before it answered: it is not "
+                "known yet whether it stored the messages"
+            )
             self._decide(batch, NotConnected(text, outcome=Outcome.UNKNOWN))
         self._sent = 0
 
@@ -321,7 +337,10 @@ class Stream(InFlightWindow[OrderedBatch]):
             if batch.is_uncertain
             else "not stored"
         )
-        text = f"{said}: partition {self.partition.number} confirmed no earlier message in time, and none overtakes it; {self._reason(first)}"
+        text = (
+            f"{said}: partition {self.partition.number} confirmed no earlier message in time, "
+            f"and none overtakes it; {self._reason(first)}"
+        )
         return DeadlineExceeded(
             text, outcome=Outcome.UNKNOWN if batch.is_uncertain else Outcome.NOT_STORED
         )
@@ -336,7 +355,9 @@ class Stream(InFlightWindow[OrderedBatch]):
         )
 
     def drop(self, failure_of: Callable[[OrderedBatch], QmqError]) -> None:
-        """Fail all batches, because they cannot be sent or the producer ends. `is_uncertain` says for each whether it may be stored."""
+        """Fail all batches, because they cannot be sent or the producer ends. `is_uncertain` says
+        for each whether it may be stored.
+        """
         self._drop_from(0, failure_of)
 
     def _drop_from(self, at: int, failure_of: Callable[[OrderedBatch], QmqError]) -> None:
@@ -355,7 +376,7 @@ class Stream(InFlightWindow[OrderedBatch]):
         for batch in chain(numbered, dropped):
             self._decide(batch, failure_of(batch))
 
-    # --- best-effort order ---------------------------------------------------------------------------------------------
+    # --- best-effort order ------------------------------------------------------------------------
 
     def is_troubled(self, now: float) -> bool:
         """Whether its broker group cannot take batches at the moment."""
@@ -383,7 +404,9 @@ class Stream(InFlightWindow[OrderedBatch]):
         )
 
     def release(self) -> Iterable[OrderedBatch]:
-        """The batches of a troubled stream that any partition may take (best-effort order). Batches that may be stored here stay."""
+        """The batches of a troubled stream that any partition may take (best-effort order). Batches
+        that may be stored here stay.
+        """
         if self.flight and self.flight[0].is_certain and not self.is_left:
             self._renumber(0)
         released, self.waiting = self.waiting, deque()
@@ -411,7 +434,9 @@ class StreamPartitioner(Partitioner[Stream]):
                 stream.put(piece)
 
     def bend(self, now: float) -> list[Stream]:
-        """Move batches from troubled streams to healthy ones. Returns the troubled streams that had any."""
+        """Move batches from troubled streams to healthy ones. Returns the troubled streams that had
+        any.
+        """
         streams = self.partitions.values()
         healthy = [stream for stream in streams if stream.is_healthy]
         giving = [

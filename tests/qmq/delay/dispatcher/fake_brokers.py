@@ -4,8 +4,9 @@ Due messages, and a plan log in a list. A forbidden request to the plan log fail
 
 A cluster without sockets, and a plan log in memory.
 
-A `World` has subjects and broker groups. Each request that arrives at a group meets the next *fault* of the world's script; after the
-script's end there are no faults. Sending a batch that is not planned and committed in the plan log fails an assertion.
+A `World` has subjects and broker groups. Each request that arrives at a group meets the next
+*fault* of the world's script; after the script's end there are no faults. Sending a batch that is
+not planned and committed in the plan log fails an assertion.
 """
 
 from __future__ import annotations
@@ -135,7 +136,9 @@ class Line:
 
 
 class MemoryLedger:
-    """A log of plans, dones and voids, in the order of the calls. Entries are committed a little later."""
+    """A log of plans, dones and voids, in the order of the calls. Entries are committed a little
+    later.
+    """
 
     def __init__(self, log: Sequence[tuple[str, PlanAction]] = (), commit_s: float = 0.003) -> None:
         self.log: list[tuple[str, PlanAction]] = []
@@ -224,7 +227,7 @@ WAY_S = 0.002
 """From one end of a connection to the other."""
 
 
-# --- brokers -------------------------------------------------------------------------------------------------------------
+# --- brokers --------------------------------------------------------------------------------------
 
 
 class Fault(Enum):
@@ -261,7 +264,9 @@ class Stored:
 
 @dataclass
 class FakeQueue:
-    """The content of a subject's partition on a group, and the rules by which it accepts batches."""
+    """The content of a subject's partition on a group, and the rules by which it accepts
+    batches.
+    """
 
     part: PhysicalPartition | None
     log: list[Stored] = field(default_factory=list)
@@ -466,7 +471,9 @@ class World:
         *,
         fenced: bool = False,
     ) -> None:
-        """Publish the next route without telling the clients. The sources are sealed now, unless they are fenced."""
+        """Publish the next route without telling the clients. The sources are sealed now, unless
+        they are fenced.
+        """
         its = self.subjects[subject]
         route = its.route
         assert route is not None

@@ -1,4 +1,6 @@
-"""DueDispatcher against brokers that fail in every way: each message is stored once, planned before it is sent, and per key in order."""
+"""DueDispatcher against brokers that fail in every way: each message is stored once, planned before
+it is sent, and per key in order.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,7 @@ def all_done(world: World, count: int) -> bool:
     return len(states) == count and set(states) == {"done"}
 
 
-# --- unordered ---------------------------------------------------------------------------------------------------------
+# --- unordered ------------------------------------------------------------------------------------
 
 
 def test_delayed_messages_keep_all_fields_except_those_of_the_delay_server() -> None:
@@ -208,7 +210,7 @@ def test_while_the_only_group_refuses_the_log_does_not_grow() -> None:
     play(scene)
 
 
-# --- what only an operator can repair ---------------------------------------------------------------------------------------
+# --- what only an operator can repair -------------------------------------------------------------
 
 
 def test_messages_of_a_deleted_subject_wait_for_it_while_others_continue() -> None:
@@ -298,7 +300,7 @@ def test_a_subject_that_became_ordered_is_sent_to_by_its_route() -> None:
     play(scene)
 
 
-# --- cancel, and the end -----------------------------------------------------------------------------------------------
+# --- cancel, and the end --------------------------------------------------------------------------
 
 
 def test_a_message_can_be_withdrawn_until_planned_and_after_a_void_plan() -> None:

@@ -1,4 +1,6 @@
-"""DueDispatcher against a real node, over real sockets, with a plan log in memory: stored once, in order, through a split and a crash."""
+"""DueDispatcher against a real node, over real sockets, with a plan log in memory: stored once, in
+order, through a split and a crash.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""DueDispatcher of ordered subjects: the route is chosen when a message is due, and each key stays in order through changes and crashes."""
+"""DueDispatcher of ordered subjects: the route is chosen when a message is due, and each key stays
+in order through changes and crashes.
+"""
 
 from __future__ import annotations
 
@@ -74,7 +76,9 @@ def test_the_rest_of_a_sealed_partition_goes_first_by_the_next_route() -> None:
 
 
 def test_hazard_17_a_delayed_message_gets_its_route_when_it_is_due() -> None:
-    """A partition is closed, and its keys are elsewhere, by the time of delivery: the message goes where its key is then, and in order."""
+    """A partition is closed, and its keys are elsewhere, by the time of delivery: the message goes
+    where its key is then, and in order.
+    """
 
     async def scene() -> None:
         world = World(2)
@@ -176,7 +180,7 @@ def test_a_partition_that_has_forgotten_the_producer_gets_a_new_one() -> None:
     play(scene)
 
 
-# --- after a crash -----------------------------------------------------------------------------------------------------
+# --- after a crash --------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("is_ordered", [False, True])

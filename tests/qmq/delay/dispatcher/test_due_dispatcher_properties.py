@@ -1,8 +1,11 @@
-"""With any faults of brokers, metaservers and masters, each message is stored once, planned before it is sent, and per key in order.
+"""With any faults of brokers, metaservers and masters, each message is stored once, planned before
+it is sent, and per key in order.
 
-A history is a list of events. Between them messages become due and requests meet faults; at the end everything is well again, and the world
-must come to rest with every message delivered. Among the events are crashes: another master has the log up to any point behind what was
-committed, and continues from there. Only where a partition was fenced may a message be stored twice, as a replay in order.
+A history is a list of events. Between them messages become due and requests meet faults; at the end
+everything is well again, and the world must come to rest with every message delivered. Among the
+events are crashes: another master has the log up to any point behind what was committed, and
+continues from there. Only where a partition was fenced may a message be stored twice, as a replay
+in order.
 """
 
 from __future__ import annotations

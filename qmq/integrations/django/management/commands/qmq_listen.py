@@ -10,13 +10,17 @@ from qmq.integrations.django.subject_listeners import registered
 
 
 class Command(BaseCommand):
-    help = "Runs the listeners in the modules `listeners` of the installed applications, until SIGTERM or SIGINT."
+    help = (
+        "Runs the listeners in the modules `listeners` of the installed applications, until "
+        "SIGTERM or SIGINT."
+    )
 
     def handle(self, *arguments: Any, **options: Any) -> None:
         autodiscover_modules("listeners")
         if not registered:
             raise CommandError(
-                "no listener is registered: write one with @listener in a module `listeners` of an installed application"
+                "no listener is registered: write one with @listener in a module `listeners` "
+                "of an installed application"
             )
         try:
             registered.listen_with(client())

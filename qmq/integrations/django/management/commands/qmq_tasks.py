@@ -36,7 +36,8 @@ class Command(BaseCommand):
         backend = task_backends[options["backend"]]
         if not isinstance(backend, TaskBackend):
             raise CommandError(
-                f"settings.TASKS[{options['backend']!r}] is {type(backend).__name__}, and not QMQ's TaskBackend"
+                f"settings.TASKS[{options['backend']!r}] is {type(backend).__name__}, and "
+                "not QMQ's TaskBackend"
             )
         queues = sorted(options["queue"] or backend.queues)
         if not queues:
