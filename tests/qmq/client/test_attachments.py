@@ -216,21 +216,6 @@ async def test_signs_of_life_go_by_the_lease_that_was_granted(it: Cluster) -> No
         await pulling
 
 
-async def test_what_was_handed_out_and_never_arrived_is_skipped(it: Cluster) -> None:
-    queue = Queue(it.groups[0])
-    consumer = it.mq.consumer("s", "g", ack="explicit")
-    pulling = asyncio.create_task(consumer.pull(10))
-    await queue.deliver(0, [b"0", b"1"])
-    seen = await pulling
-    await queue.fail_over(7)
-    pulling = asyncio.create_task(consumer.pull(10))
-    await queue.deliver(7, [b"2", b"3"], base=2)
-    again = await pulling
-    await seen.ack_sync()
-    await again.ack_sync()
-    assert (queue.verdicts(), consumer.stale) == ([(0, 1), (7, 8)], 0)
-
-
 async def test_the_tail_a_new_master_forgot_is_void_and_its_numbers_mean_other_messages(
     it: Cluster,
 ) -> None:
@@ -256,28 +241,6 @@ async def test_the_tail_a_new_master_forgot_is_void_and_its_numbers_mean_other_m
         await seen[4].ack_sync()
     await queue.fail_over(7)
     assert queue.attaches[-1].received == 6
-
-
-async def test_several_failovers_each_void_their_own_tail(it: Cluster) -> None:
-    queue = Queue(it.groups[0])
-    consumer = it.mq.consumer("s", "g", ack="explicit")
-    taken: list[qmq.Messages] = []
-    for first, bodies, forgets_from in ((0, 8, 6), (6, 6, 8), (8, 2, 5), (5, 3, 8)):
-        pulling = asyncio.create_task(consumer.pull(100))
-        await queue.deliver(first, [b"m"] * bodies, base=100 * len(taken))
-        taken.append(await pulling)
-        await queue.fail_over(forgets_from)
-    settled: Counter[tuple[int, int]] = Counter()
-    for number, messages in enumerate(taken):
-        for message in messages:
-            try:
-                await message.ack_sync()
-                settled[(number, message.pull_sequence)] += 1
-            except StaleDelivery:
-                pass
-    ours = [(0, pull) for pull in range(5)] + [(3, pull) for pull in range(5, 8)]
-    assert sorted(settled) == ours
-    assert queue.verdicts() == [(pull, pull) for _, pull in ours]
 
 
 @pytest.mark.parametrize("is_seen", [True, False])
@@ -326,27 +289,6 @@ async def test_a_verdict_whose_answer_was_lost_is_sent_again_if_it_is_still_ours
     assert consumer.stale == 1, (
         "the nack of 7; that the others settle nothing now means that they were settled before"
     )
-
-
-async def test_a_verdict_that_was_never_sent_waits_for_the_new_master(it: Cluster) -> None:
-    queue = Queue(it.groups[0])
-    consumer = it.mq.consumer("s", "g", ack="explicit")
-    pulling = asyncio.create_task(consumer.pull(10))
-    await queue.deliver(0, [b"0", b"1", b"2"])
-    seen = await pulling
-    (group,) = it.groups
-    master, group.master = group.master, None
-    assert master is not None
-    for peer in list(master.peers):
-        peer.cut()
-    await eventually(lambda: attachment_of(consumer).session is None)
-    seen[0].ack_later()
-    waiting = asyncio.create_task(seen[1].ack_sync())
-    queue.attached = wire.Attached(1, 30_000, 3, 1)
-    group.fail_over()
-    await waiting
-    await eventually(lambda: len(queue.settled) == 2)
-    assert sorted(queue.verdicts()) == [(0, 0), (1, 1)]
 
 
 @pytest.mark.parametrize(

@@ -41,7 +41,7 @@ from qmq.errors import (
 )
 from qmq.model import DelayedId
 from qmq.wire.batch_columns import BatchFlag, Columns
-from qmq.wire.frame import Frame, FrameKind
+from qmq.wire.frame import Frame
 
 LATER = timedelta(hours=1)
 
@@ -201,20 +201,6 @@ async def test_a_missing_subject_is_reported_at_once() -> None:
             await it.mq.send("none", b"x", delay=LATER)
         with pytest.raises(UnknownSubject):
             await it.mq.delayed_producer("none").send(b"x", due=LATER)
-
-
-async def test_a_batch_travels_as_an_ordinary_produce_that_waits_for_a_quorum() -> None:
-    async with delay_cluster() as it:
-        kinds = []
-        delay = it.delays[0]
-
-        def note(broker: FakeBroker, peer: Peer, request: Frame, sent: Sent) -> None:
-            kinds.append(request.kind)
-            delay.serve(broker, peer, request, sent)
-
-        delay.on_produce = note
-        await it.mq.send("s", b"x", delay=LATER)
-        assert kinds == [FrameKind.PRODUCE]
 
 
 # --- what is refused ------------------------------------------------------------------------------
@@ -506,15 +492,6 @@ async def test_what_one_delay_group_certainly_refuses_goes_to_another(failure: Q
         )
 
 
-async def test_a_delay_group_that_is_away_is_left() -> None:
-    async with delay_cluster(2) as it:
-        for replica in it.delays[0].replicas:
-            await replica.stop()
-        it.delays[0].master = None
-        for number in range(60):
-            assert (await it.mq.send("s", b"%d" % number, delay=LATER)).broker_group == "d1"
-
-
 async def test_a_delay_group_that_dies_is_left_and_what_it_may_have_is_stored_once() -> None:
     async with delay_cluster(2) as it:
         producer = it.mq.delayed_producer("s", batch_messages=2)
@@ -550,19 +527,6 @@ async def test_a_lost_answer_is_asked_for_again_under_the_same_number_and_has_th
         assert len(set(delay.regions)) == 1
         assert [each.body for each in it.kept] == [b"x"]
         assert DelayedId.parse(str(receipt.delayed_id)).due_ms == it.kept[0].due_ms
-
-
-async def test_the_masters_of_a_delay_group_are_followed() -> None:
-    async with delay_cluster() as it:
-        (delay,) = it.delays
-        producer = it.mq.delayed_producer("s", batch_messages=5)
-        for number in range(300):
-            producer.send(b"%d" % number, due_ms=number)
-            if number % 100 == 50:
-                await asyncio.sleep(0)
-                delay.fail_over(to=delay.epoch % 2)
-        await producer.flush()
-        assert delay.bodies == [b"%d" % number for number in range(300)]
 
 
 async def test_without_a_delay_group_the_error_says_what_to_start() -> None:
@@ -632,39 +596,6 @@ async def test_a_drained_delay_group_gets_nothing_new_and_is_used_again_when_it_
         async with asyncio.timeout(20):
             while not drained.kept:
                 await it.mq.send("s", b"more", delay=LATER)
-
-
-async def test_a_push_about_a_subject_asks_about_its_delayed_messages_too() -> None:
-    async with delay_cluster(can_push=True) as it:
-        await it.mq.send("s", b"x", delay=LATER)
-        await it.meta.is_watched.wait()
-        it.meta.push(subjects=["s", "other"])
-        await eventually(lambda: it.meta.asked_delayed == ["s", "s"])
-        assert it.meta.located == []
-
-
-async def test_where_delayed_messages_go_and_where_others_go_are_kept_apart() -> None:
-    async with delay_cluster() as it:
-        await it.mq.send("s", b"now")
-        await it.mq.send("s", b"later", delay=LATER)
-        await it.mq.send("s", b"now")
-        assert it.groups[0].bodies == [b"now", b"now"]
-        assert [each.body for each in it.kept] == [b"later"]
-
-
-async def test_closing_the_client_waits_for_pending_sends() -> None:
-    async with delay_cluster() as it:
-        (delay,) = it.delays
-        held: list[tuple[FakeBroker, Peer, Frame, Sent]] = []
-        delay.on_produce = lambda *arrived: held.append(arrived)
-        sending = asyncio.create_task(it.mq.send("s", b"x", delay=LATER))
-        await eventually(lambda: bool(held))
-        closing = asyncio.create_task(it.mq.close())
-        await asyncio.sleep(0)
-        assert it.mq.metadata is not None, "a closed client has none"
-        delay.serve(*held[0])
-        await closing
-        assert (await sending).delayed_id is not None
 
 
 async def test_closing_the_client_flushes_delayed_messages() -> None:

@@ -29,7 +29,7 @@ from qmq.errors import (
     QmqError,
     TooLate,
 )
-from qmq.model import DelayedId, MessageId
+from qmq.model import MessageId
 from qmq.proto.v1 import control_pb2, delay_pb2
 from qmq.proto.v1 import meta_pb2 as pb
 
@@ -79,13 +79,6 @@ async def test_a_message_is_shown_with_all_it_has() -> None:
             found.state = "delivered"  # type: ignore[misc]
 
 
-async def test_a_message_without_a_key_has_none() -> None:
-    async with delay_cluster(timing=QUICK) as it:
-        it.meta.answers["ShowDelayed"] = [message(ID)]
-        found = await it.mq.delayed.show(DelayedId.parse(ID))
-        assert (found.key, found.key_bytes, found.body) == (None, None, b"")
-
-
 async def test_the_receipts_id_is_what_cancel_and_move_take() -> None:
     async with delay_cluster(timing=QUICK) as it:
         it.meta.answers["CancelDelayed"] = [
@@ -133,13 +126,6 @@ async def test_what_the_delay_group_says_comes_typed_and_certain(failure: QmqErr
                 await asking
             assert refused.value.outcome is NOT_STORED
         assert len(it.meta.asked) == 3
-
-
-async def test_a_move_beyond_the_groups_longest_delay_is_refused() -> None:
-    async with delay_cluster(timing=QUICK) as it:
-        it.meta.answers["MoveDelayed"] = [DelayTooLong("a week is the most")]
-        with pytest.raises(DelayTooLong, match="a week"):
-            await it.mq.delayed.move(ID, timedelta(days=8))
 
 
 @pytest.mark.parametrize(

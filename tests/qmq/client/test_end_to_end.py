@@ -208,16 +208,6 @@ async def test_messages_of_a_silent_consumer_go_to_the_others_when_its_lease_end
             await held.ack_sync()
 
 
-async def test_a_consumer_keeps_its_lease_while_its_handler_is_slow(node: Node) -> None:
-    async with qmq.connect(node.address) as mq:
-        await mq.send("s", b"x")
-        consumer = mq.consumer("s", "g", lease_ms=1000, ack="explicit")
-        found = await consumer.pull(1)
-        await asyncio.sleep(2.5)
-        await found.ack_sync()
-        assert consumer.stale == 0
-
-
 async def test_after_a_broken_connection_a_consumer_continues_with_what_it_holds(
     node: Node,
 ) -> None:

@@ -20,7 +20,7 @@ import qmq
 from qmq.client.consuming.ordered.consumer import OrderedConsumer
 from qmq.client.consuming.ordered.lane_reader import LaneInbox, LaneReader
 from qmq.client.consuming.ordered.message import MessageRun, OrderedMessages
-from qmq.errors import ClientClosed, InvalidArgument, LaneLost, MessagesExpired
+from qmq.errors import InvalidArgument
 from qmq.model import Order, SubjectConfig
 from qmq.proto.v1 import meta_pb2 as pb
 from qmq.wire.frame_payloads import LaneVerdict
@@ -221,57 +221,7 @@ async def test_a_slice_is_acknowledged_when_the_loop_comes_back_and_not_before()
         assert consumer.stale == 0
 
 
-async def test_with_explicit_acknowledgement_the_loop_sends_no_verdict() -> None:
-    async with lane_cluster() as c:
-        c.broker.append(1, numbered(KEYS[:1], 4))
-        c.assignments.assign(a=[lane()])
-        consumer, held = ordered(c, ack="explicit"), list[OrderedMessages]()
-        loop = consumer.batches(2)
-        held.append(await anext(loop))
-        coming = asyncio.ensure_future(anext(loop))
-        await asyncio.wait([coming], timeout=0.05)
-        assert not coming.done(), "the lane waits for a word"
-        await held[0].ack_sync()
-        assert (await coming).bodies == [b"2", b"3"]
-
-
 # --- sessions, tokens, assignments ----------------------------------------------------------------
-
-
-async def test_a_broken_connection_is_resumed_and_nothing_is_seen_twice() -> None:
-    async with lane_cluster() as c:
-        c.broker.append(1, numbered(KEYS, 15))
-        c.assignments.assign(a=[lane()])
-        record, consumer = Record(), ordered(c, prefetch=40)
-        task = asyncio.create_task(record.consume(consumer, 5))
-        for count in (40, 120, 200):
-            await eventually(lambda count=count: record.count >= count)
-            c.broker.is_mute = True
-            c.broker.cut()
-        await eventually(c.broker.partition(1).is_all_done)
-        assert record.seen == {key: list(range(15)) for key in KEYS}
-        assert consumer.stale == 0
-        assert c.broker.next_token == 2, "one token through all of it"
-        await stopped([task])
-
-
-async def test_a_slice_of_a_lost_lane_is_counted_stale_and_settles_nothing() -> None:
-    async with lane_cluster() as c:
-        c.broker.append(1, numbered(KEYS[:2], 4))
-        c.assignments.assign(a=[lane()], b=[])
-        consumer = ordered(c, ack="explicit")
-        found = await consumer.pull(5)
-        c.broker.take_away()
-        c.assignments.assign(a=[], b=[lane()])
-        taker = await ordered(c, "b", ack="explicit").pull(5)
-        assert taker.bodies == found.bodies
-        assert taker.token > found.token
-        with pytest.raises(LaneLost):
-            await found.ack_sync()
-        assert consumer.stale == 5
-        assert c.broker.partition(1).done == set()
-        await taker.ack_sync()
-        assert c.broker.partition(1).done == set(range(5))
 
 
 async def test_a_returning_lane_waits_until_the_lost_slice_is_settled() -> None:
@@ -291,64 +241,6 @@ async def test_a_returning_lane_waits_until_the_lost_slice_is_settled() -> None:
         assert (found.bodies, found.token) == (lost.bodies, 2)
         assert c.broker.partition(1).done == set()
         assert consumer.stale == 5
-
-
-async def test_a_lane_shrinks_and_two_consumers_continue_in_order_without_a_message_twice() -> None:
-    async with lane_cluster() as c:
-        c.broker.append(1, numbered(KEYS, 40))
-        shapes: list[dict[str, list[object]]] = [
-            {"a": [lane(lps=LEFT)], "b": [lane(lps=RIGHT)]},
-            {"a": [lane(lps=RIGHT)], "b": [lane(lps=LEFT)]},
-            {"a": [], "b": [lane()]},
-            {
-                "a": [lane(lps=LpRange(0, 3)), lane(lps=LpRange(3, 9))],
-                "b": [lane(lps=LpRange(9, N))],
-            },
-        ]
-        c.assignments.assign(a=[lane()], b=[])
-        records, consumers = (
-            [Record(), Record()],
-            [ordered(c, prefetch=30), ordered(c, "b", prefetch=30)],
-        )
-        tasks = [
-            asyncio.create_task(record.consume(each, 7))
-            for record, each in zip(records, consumers, strict=True)
-        ]
-        for flip in range(12):
-            before = records[0].count + records[1].count
-            await eventually(
-                lambda before=before: (
-                    records[0].count + records[1].count > before + 15
-                    or c.broker.partition(1).is_all_done()
-                )
-            )
-            c.assignments.assign(**shapes[flip % len(shapes)])  # type: ignore[arg-type]
-        await eventually(c.broker.partition(1).is_all_done)
-        for key in KEYS:
-            assert sorted(records[0].seen[key] + records[1].seen[key]) == list(range(40)), (
-                "each once"
-            )
-            assert all(record.seen[key] == sorted(record.seen[key]) for record in records)
-        assert [each.stale for each in consumers] == [0, 0]
-        await stopped(tasks)
-
-
-async def test_the_end_of_a_lane_is_reported_only_when_all_of_it_is_committed() -> None:
-    async with lane_cluster() as c:
-        c.broker.append(1, numbered(KEYS, 3))
-        c.broker.seal(1)
-        c.assignments.assign(a=[lane()])
-        record, consumer = Record(), ordered(c)
-        c.broker.holds_settled = True
-        task = asyncio.create_task(record.consume(consumer, 1000))
-        await eventually(lambda: record.count == 60 and bool(c.broker.held))
-        assert c.assignments.finished == []
-        c.broker.answer_held()
-        await eventually(lambda: lane() in c.assignments.finished)
-        assert c.broker.verdicts(LaneVerdict.DONE)[-1].last == 60, (
-            "the command message is settled too"
-        )
-        await stopped([task])
 
 
 # --- failures -------------------------------------------------------------------------------------
@@ -427,18 +319,6 @@ async def test_who_parks_keys_cannot_read_in_bulk() -> None:
             await consumer.pull()
 
 
-async def test_messages_that_retention_took_are_raised() -> None:
-    async with lane_cluster() as c:
-        c.broker.append(1, numbered(KEYS[:1], 2))
-        c.broker.partition(1).start = 1
-        c.assignments.assign(a=[lane()])
-        consumer = ordered(c)
-        with pytest.raises(MessagesExpired):
-            await consumer.pull()
-        c.broker.partition(1).start = 0
-        assert (await consumer.pull()).bodies == [b"0", b"1"]
-
-
 # --- one way of reading, and the end --------------------------------------------------------------
 
 
@@ -461,42 +341,6 @@ async def test_a_number_that_makes_no_sense_is_refused(messages_max: int) -> Non
     async with qmq.connect("localhost:1") as mq:
         with pytest.raises(InvalidArgument):
             await mq.ordered_consumer("s", "g").pull(messages_max)
-
-
-async def test_a_slice_in_the_hand_of_another_task_may_finish_while_the_consumer_closes() -> None:
-    async with lane_cluster() as c:
-        c.broker.append(1, numbered(KEYS[:1], 4))
-        c.assignments.assign(a=[lane()])
-        consumer = ordered(c)
-        goes_on, seen = asyncio.Event(), list[bytes]()
-
-        async def loop() -> None:
-            async for messages in consumer.batches(2):
-                seen.extend(messages.bodies)
-                await goes_on.wait()
-
-        task = asyncio.create_task(loop())
-        await eventually(lambda: seen == [b"0", b"1"])
-        closing = asyncio.create_task(consumer.close())
-        await eventually(lambda: consumer.lanes == ())
-        goes_on.set()
-        await closing
-        assert c.broker.partition(1).done == {0, 1}
-        assert (c.broker.grants, consumer.stale) == ([], 0)
-        with pytest.raises(ClientClosed):
-            await task
-
-
-async def test_closing_gives_up_a_slice_that_takes_too_long() -> None:
-    async with lane_cluster() as c:
-        c.broker.append(1, numbered(KEYS[:1], 4))
-        c.assignments.assign(a=[lane()])
-        consumer = ordered(c, ack="explicit", lease_ms=200)
-        found = await consumer.pull(3)
-        await consumer.close()
-        assert (consumer.stale, c.broker.partition(1).done) == (3, set())
-        with pytest.raises(LaneLost):
-            await found.ack_sync()
 
 
 async def test_news_for_a_cancelled_reader_go_to_another_reader(

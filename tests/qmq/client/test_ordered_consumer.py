@@ -400,61 +400,7 @@ async def test_refused_verdicts_are_given_again() -> None:
         assert c.broker.partition(1).done == {0}
 
 
-async def test_a_consumer_that_vanishes_without_a_word_loses_nothing() -> None:
-    async with lane_cluster() as c:
-        c.broker.append(1, numbered(KEYS[:5], 6))
-        c.assignments.assign(a=[lane()], b=[])
-        async with qmq.connect(c.metas[0].address) as victim:
-            handler = Recorder(wait_s=0.003)
-            task = asyncio.create_task(victim.ordered_consumer("s", "g", name="a").run(handler))
-            await eventually(lambda: handler.count >= 10)
-            c.broker.take_away()
-            c.assignments.assign(a=[], b=[lane()])
-            survivor = Recorder()
-            other = asyncio.create_task(ordered(c, "b").run(survivor))
-            await eventually(c.broker.partition(1).is_all_done)
-            for key in KEYS[:5]:
-                numbers = survivor.seen[key]
-                assert numbers == list(range(numbers[0] if numbers else 6, 6)), (
-                    "a replay, in order, to the end"
-                )
-                # the victim may have attached once more, before it learned that another consumer
-                # has the lane
-                assert {*handler.seen[key], *numbers} == set(range(6)), (
-                    "what is settled was handled"
-                )
-            await stopped(task, other)
-
-
 # --- assignments change ---------------------------------------------------------------------------
-
-
-async def test_a_lane_shrinks_under_unfinished_messages_and_two_consumers_keep_the_order() -> None:
-    async with lane_cluster() as c:
-        c.broker.append(1, numbered(KEYS, 100))
-        c.assignments.assign(a=[lane()], b=[])
-        first, second = Recorder(wait_s=0.002), Recorder(wait_s=0.002)
-        consumer, other = ordered(c), ordered(c, "b")
-        tasks = [asyncio.create_task(consumer.run(first)), asyncio.create_task(other.run(second))]
-        await eventually(lambda: first.count >= 30)
-        first.gate.clear()
-        c.assignments.assign(a=[lane(lps=LEFT)], b=[lane(lps=RIGHT)])
-        await eventually(lambda: consumer.lanes == ())
-        first.gate.set()
-        await eventually(c.broker.partition(1).is_all_done)
-        assert c.broker.holders(1) == [(LEFT, "a"), (RIGHT, "b")]
-        assert consumer.stale == other.stale == 0
-        for key in KEYS:
-            assert first.seen[key] + second.seen[key] == list(range(100)), (
-                "nothing twice, nothing out of order"
-            )
-        assert second.count > 0
-        assert all(
-            logical_partition(key, N) >= RIGHT.first
-            for key, numbers in second.seen.items()
-            if numbers
-        )
-        await stopped(*tasks)
 
 
 async def test_running_handlers_finish_before_the_lane_is_released_and_none_begin() -> None:
@@ -585,18 +531,6 @@ async def test_the_end_of_a_lane_is_reported_only_when_all_of_it_is_committed() 
         await stopped(task)
 
 
-async def test_a_lane_without_a_message_is_finished_by_its_command_message() -> None:
-    async with lane_cluster() as c:
-        c.broker.partition(1)
-        c.assignments.assign(a=[lane()])
-        task = asyncio.create_task(ordered(c).run(Recorder()))
-        await eventually(lambda: bool(c.broker.attaches))
-        assert c.assignments.finished == []
-        c.broker.seal(1)
-        await eventually(lambda: lane() in c.assignments.finished)
-        await stopped(task)
-
-
 async def test_the_stop_is_announced_until_a_metaserver_answers() -> None:
     async with lane_cluster(metas=2) as c:
         c.broker.append(1, [(b"a", b"0")])
@@ -634,20 +568,6 @@ async def test_a_failed_message_is_tried_again_in_place_and_blocks_its_lane_only
         handler.check_order()
         assert handler.seen[b"bad"] == [0, 1]
         await stopped(task)
-
-
-async def test_the_attempt_survives_a_takeover() -> None:
-    async with lane_cluster() as c:
-        c.broker.append(1, [(b"bad", b"0")])
-        c.assignments.assign(a=[lane()], b=[])
-        handler = Recorder()
-        handler.fails[b"bad", 0] = 2
-        task = asyncio.create_task(ordered(c, retry_delays_s=(0.0, 1_000.0)).run(handler))
-        await eventually(lambda: c.broker.partition(1).failures == {0: 2})
-        await stopped(task)
-        c.broker.take_away()
-        c.assignments.assign(a=[], b=[lane()])
-        assert (await anext(ordered(c, "b"))).attempt == 3
 
 
 async def test_a_message_fails_by_word_and_comes_again_before_anything_newer_of_its_key() -> None:
@@ -955,27 +875,6 @@ async def test_hazard_10_two_quick_command_messages_are_finished_one_by_one() ->
             (3, 3),
         ]
         await stopped(task)
-
-
-async def test_hazard_12_after_a_failover_the_old_owner_of_a_lane_is_fenced() -> None:
-    async with lane_cluster() as c:
-        c.broker.append(1, [(b"a", b"0"), (b"a", b"1")])
-        c.assignments.assign(a=[lane()], b=[])
-        old = ordered(c, ack="explicit")
-        message = await anext(old)
-        c.broker.take_away(consumer="a")
-        c.broker.fail_over()
-        c.assignments.assign(a=[], b=[lane()])
-        new = ordered(c, "b", ack="explicit")
-        taker = await anext(new)
-        assert taker.body == b"0"
-        assert taker.token > message.token
-        with pytest.raises(LaneLost):
-            await message.ack_sync()
-        assert c.broker.partition(1).done == set(), "the old owner settled nothing"
-        await taker.ack_sync()
-        assert c.broker.partition(1).done == {0}
-        assert all(each.consumer == "b" for each in c.broker.settled)
 
 
 async def test_hazard_13_a_failed_message_is_never_overtaken_by_a_newer_one_of_its_key() -> None:

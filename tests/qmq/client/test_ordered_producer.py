@@ -451,31 +451,6 @@ async def test_the_buffer_is_bounded() -> None:
 # --- routes change --------------------------------------------------------------------------------
 
 
-async def test_a_split_while_32_batches_are_in_flight_keeps_every_key_in_order() -> None:
-    async with ordered_cluster() as (it, order):
-        sender = Sender(it.mq.ordered_producer("s", batch_messages=10))
-        sender.send(KEYS, 1)
-        await sender.producer.flush()
-        taken = 0
-
-        def seal_in_the_middle(broker: FakeBroker, peer: Peer, request: Frame, sent: Sent) -> None:
-            nonlocal taken
-            taken += 1
-            if taken == 16:
-                order.publish([1], [(0, 2, "g0"), (2, 4, "g1")])
-            it.groups[0].serve(broker, peer, request, sent)
-
-        it.groups[0].on_produce = seal_in_the_middle
-        sender.send(LOW, 50)
-        await eventually(lambda: taken >= 32)
-        sender.send(KEYS, 20)
-        await sender.all_stored_in_order(order)
-        assert all(order.partitions[number].log for number in (3, 4))
-        receipts = [receipt for ticket in sender.tickets for receipt in await ticket]
-        assert {receipt.partition for receipt in receipts} == {1, 2, 3, 4}
-        await sender.producer.close()
-
-
 async def test_a_ticket_whose_batch_was_cut_says_where_each_message_is() -> None:
     async with ordered_cluster() as (it, order):
         producer = it.mq.ordered_producer("s")
@@ -495,41 +470,6 @@ async def test_a_ticket_whose_batch_was_cut_says_where_each_message_is() -> None
         assert len({receipt.id for receipt in receipts}) == 40
         assert receipts.receipt(7) == list(receipts)[7]
         assert receipts.id(7) == receipts.receipt(7).id
-
-
-async def test_an_answer_lost_at_the_seal_is_asked_for_at_the_old_partition_first() -> None:
-    async with ordered_cluster() as (it, order):
-        sender = Sender(it.mq.ordered_producer("s", batch_messages=10))
-        sender.send(LOW, 1)
-        await sender.producer.flush()
-        count = len(order.partitions[1].log)
-
-        def take_two_and_break(broker: FakeBroker, peer: Peer, request: Frame, sent: Sent) -> None:
-            it.groups[0].store_silently(broker, peer, request, sent)
-            if len(order.partitions[1].log) == count + 2:
-                it.groups[0].on_produce = it.groups[0].serve
-                order.publish([1], [(0, 4, "g1")])
-                peer.cut()
-
-        it.groups[0].on_produce = take_two_and_break
-        sender.send(LOW, 30)
-        await sender.all_stored_in_order(order)
-        assert len(order.partitions[1].log) == count + 2
-        assert order.partitions[3].log
-
-
-async def test_two_changes_at_once_are_followed_in_one_step() -> None:
-    async with ordered_cluster() as (it, order):
-        sender = Sender(it.mq.ordered_producer("s", batch_messages=10))
-        sender.send(KEYS, 5)
-        await sender.producer.flush()
-        order.publish([1], [(0, 2, "g0"), (2, 4, "g1")])
-        order.publish([3], [(0, 2, "g1")])
-        sender.send(KEYS, 30)
-        await sender.all_stored_in_order(order)
-        assert not order.partitions[3].log
-        assert order.partitions[4].log
-        assert order.partitions[5].log
 
 
 async def test_a_merge_takes_each_side_over_when_that_side_is_settled() -> None:
@@ -686,34 +626,6 @@ async def test_best_effort_order_does_without_a_group_that_is_gone() -> None:
 
 
 # --- hazards that the producer decides (docs: hazards of peers, by number) ------------------------
-
-
-async def test_hazard_7_a_successor_is_written_only_after_its_predecessor_is_closed() -> None:
-    async with ordered_cluster(can_push=True) as (it, order):
-        producer = it.mq.ordered_producer("s", batch_messages=1)
-        await producer.send(b"a:0", LOW[0])
-        held: list[Callable[[], None]] = []
-        it.groups[0].on_produce = lambda broker, peer, request, sent: held.append(
-            lambda: it.groups[0].serve(broker, peer, request, sent)
-        )
-        tickets = [producer.send(b"a:%d" % number, LOW[0]) for number in range(1, 4)]
-        await eventually(lambda: len(held) == 3)
-        held[0]()
-        order.publish([1], [(0, 4, "g1")])
-        it.meta.push(subjects=["s"])
-        await tickets[0]
-        tickets += [producer.send(b"a:%d" % number, LOW[0]) for number in range(4, 20)]
-        assert (await producer.send(b"b:0", HIGH[0])).partition == 2
-        await eventually(lambda: it.meta.located.count("s") > 1)
-        assert not order.partitions[3].log
-        it.groups[0].on_produce = it.groups[
-            0
-        ].serve  # the client may ask again before it has read the newer route
-        for answer in held[1:]:
-            answer()
-        for ticket in tickets:
-            await ticket
-        assert order.stored[LOW[0]] == [b"a:%d" % number for number in range(20)]
 
 
 async def test_hazard_9_a_producer_with_an_old_route_is_refused_and_asks_for_a_newer(

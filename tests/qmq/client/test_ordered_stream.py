@@ -31,7 +31,7 @@ from qmq.errors import (
     QmqError,
     RouteChanged,
 )
-from qmq.model import begins_session, next_session, session_of
+from qmq.model import begins_session, session_of
 from qmq.wire.batch_columns import Columns
 from qmq.wire.frame_payloads import Produced
 
@@ -542,27 +542,6 @@ def answer(
     world.pump()
 
 
-def test_new_numbers_are_given_only_when_everything_before_is_decided() -> None:
-    world = World()
-    world.connect(1)
-    for _ in range(3):
-        world.send(0)
-    first, second, third = in_flight(world, 1)
-    answer(world, 1, second, OrderMismatch("bad"))
-    answer(world, 1, third, OutOfSequence("a batch is missing"))
-    world.tick(0.02)
-    assert in_flight(world, 1) == [first], "what is behind waits for the first"
-    answer(world, 1, first, Overloaded("busy"))
-    world.tick(0.02)
-    ((again, attempt),) = in_flight(world, 1)
-    assert (again, attempt) == (first[0], 2)
-    answer(world, 1, (again, attempt), STORED)
-    ((last, _),) = in_flight(world, 1)
-    assert last.columns.bodies == third[0].columns.bodies
-    assert last.number == next_session(0)
-    assert last.producer_id == again.producer_id
-
-
 def test_the_first_certain_refusal_of_a_left_partition_settles_everything_behind_it() -> None:
     world = World()
     world.connect(1)
@@ -585,28 +564,6 @@ def test_the_first_certain_refusal_of_a_left_partition_settles_everything_behind
         [b"0:1"],
         [b"0:2"],
     ]
-
-
-def test_a_refusal_before_the_change_decides_no_batch_that_may_be_stored() -> None:
-    world = World()
-    world.connect(1)
-    world.send(0)
-    (sent,) = in_flight(world, 1)
-    answer(world, 1, sent, NotMaster("staged", outcome=Outcome.UNKNOWN))
-    world.tick(0.02)
-    (again,) = in_flight(world, 1)
-    world.begin_change([1], [])
-    world.seal(1)
-    world.publish()
-    world.hear()
-    answer(world, 1, again, RouteChanged("not known here yet"))
-    assert 1 in world.partitioner.partitions, (
-        "only an answer to a question that was asked since counts"
-    )
-    world.tick(0.02)
-    (question,) = in_flight(world, 1)
-    answer(world, 1, question, RouteChanged("sealed"))
-    assert 1 not in world.partitioner.partitions
 
 
 def test_a_late_batch_says_not_stored_only_if_no_try_may_have_stored_it() -> None:

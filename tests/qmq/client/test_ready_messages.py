@@ -195,15 +195,6 @@ async def test_acknowledged_neighbours_join_one_range_up_to_its_limit(form: Any)
     assert (loop.acks.ack_first, loop.acks.ack_last) == (5, 6)
 
 
-async def test_without_a_range_every_message_begins_one(form: Any) -> None:
-    loop = Loop(form)
-    assert (loop.acks.ack_first, loop.acks.ack_last, loop.acks.ack_limit) == (0, -1, -1)
-    loop.acks.ack(0)
-    loop.acks.ack_last = loop.acks.ack_limit = -1
-    loop.acks.ack(0)
-    assert loop.begun == [0, 0]
-
-
 async def test_a_loop_acknowledges_a_message_when_it_asks_for_the_next(form: Any) -> None:
     loop = Loop(form)
     loop.ready.begin(loop.part(6), 5, NEVER_S)
@@ -235,18 +226,6 @@ async def test_with_explicit_acknowledgement_a_loop_gives_no_verdict(form: Any) 
         if message.pull_sequence == 4:
             break
     assert loop.begun == []
-
-
-async def test_a_settler_of_another_class_is_asked_for_each_message(form: Any) -> None:
-    loop = Loop(form)
-    acked: list[int] = []
-    part = loop.part(4)
-    part.settler = type("Other", (), {"ack": lambda self, pull: acked.append(pull)})()
-    loop.ready.begin(part, 3, NEVER_S)
-    async for message in loop.ready:
-        if message.pull_sequence == 2:
-            break
-    assert acked == [0, 1]
 
 
 async def test_a_loop_waits_when_nothing_is_ready(form: Any) -> None:
@@ -309,29 +288,6 @@ async def test_a_cancelled_wait_loses_no_message(form: Any) -> None:
     assert (await anext(loop.ready)).pull_sequence == 0
     loop.refills = [loop.message(1)]
     assert (await asyncio.wait_for(anext(loop.ready), 5)).pull_sequence == 1
-
-
-async def test_two_tasks_get_different_messages(form: Any) -> None:
-    loop = Loop(form, is_auto=False)
-    loop.ready.begin(loop.part(9), 4, NEVER_S)
-    found: list[int] = []
-
-    async def read() -> None:
-        async for message in loop.ready:
-            found.append(message.pull_sequence)
-            await asyncio.sleep(0)
-
-    readers = [asyncio.ensure_future(read()) for _ in range(2)]
-    while loop.waits < 2:
-        await asyncio.sleep(0)
-    loop.refills = [loop.message(4), loop.message(5)]
-    loop.arrived.set()
-    while len(found) < 6:
-        await asyncio.sleep(0)
-    for each in readers:
-        each.cancel()
-    await asyncio.gather(*readers, return_exceptions=True)
-    assert sorted(found) == list(range(6))
 
 
 async def compare_with_model(loop: Loop, messages: Any, chance: random.Random) -> None:
@@ -443,27 +399,6 @@ async def test_the_model_finds_a_planted_bug(form: Any, bug: Any) -> None:
 
     with pytest.raises(AssertionError):
         await compare_often()
-
-
-async def test_two_questions_at_a_time_get_two_messages(form: Any) -> None:
-    loop = Loop(form, joined=0)
-    loop.ready.begin(loop.part(6), 5, NEVER_S)
-    await anext(loop.ready)
-    one, two = await asyncio.gather(anext(loop.ready), anext(loop.ready))
-    assert (one.pull_sequence, two.pull_sequence, loop.begun) == (1, 2, [0])
-    await anext(loop.ready)
-    assert loop.begun == [0, 1, 2]
-
-
-async def test_a_message_belongs_to_the_task_that_asked_and_not_to_its_helper(form: Any) -> None:
-    loop = Loop(form, joined=0)
-    loop.ready.begin(loop.part(6), 5, NEVER_S)
-    for number in range(3):
-        assert (await asyncio.wait_for(anext(loop.ready), 60)).pull_sequence == number
-        assert loop.begun == list(range(number))
-    assert (await asyncio.create_task(anext(loop.ready))).pull_sequence == 3
-    assert loop.begun == [0, 1, 2]
-    assert loop.given_back == []
 
 
 async def test_what_a_task_had_goes_back_when_it_ends(form: Any) -> None:

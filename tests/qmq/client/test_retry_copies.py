@@ -24,11 +24,11 @@ from fake_cluster import (
 from support import eventually
 
 import qmq
-from qmq import blocking, limits
+from qmq import limits
 from qmq.client.connection.connection import TIMING, ClientTiming
 from qmq.client.consuming.message import BatchSlice, DecodedBatch, Message, Messages
 from qmq.client.producing.delayed import LongRetry, batches, retry_columns
-from qmq.errors import ClientClosed, DelayTooLong, InvalidArgument, Overloaded, ReadOnly
+from qmq.errors import ClientClosed, DelayTooLong, Overloaded, ReadOnly
 from qmq.model import DelayedId, MessageId
 from qmq.wire import frame_payloads as wire
 from qmq.wire.batch import BatchView, Envelope, Kind, encode, place, sent_sizes
@@ -275,15 +275,6 @@ async def test_over_two_years_is_refused_and_the_message_stays(
     assert await queue.settled_all(2) == [acked(0, 1)]
 
 
-@pytest.mark.parametrize("delay", [timedelta(seconds=-1), 5, "1h"])
-async def test_an_invalid_delay_is_refused(
-    it: DelayCluster, queue: Queue, delay: timedelta
-) -> None:
-    _, found = await taken(it, queue, Columns([b"0"]))
-    with pytest.raises(InvalidArgument, match="timedelta"):
-        found[0].nack(delay)
-
-
 # --- until it is stored ---------------------------------------------------------------------------
 
 
@@ -303,17 +294,6 @@ async def test_the_loop_that_comes_back_does_not_acknowledge_what_waits_for_a_de
     held.store()
     assert await queue.settled_all(3) == [acked(0, 0), acked(2, 2), acked(1, 1)]
     assert [each.body for each in it.kept] == [b"1"]
-
-
-async def test_what_waits_for_a_delay_group_counts_as_held(it: DelayCluster, queue: Queue) -> None:
-    held = Held(it.delays[0])
-    consumer, found = await taken(it, queue, Columns([b"0", b"1", b"2"]))
-    found.nack(LONG)
-    (attachment,) = consumer.attachments
-    assert attachment.held == 3
-    held.store()
-    await queue.settled_all(3)
-    assert attachment.held == 0
 
 
 async def test_the_lease_is_kept_while_a_message_waits_for_a_delay_group(
@@ -448,21 +428,6 @@ async def test_the_client_closes_in_that_order_too(it: DelayCluster, queue: Queu
     await it.mq.close()
     assert queue.settled_when_left == [acked(0, 0)]
     assert len(it.kept) == 1
-
-
-async def test_scripts_retry_late_too(it: DelayCluster, queue: Queue) -> None:
-    def work() -> None:
-        with (
-            blocking.connect(it.meta.address) as mq,
-            mq.consumer("s", "ops", ack="explicit") as consumer,
-        ):
-            consumer.nack(consumer.pull(10), LONG)
-
-    working = asyncio.create_task(asyncio.to_thread(work))
-    await queue.deliver(Columns([b"0", b"1"]))
-    await working
-    assert queue.settled_when_left == [acked(0, 1)]
-    assert [each.body for each in it.kept] == [b"0", b"1"]
 
 
 # --- attempts -------------------------------------------------------------------------------------

@@ -181,21 +181,6 @@ async def test_what_became_void_is_kept_no_longer_before_anything_else_is_handed
     await consumer.close()
 
 
-async def test_the_other_broker_groups_are_consumed_meanwhile(
-    it: Cluster, queues: list[FakeQueue], state: Path
-) -> None:
-    consumer, found = await taken(it.mq, queues[0], [b"0"])
-    await away(it.groups[0])
-    await eventually(lambda: any(each.session is None for each in consumer.attachments))
-    found.nack(error="x")
-    for number in range(5):
-        await queues[1].deliver([b"%d" % number])
-        (message,) = await consumer.pull(1)
-        await message.ack_sync()
-    assert [each.first for each in queues[1].settled] == [0, 1, 2, 3, 4]
-    assert kept(state) == [Settlement(0, 0, NACK, BY_GROUP_MS, "x")]
-
-
 async def test_consumers_continue_on_a_full_disk(
     it: Cluster,
     queues: list[FakeQueue],
