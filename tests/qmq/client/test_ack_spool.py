@@ -165,28 +165,6 @@ def test_a_file_is_its_clients_while_that_lives_and_anybodys_after(store: AckSpo
     assert list(store.busy("s", "ops")) == []
 
 
-def test_one_at_a_time_hands_a_file_in(store: AckSpool) -> None:
-    file = file_of(store)
-    file.rewrite(SAID)
-    file.leave()
-    (found,) = store.left("s", "ops", NOW_MS)
-    assert left(store) == []
-    found.put_back()
-    (again,) = store.left("s", "ops", NOW_MS)
-    again.delete()
-    again.put_back()
-    assert left(store) == []
-
-
-def test_a_rewritten_file_has_the_new_content_and_stays_locked(store: AckSpool) -> None:
-    file = file_of(store)
-    file.rewrite(SAID)
-    file.rewrite(SAID[:1])
-    assert left(store) == []
-    file.leave()
-    assert [kept for _, kept in left(store)] == [[SpooledAck(SAID[0], NOW_MS)]]
-
-
 def test_a_waiter_for_a_deleted_file_gets_nothing(
     store: AckSpool, monkeypatch: pytest.MonkeyPatch
 ) -> None:

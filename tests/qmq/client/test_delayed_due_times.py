@@ -100,11 +100,6 @@ def test_a_number_beyond_all_bounds_is_too_long(number: int) -> None:
         delayed.many_ms([NOW_MS, number], 2, NOW_NS)
 
 
-def test_a_datetime_without_a_time_zone_is_refused_with_advice() -> None:
-    with pytest.raises(InvalidArgument, match=r"time zone.*tzinfo=ZoneInfo"):
-        delayed.due_at_ms(datetime(2027, 1, 1), NOW_NS)
-
-
 @pytest.mark.parametrize(
     "when", [None, 5, 5.0, float("nan"), float("inf"), True, "10m", b"", date(2027, 1, 1), object()]
 )
@@ -123,19 +118,6 @@ def test_a_due_time_as_a_number_is_a_whole_one(number: Any) -> None:
         delayed.many_ms([number], 1, NOW_NS)
     with pytest.raises(InvalidArgument):
         delayed.many_ms([NOW_MS, number], 2, NOW_NS)
-
-
-MOMENT = datetime(2027, 1, 1, tzinfo=UTC)
-
-
-@pytest.mark.parametrize(
-    ("delay", "at"), [(timedelta(1), MOMENT), (5, None), (None, timedelta(1)), (MOMENT, None)]
-)
-def test_delay_and_at_are_not_mistaken_for_each_other(delay: Any, at: Any) -> None:
-    with pytest.raises(InvalidArgument):
-        delayed.due_of(delay, at, NOW_NS)
-    with pytest.raises(InvalidArgument):
-        delayed.many_of(delay, at, 1, NOW_NS)
 
 
 def test_of_many_messages_one_time_for_each_or_one_for_all() -> None:

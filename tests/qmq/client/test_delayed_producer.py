@@ -21,7 +21,6 @@ from fake_cluster import (
     Sent,
     delay_cluster,
 )
-from support import eventually
 
 from qmq import limits
 from qmq.client.client import Client
@@ -90,14 +89,6 @@ async def test_a_moment_is_kept_to_the_millisecond_and_a_delay_of_zero_is_still_
         await it.mq.send("s", b"y", delay=timedelta(0))
         assert it.kept[0].due_ms == 1_800_000_000_123
         assert before <= it.kept[1].due_ms <= now_ms() + 1
-
-
-async def test_a_message_due_in_the_past_is_sent_with_its_due_time() -> None:
-    async with delay_cluster() as it:
-        await it.mq.send("s", b"x", at=datetime(2001, 9, 9, 1, 46, 40, tzinfo=UTC))
-        await it.mq.send("s", b"y", delay=timedelta(days=-1))
-        assert it.kept[0].due_ms == 1_000_000_000_000
-        assert it.kept[1].due_ms < now_ms() - 86_000_000
 
 
 async def test_many_messages_have_a_time_each_or_one_for_all() -> None:
@@ -238,26 +229,6 @@ async def test_a_time_that_cannot_be_is_refused_before_anybody_is_asked(
         with pytest.raises(failure, match=words) as refused:
             await it.mq.send("s", b"x", **options)
         assert refused.value.outcome is NOT_STORED
-        assert it.meta.asked_delayed == it.meta.located == []
-
-
-@pytest.mark.parametrize(
-    "options",
-    [
-        {"delays": [LATER]},
-        {"ats": LATER},
-        {"delays": LATER, "ats": LATER},
-        {"delays": 5},
-        {"delays": [LATER, 5]},
-        {"ats": [datetime(2027, 1, 1)] * 2},
-    ],
-)
-async def test_times_of_many_that_cannot_be_are_refused_before_anybody_is_asked(
-    options: Any,
-) -> None:
-    async with delay_cluster() as it:
-        with pytest.raises(InvalidArgument):
-            await it.mq.send_many("s", [b"x", b"y"], **options)
         assert it.meta.asked_delayed == it.meta.located == []
 
 
@@ -549,24 +520,6 @@ async def test_when_all_delay_groups_are_drained_the_error_says_so() -> None:
 
 
 # --- what metaservers push ------------------------------------------------------------------------
-
-
-async def test_a_pushed_change_of_master_reaches_those_who_wait() -> None:
-    async with delay_cluster(can_push=True) as it:
-        (delay,) = it.delays
-        await it.mq.send("s", b"0", delay=LATER)
-        await it.meta.is_watched.wait()
-        delay.on_produce = delay.store_silently
-        sending = asyncio.create_task(it.mq.send("s", b"1", delay=LATER))
-        await eventually(lambda: len(delay.arrived) == 2)
-        delay.on_produce = delay.serve
-        delay.is_deaf = True
-        delay.fail_over()
-        it.meta.push(groups=["d0"])
-        async with asyncio.timeout(10):
-            await sending
-        assert delay.bodies == [b"0", b"1"]
-        assert delay.arrived[-1] == delay.arrived[-2]
 
 
 async def test_a_new_delay_group_gets_its_share_when_it_is_pushed() -> None:

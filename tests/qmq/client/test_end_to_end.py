@@ -35,7 +35,6 @@ from qmq.model import Order, SubjectConfig
 from qmq.node.dev_node import Node
 from qmq.wire.frame import FrameKind
 
-NO_DELAY = timedelta(0)
 SHORT = timedelta(seconds=0.2)
 
 

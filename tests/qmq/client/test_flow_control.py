@@ -16,7 +16,7 @@ from qmq.broker.dispatch.pull import UnackedBytes
 from qmq.client.connection.connection import connect
 from qmq.client.consuming.session import PREFETCH, PREFETCH_MAX
 from qmq.errors import InvalidArgument
-from qmq.limits import CONSUMER_UNACKED_BYTES_MAX, MIB
+from qmq.limits import CONSUMER_UNACKED_BYTES_MAX, CONSUMER_UNACKED_MAX, MIB
 from qmq.node.dev_node import Node
 from qmq.wire import frame_payloads as wire
 from qmq.wire.batch import ENVELOPE_BYTES
@@ -170,12 +170,18 @@ async def _postponed(it: DelayCluster) -> None:
     await eventually(lambda: (attachment.held, attachment.held_bytes) == (0, 0))
 
 
-@pytest.mark.parametrize("wrong", [0, -1, CONSUMER_UNACKED_BYTES_MAX + 1])
-async def test_limits_that_no_broker_allows_are_refused(it: Cluster, wrong: int) -> None:
-    with pytest.raises(InvalidArgument, match="prefetch_bytes"):
-        it.mq.consumer("s", "g", prefetch_bytes=wrong)
-    with pytest.raises(InvalidArgument, match="prefetch_bytes"):
-        it.mq.ordered_consumer("s", "g", prefetch_bytes=wrong)
+@pytest.mark.parametrize(
+    ("option", "most"),
+    [("prefetch", CONSUMER_UNACKED_MAX), ("prefetch_bytes", CONSUMER_UNACKED_BYTES_MAX)],
+)
+async def test_limits_that_no_broker_allows_are_refused(
+    it: Cluster, option: str, most: int
+) -> None:
+    for wrong in (0, -1, most + 1):
+        with pytest.raises(InvalidArgument, match="prefetch"):
+            it.mq.consumer("s", "g", **{option: wrong})  # type: ignore[arg-type]
+        with pytest.raises(InvalidArgument, match="prefetch"):
+            it.mq.ordered_consumer("s", "g", **{option: wrong})  # type: ignore[arg-type]
 
 
 async def test_who_cannot_pull_in_one_queue_pulls_in_the_others() -> None:

@@ -110,28 +110,6 @@ def test_a_message_to_be_tried_again_waits_too_while_the_lease_may_be_over() -> 
     assert again.attempt == 2
 
 
-def test_a_blocked_lane_continues_when_the_message_that_blocks_it_succeeds() -> None:
-    dispatcher, lane, other = KeyDispatcher(), Lane(), Lane()
-    bring(dispatcher, lane, b"a", b"b")
-    bring(dispatcher, other, b"c")
-    bad = dispatcher.take()
-    assert bad is not None
-    dispatcher.failed(bad, 0, None)
-    free = dispatcher.take()
-    assert free is not None
-    assert free.lane is other
-    assert dispatcher.take() is None
-    dispatcher.due(lane.core.due(100))
-    again = dispatcher.take()
-    assert again is not None
-    assert again.cell is bad.cell
-    assert dispatcher.take() is None, "blocked until it succeeds"
-    dispatcher.done(again)
-    following = dispatcher.take()
-    assert following is not None
-    assert following.cell.key == b"b"
-
-
 def test_a_key_whose_message_waits_for_another_try_is_free_when_its_lane_is_lost() -> None:
     dispatcher, lane, successor = KeyDispatcher(), Lane(), Lane()
     bring(dispatcher, lane, b"a")
@@ -140,20 +118,6 @@ def test_a_key_whose_message_waits_for_another_try_is_free_when_its_lane_is_lost
     dispatcher.failed(message, 0, None)
     dispatcher.dropped(lane, lane.core.lost())
     bring(dispatcher, successor, b"a")
-    again = dispatcher.take()
-    assert again is not None
-    assert again.lane is successor
-
-
-def test_a_key_stays_busy_while_its_handler_runs_although_the_lane_is_lost() -> None:
-    dispatcher, lane, successor = KeyDispatcher(), Lane(), Lane()
-    bring(dispatcher, lane, b"a")
-    message = dispatcher.take()
-    assert message is not None
-    dispatcher.dropped(lane, lane.core.lost())
-    bring(dispatcher, successor, b"a")
-    assert dispatcher.take() is None
-    assert not dispatcher.done(message)
     again = dispatcher.take()
     assert again is not None
     assert again.lane is successor
@@ -170,28 +134,3 @@ def test_a_message_that_was_held_back_is_forgotten_with_its_lane() -> None:
     assert taken is not None
     assert taken.lane is successor
     assert dispatcher.take() is None
-
-
-def test_a_message_whose_handler_was_cut_off_is_next() -> None:
-    dispatcher, lane = KeyDispatcher(), Lane()
-    bring(dispatcher, lane, b"a", b"a", b"b")
-    message = dispatcher.take()
-    assert message is not None
-    dispatcher.put_back(message)
-    again = dispatcher.take()
-    assert again is not None
-    assert (again.sequence, again.attempt) == (0, 1)
-
-
-def test_a_rejected_message_sets_its_key_aside_with_what_follows_and_blocks_nothing() -> None:
-    dispatcher, lane = KeyDispatcher(), Lane()
-    bring(dispatcher, lane, b"a", b"b", b"a")
-    bad = dispatcher.take()
-    assert bad is not None
-    assert dispatcher.rejected(bad)
-    assert lane.core.parked == {b"a"}
-    free = dispatcher.take()
-    assert free is not None
-    assert free.cell.key == b"b"
-    assert dispatcher.take() is None
-    lane.core.check()

@@ -20,61 +20,6 @@ def filled(*messages: tuple[str, bytes, int]) -> KeyQueue[str, int]:
     return queue
 
 
-def test_the_next_of_a_key_waits_until_the_one_before_it_is_finished() -> None:
-    queue = filled(("l", b"a", 1), ("l", b"b", 2), ("l", b"a", 3))
-    assert queue.next() == (b"a", 1)
-    assert queue.next() == (b"b", 2)
-    assert queue.next() is None
-    queue.finished(b"a")
-    assert queue.next() == (b"a", 3)
-
-
-def test_a_key_with_many_messages_takes_turns_with_the_others() -> None:
-    queue = filled(*[("l", b"hot", each) for each in range(5)], ("l", b"cold", 10))
-    assert queue.next() == (b"hot", 0)
-    queue.finished(b"hot")
-    assert queue.next() == (b"cold", 10)
-    assert queue.next() == (b"hot", 1)
-
-
-def test_a_held_lane_keeps_its_places_and_others_flow() -> None:
-    queue = filled(("l", b"a", 1), ("m", b"b", 2), ("l", b"a", 3))
-    queue.hold("l")
-    assert queue.next() == (b"b", 2)
-    assert queue.next() is None
-    queue.release("l")
-    assert queue.next() == (b"a", 1)
-
-
-def test_a_key_in_work_stays_in_work_when_its_lane_is_dropped_and_comes_back() -> None:
-    queue = filled(("old", b"a", 1), ("old", b"a", 2))
-    assert queue.next() == (b"a", 1)
-    queue.drop("old")
-    queue.put("new", b"a", 1)
-    assert queue.next() is None, "the handler of the old lane is still at it"
-    queue.finished(b"a")
-    assert queue.next() == (b"a", 1)
-    assert queue.waiting == 0
-
-
-def test_dropping_a_held_lane_frees_the_key_for_another_lane() -> None:
-    queue = filled(("old", b"a", 1))
-    queue.hold("old")
-    queue.put("new", b"a", 2)
-    assert queue.next() is None
-    queue.drop("old")
-    assert queue.next() == (b"a", 2)
-
-
-def test_what_a_dropped_lane_had_in_front_gives_way_to_what_other_lanes_have_behind() -> None:
-    queue = filled(("old", b"a", 1), ("new", b"a", 2), ("old", b"a", 3))
-    queue.drop("old")
-    queue.check()
-    assert queue.next() == (b"a", 2)
-    queue.finished(b"a")
-    assert queue.next() is None
-
-
 LANES = st.sampled_from(["x", "y", "z"])
 KEYS = st.sampled_from([b"a", b"b", b"c", b"d"])
 

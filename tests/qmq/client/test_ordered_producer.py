@@ -344,18 +344,6 @@ async def test_lost_answers_and_broken_connections_cost_neither_order_nor_copies
         await sender.all_stored_in_order(order)
 
 
-async def test_a_stream_follows_the_mastership() -> None:
-    async with ordered_cluster(1) as (it, order):
-        (group,) = it.groups
-        sender = Sender(it.mq.ordered_producer("s", batch_messages=10))
-        for number in range(20):
-            sender.send(KEYS, 2)
-            await asyncio.sleep(0)
-            if number % 5 == 4:
-                group.fail_over(to=group.epoch % 2)
-        await sender.all_stored_in_order(order)
-
-
 async def test_a_broker_that_forgot_the_producer_gets_a_new_session() -> None:
     async with ordered_cluster(1) as (it, order):
         producer = it.mq.ordered_producer("s")
@@ -434,18 +422,6 @@ async def test_closing_fails_sent_batches_as_unknown_and_unsent_ones_as_not_stor
         assert outcomes == [UNKNOWN] * 64 + [NOT_STORED] * 17
         with pytest.raises(ClientClosed):
             producer.send(b"x", "k")
-
-
-async def test_the_buffer_is_bounded() -> None:
-    async with ordered_cluster(1) as (it, _):
-        silent(it.groups[0])
-        producer = it.mq.ordered_producer("s")
-        with pytest.raises(qmq.errors.BufferFull, match="drain"):
-            for _ in range(100):
-                producer.send(bytes(1_000_000), "k")
-                await asyncio.sleep(0)
-        assert producer.full
-        producer.abort()
 
 
 # --- routes change --------------------------------------------------------------------------------

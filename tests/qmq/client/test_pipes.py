@@ -114,31 +114,6 @@ async def test_batches_that_a_group_may_have_stay_with_it_until_it_answers(
         )
 
 
-async def test_the_order_of_a_group_holds_through_lost_answers_and_broken_connections() -> None:
-    async with cluster(1) as it:
-        (group,) = it.groups
-        seen: Counter[int] = Counter()
-
-        def stumble(broker: FakeBroker, peer: Peer, request: Frame, sent: Sent) -> None:
-            seen[sent.number] += 1
-            if sent.number % 7 == 3 and seen[sent.number] == 1:
-                group.store(sent)
-                peer.cut()
-            elif sent.number % 7 == 5 and seen[sent.number] == 1:
-                peer.cut()
-            else:
-                group.serve(broker, peer, request, sent)
-
-        group.on_produce = stumble
-        producer = it.mq.producer("s", batch_messages=5)
-        for number in range(500):
-            producer.send(b"%d" % number)
-            if number % 50 == 49:
-                await asyncio.sleep(0)
-        await producer.flush()
-        assert group.bodies == [b"%d" % number for number in range(500)]
-
-
 async def test_a_stalled_broker_group_holds_up_only_its_own_batches() -> None:
     async with cluster(2, timing=ClientTiming(stall_s=0.05)) as it:
         stalled, _ = it.groups
@@ -205,14 +180,6 @@ async def test_when_no_group_takes_messages_the_error_says_so(is_told: bool) -> 
         for group in it.groups:
             group.is_writable, group.on_produce = True, group.serve
         await it.mq.send("s", b"y")
-
-
-async def test_never_answered_is_unknown() -> None:
-    async with cluster(1) as it:
-        it.groups[0].on_produce = it.groups[0].store_silently
-        with pytest.raises(DeadlineExceeded) as failed:
-            await it.mq.producer("s", delivery_timeout_s=1.5).send(b"x")
-        assert failed.value.outcome is UNKNOWN
 
 
 async def test_after_an_unknown_try_a_later_refusal_makes_nothing_certain(

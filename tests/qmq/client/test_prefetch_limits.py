@@ -5,26 +5,19 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass
 
-import pytest
-
 from qmq.client.consuming.session import (
     PREFETCH,
     PREFETCH_MAX,
     QUICK_S,
     START,
-    TURN_WAIT_MS,
-    WAIT_MS,
     PrefetchLimit,
     allowance,
     bytes_allowance,
-    check_limits,
     grown,
     start,
-    wait_ms,
 )
 from qmq.client.consuming.settlements import UnackedRanges
-from qmq.errors import InvalidArgument
-from qmq.limits import CONSUMER_UNACKED_BYTES_MAX, CONSUMER_UNACKED_MAX, MIB
+from qmq.limits import MIB
 
 
 @dataclass
@@ -34,14 +27,6 @@ class Part:
     want: int = 0
     held_bytes: int = 0
     asked_bytes: int = 0
-
-
-def test_one_attachment_asks_for_all_that_is_free_but_for_a_second_ones_beginning() -> None:
-    part, late = Part(held=50), Part()
-    assert allowance(200, [part], part, has_unseen=False) == 150
-    part.asked = allowance(2000, [part], part, has_unseen=False)
-    assert part.asked == 1950 - START
-    assert allowance(2000, [part, late], late, has_unseen=False) == START
 
 
 def test_a_busy_queue_grows_while_idle_ones_keep_only_what_they_need_to_begin() -> None:
@@ -58,15 +43,6 @@ def test_with_unseen_messages_at_hand_a_quarter_must_be_free() -> None:
     part = Part(held=80)
     assert allowance(100, [part], part, has_unseen=True) == 0
     assert allowance(100, [part], part, has_unseen=False) == 20
-
-
-def test_when_there_is_not_enough_for_all_they_take_turns() -> None:
-    assert start(1, 3) == 0
-    assert wait_ms(1, MIB, 3) == wait_ms(6, 5, 3) == TURN_WAIT_MS
-    assert wait_ms(1, 1, 1) == wait_ms(6, 6, 3) == WAIT_MS
-    first, second = Part(), Part()
-    first.asked = allowance(1, [first, second], first, has_unseen=False)
-    assert (first.asked, allowance(1, [first, second], second, has_unseen=False)) == (1, 0)
 
 
 def test_the_total_is_never_exceeded_and_every_part_gets_its_share() -> None:
@@ -164,20 +140,6 @@ def test_a_pull_asks_for_the_remaining_bytes_and_an_empty_consumer_may_pull() ->
     assert room(1, [part, Part(), Part()], part) == 1
 
 
-def test_idle_queues_reserve_at_most_half_of_the_bytes_and_keep_them() -> None:
-    busy, idle, other = parts = [Part(), Part(), Part()]
-    for part in (idle, other):
-        part.asked_bytes = room(6000, parts, part)
-    assert (idle.asked_bytes, other.asked_bytes) == (1000, 1000)
-    busy.held_bytes = 2500
-    assert room(6000, parts, busy) == 1000
-    idle.asked_bytes = other.asked_bytes = 0
-    busy.held_bytes = 3900
-    assert (room(6000, parts, busy), room(6000, parts, idle)) == (100, 1000)
-    busy.held_bytes = 4000
-    assert (room(6000, parts, busy), room(6000, parts, idle)) == (0, 1000)
-
-
 def test_the_byte_limit_is_exceeded_by_at_most_one_batch_and_blocks_no_one() -> None:
     for seed in range(200):
         draw = random.Random(seed)
@@ -203,18 +165,6 @@ def test_the_byte_limit_is_exceeded_by_at_most_one_batch_and_blocks_no_one() -> 
         for part in parts if total >= 2 * len(parts) else parts[:1]:
             part.asked_bytes = room(total, parts, part)
             assert part.asked_bytes > 0, seed
-
-
-@pytest.mark.parametrize(
-    "wrong",
-    [(0, 1), (CONSUMER_UNACKED_MAX + 1, 1), (1, 0), (1, CONSUMER_UNACKED_BYTES_MAX + 1)],
-    ids=["none", "many", "no-bytes", "bytes"],
-)
-def test_limits_that_no_consumer_can_have_are_refused(wrong: tuple[int, int]) -> None:
-    check_limits(1, 1)
-    check_limits(CONSUMER_UNACKED_MAX, CONSUMER_UNACKED_BYTES_MAX)
-    with pytest.raises(InvalidArgument, match="prefetch"):
-        check_limits(*wrong)
 
 
 def test_the_bytes_of_outstanding_messages_stay_exact() -> None:

@@ -103,13 +103,6 @@ def test_a_group_keeps_its_turn_until_enough_has_left() -> None:
     assert picked(found, 3, size=3 * BATCH_COST_BYTES) == ["a", "b", "a"]
 
 
-def test_asking_which_group_is_next_uses_up_no_turn() -> None:
-    found, _ = balancer({"a": True, "b": True}, stay_bytes=2 * BATCH_COST_BYTES)
-    first = picked(found, 1)
-    assert {found.pick(0) for _ in range(5)} == {found.current}
-    assert picked(found, 1) == first
-
-
 def test_a_group_without_room_is_skipped_and_loses_its_turn() -> None:
     heard: list[tuple[str | None, list[str]]] = []
     found = Balancer(
@@ -138,16 +131,3 @@ def test_a_stalled_group_is_used_only_if_there_is_no_other_and_gets_no_turn() ->
     assert picked(found, 1) == ["b"]
     made["a"].room = 5
     assert picked(found, 2) == ["a", "a"]
-
-
-def test_a_drained_group_gets_nothing_more_until_it_takes_messages_again() -> None:
-    found, _ = balancer({"a": True, "b": True}, stay_bytes=10 * BATCH_COST_BYTES)
-    assert picked(found, 1) == ["b"]
-    found.learn({"a": True, "b": False})
-    assert picked(found, 2) == ["a", "a"]
-    found.learn({"a": False})
-    assert found.pick(0) is None
-    assert not found.is_writable
-    assert len(found) == 2
-    found.learn({"b": True})
-    assert picked(found, 1) == ["b"]

@@ -181,25 +181,6 @@ def test_routes_that_are_older_than_the_known_one_are_not_believed() -> None:
     assert not any(window.is_left for window in partitioner.partitions.values())
 
 
-def test_a_sender_that_slept_through_two_changes_hands_over_to_the_newest_at_once() -> None:
-    made: list[int] = []
-
-    def make(part: PhysicalPartition) -> FakeWindow:
-        made.append(part.number)
-        return FakeWindow(part)
-
-    partitioner = Partitioner(make)
-    partitioner.learn(route(1, (2, 4)), (), 0.0)
-    partitioner.by_lp[0].messages.append((0, 1))
-    partitioner.learn(route(3, (5, 2), (4, 4)), {2}, 0.0)
-    assert partitioner.settle() == [], "what it has may be stored"
-    assert partitioner.partitions[2].is_fenced
-    partitioner.partitions[2].is_known = True
-    assert [window.part.number for window in partitioner.settle()] == [2]
-    assert holders(partitioner) == [5, 5, 4, 4]
-    assert sorted(made) == [2, 4, 5]
-
-
 def test_a_partition_that_a_newer_route_keeps_no_longer_asks_for_one() -> None:
     partitioner = Partitioner(FakeWindow)
     partitioner.learn(route(1, (1, 2), (2, 4)), (), 0.0)
@@ -208,19 +189,3 @@ def test_a_partition_that_a_newer_route_keeps_no_longer_asks_for_one() -> None:
     assert partitioner.wants_route, "the same route says nothing new"
     partitioner.learn(route(2, (1, 2), (3, 4)), (), 0.0)
     assert not partitioner.wants_route
-
-
-def test_batches_of_an_earlier_master_keep_their_logical_partitions_until_settled() -> None:
-    partitioner = Partitioner(FakeWindow)
-    newest = route(2, (2, 2), (3, 4))
-    partitioner.learn(newest, (), 0.0)
-    gone = PhysicalPartition(1, LpRange(0, 0), "g1")
-    assert partitioner.resume(gone, [1, 2]) is partitioner.resume(gone, [3])
-    assert partitioner.resume(newest.partitions[0], [0]) is partitioner.partitions[2]
-    assert holders(partitioner) == [2, 1, 1, 1]
-    partitioner.partitions[1].messages.append((1, 1))
-    partitioner.learn(newest, (), 0.0)
-    assert partitioner.partitions[1].is_left
-    partitioner.partitions[1].is_known = True
-    partitioner.settle()
-    assert holders(partitioner) == [2, 2, 3, 3]

@@ -26,29 +26,8 @@ from qmq.wire.batch_columns import REGION_BYTES, Columns
 from qmq.wire.frame import HEADER, FrameKind
 
 SECONDS: Final = 2.0
-INTS: Final = (
-    -1,
-    0,
-    1,
-    2,
-    3,
-    255,
-    65_535,
-    65_536,
-    (1 << 31) - 1,
-    1 << 31,
-    (1 << 32) - 1,
-    1 << 32,
-    1 << 53,
-    1 << 62,
-    (1 << 63) - 1,
-    -(1 << 63),
-    1 << 63,
-    (1 << 64) - 1,
-    1 << 64,
-    1 << 70,
-    -5,
-)
+EDGES: Final = [each for bits in (31, 32, 63, 64) for each in ((1 << bits) - 1, 1 << bits)]
+INTS: Final = (-(1 << 63), -1, 0, 1, 2, 3, 255, 65_535, 65_536, 1 << 53, 1 << 62, 1 << 70, *EDGES)
 LONGS: Final = tuple(each for each in INTS if -(1 << 63) <= each < 1 << 63)
 WORDS: Final = tuple(each for each in INTS if 0 <= each < 1 << 32)
 TEXTS: Final = (

@@ -57,12 +57,6 @@ def test_any_split_of_a_stream_gives_the_same_frames(
     ]
 
 
-def test_every_truncation_of_a_frame_waits_for_the_rest() -> None:
-    data = frame(FrameKind.PULL, 7, b"payload")
-    for end in range(len(data)):
-        assert feed(FrameReader(), data[:end], [1000]) == [] if end else True
-
-
 @pytest.mark.parametrize(
     "garbage",
     [
@@ -115,22 +109,6 @@ def test_a_lying_length_over_the_limit_allocates_nothing() -> None:
         tracemalloc.stop()
 
 
-def test_a_frame_larger_than_the_buffer_comes_in_one_piece() -> None:
-    payload = bytes(range(256)) * 4096
-    data = (
-        frame(FrameKind.PRODUCE, 1, b"before")
-        + frame(FrameKind.PRODUCE, 2, payload)
-        + frame(FrameKind.PRODUCE, 3, b"after")
-    )
-    found = feed(FrameReader(), data, [70_000])
-    assert [(request, len(body)) for _, request, body, _ in found] == [
-        (1, 6),
-        (2, len(payload)),
-        (3, 5),
-    ]
-    assert found[1][2] == payload
-
-
 def test_a_buffer_grows_between_frames_without_losing_a_byte() -> None:
     reader = FrameReader(1 << 20, buffer_bytes=64)
     whole = (
@@ -156,9 +134,9 @@ def large_frames(count: int, payload_bytes: int) -> tuple[bytes, list[tuple[int,
     return b"".join([frame(kind, number, payload) for kind, number, payload, _ in found]), found
 
 
-@pytest.mark.parametrize("piece_bytes", [30_000, 65_000, 200_000, 1 << 20])
+@pytest.mark.parametrize("piece_bytes", [30_000, 200_000, 1 << 20])
 @pytest.mark.parametrize("is_shared", [True, False])
-@pytest.mark.parametrize("payload_bytes", [100_000, 256 * 1024 + 1000, 700_000, 3 << 20])
+@pytest.mark.parametrize("payload_bytes", [100_000, 256 * 1024 + 1000, 3 << 20])
 def test_large_frames_come_whole_in_any_pieces(
     payload_bytes: int, is_shared: bool, piece_bytes: int
 ) -> None:
