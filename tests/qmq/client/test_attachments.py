@@ -7,12 +7,21 @@ from __future__ import annotations
 import asyncio
 import random
 from collections import Counter
-from dataclasses import replace
 from datetime import timedelta
 from itertools import groupby
 
 import pytest
-from fake_cluster import NOT_STORED, UNKNOWN, Cluster, FakeGroup, Peer, batch, cluster, route
+from fake_cluster import (
+    NOT_STORED,
+    UNKNOWN,
+    Cluster,
+    FakeGroup,
+    FakeQueue,
+    Peer,
+    batch,
+    cluster,
+    route,
+)
 from support import eventually, forms
 
 import qmq
@@ -32,49 +41,31 @@ from qmq.log.group_state import GroupState
 from qmq.log.queue import apply_to
 from qmq.wire import frame_payloads as wire
 from qmq.wire.frame import Frame, FrameKind
-from qmq.wire.frame_payloads import Range, Settlement, Verdict
+from qmq.wire.frame_payloads import Range, Verdict
 
 SHORT = timedelta(seconds=0.1)
 ACK = Verdict.ACK
 
 
-class Queue:
-    """The consuming side of a broker group: a test sets the answer to ATTACH and the deliveries."""
+class Queue(FakeQueue):
+    """The consuming side of a broker group: a test sets the answers and the deliveries."""
 
     def __init__(self, group: FakeGroup) -> None:
-        self.group = group
-        self.attached = wire.Attached(1, 30_000, 0, 0)
-        self.attaches: list[wire.Attach] = []
-        self.settled: list[Settlement] = []
+        super().__init__(group)
         self.stale = 0
         self.holds_answers = False
         self.held: list[tuple[Peer, Frame]] = []
-        self.pulls: list[tuple[Peer, Frame]] = []
         for replica in group.replicas:
-            replica.handle |= {
-                FrameKind.ATTACH: self._attach,
-                FrameKind.PULL: lambda peer, request: self.pulls.append((peer, request)),
-                FrameKind.SETTLE: self.settle,
-                FrameKind.HEARTBEAT: lambda peer, request: peer.answer(request, FrameKind.OK),
-                FrameKind.DETACH: lambda peer, request: peer.answer(request, FrameKind.OK),
-            }
-
-    def _attach(self, peer: Peer, request: Frame) -> None:
-        self.pulls.clear()
-        asked = wire.Attach.unpack(request.payload)
-        self.attaches.append(asked)
-        granted = replace(self.attached, lease_ms=min(asked.lease_ms, self.attached.lease_ms))
-        peer.answer(request, FrameKind.ATTACHED, granted.pack())
+            replica.handle[FrameKind.SETTLE] = self.settle
 
     def settle(self, peer: Peer, request: Frame) -> None:
-        _, settlements = wire.unpack_settle(request.payload)
-        self.settled += settlements
+        self.settles.append(wire.unpack_settle(request.payload))
         if self.holds_answers:
             self.held.append((peer, request))
         else:
             peer.answer(request, FrameKind.SETTLED, wire.pack_settled(0, self.stale))
 
-    async def deliver(self, pull: int, bodies: list[bytes], base: int = 0) -> None:
+    async def hand_out(self, pull: int, bodies: list[bytes], base: int = 0) -> None:
         """Answer the pull that waits: `bodies` are the messages from `base` on, under the pull
         sequences from `pull` on.
         """
@@ -120,7 +111,7 @@ async def test_what_the_new_master_knows_of_is_still_ours(it: Cluster) -> None:
     queue = Queue(it.groups[0])
     consumer = it.mq.consumer("s", "g", ack="explicit")
     pulling = asyncio.create_task(consumer.pull(3))
-    await queue.deliver(0, [b"0", b"1", b"2", b"3", b"4"])
+    await queue.hand_out(0, [b"0", b"1", b"2", b"3", b"4"])
     seen = await pulling
     await queue.fail_over(5)
     assert (queue.attaches[-1].received, queue.attaches[-1].incarnation) == (
@@ -212,7 +203,7 @@ async def test_signs_of_life_go_by_the_lease_that_was_granted(it: Cluster) -> No
     async with it.mq.consumer("s", "g", lease_ms=3_600_000) as consumer:
         pulling = asyncio.create_task(consumer.pull(1))
         await eventually(lambda: len(heard) > 1)
-        await queue.deliver(0, [b"0"])
+        await queue.hand_out(0, [b"0"])
         await pulling
 
 
@@ -222,11 +213,11 @@ async def test_the_tail_a_new_master_forgot_is_void_and_its_numbers_mean_other_m
     queue = Queue(it.groups[0])
     consumer = it.mq.consumer("s", "g", ack="explicit")
     pulling = asyncio.create_task(consumer.pull(6))
-    await queue.deliver(0, [b"%d" % number for number in range(10)])
+    await queue.hand_out(0, [b"%d" % number for number in range(10)])
     seen = await pulling
     await queue.fail_over(4)
     pulling = asyncio.create_task(consumer.pull(10))
-    await queue.deliver(4, [b"x", b"y", b"z"], base=50)
+    await queue.hand_out(4, [b"x", b"y", b"z"], base=50)
     replacement = await pulling
     assert replacement.bodies == [b"x", b"y", b"z"], "6 to 9, which nobody saw, are dropped"
     with pytest.raises(StaleDelivery, match="2 of the messages"):
@@ -250,14 +241,14 @@ async def test_a_group_that_does_not_know_us_any_more_voids_everything(
     queue = Queue(it.groups[0])
     consumer = it.mq.consumer("s", "g", ack="explicit")
     pulling = asyncio.create_task(consumer.pull(3 if is_seen else 1))
-    await queue.deliver(0, [b"0", b"1", b"2"])
+    await queue.hand_out(0, [b"0", b"1", b"2"])
     seen = await pulling
     await queue.fail_over(20, resumed=False)
     with pytest.raises(StaleDelivery):
         await seen.ack_sync()
     seen.ack_later()
     pulling = asyncio.create_task(consumer.pull(10))
-    await queue.deliver(20, [b"0", b"1", b"2"])
+    await queue.hand_out(20, [b"0", b"1", b"2"])
     await (await pulling).ack_sync()
     assert queue.verdicts() == [(20, 22)]
     await queue.fail_over(23)
@@ -270,7 +261,7 @@ async def test_a_verdict_whose_answer_was_lost_is_sent_again_if_it_is_still_ours
     queue = Queue(it.groups[0])
     consumer = it.mq.consumer("s", "g", ack="explicit")
     pulling = asyncio.create_task(consumer.pull(10))
-    await queue.deliver(0, [b"%d" % number for number in range(10)])
+    await queue.hand_out(0, [b"%d" % number for number in range(10)])
     seen = await pulling
     queue.holds_answers = True
     waiting = asyncio.create_task(seen[2].ack_sync())
@@ -279,7 +270,7 @@ async def test_a_verdict_whose_answer_was_lost_is_sent_again_if_it_is_still_ours
     seen[7].nack()
     await eventually(lambda: len(queue.settled) == 4)
     queue.holds_answers, queue.stale = False, 1
-    queue.settled.clear()
+    queue.settles.clear()
     await queue.fail_over(6)
     with pytest.raises(StaleDelivery):
         await void
@@ -302,7 +293,7 @@ async def test_a_verdict_that_is_refused_because_the_session_is_over_is_sent_in_
     queue = Queue(group)
     consumer = it.mq.consumer("s", "g", ack="explicit")
     pulling = asyncio.create_task(consumer.pull(10))
-    await queue.deliver(0, [b"0"])
+    await queue.hand_out(0, [b"0"])
     seen = await pulling
     refused = []
 
@@ -325,7 +316,7 @@ async def test_a_verdict_that_finds_no_quorum_is_tried_again(it: Cluster) -> Non
     queue = Queue(group)
     consumer = it.mq.consumer("s", "g", ack="explicit")
     pulling = asyncio.create_task(consumer.pull(10))
-    await queue.deliver(0, [b"0"])
+    await queue.hand_out(0, [b"0"])
     seen = await pulling
     tries = []
 
@@ -359,7 +350,7 @@ async def test_a_delivery_of_the_old_master_that_comes_after_we_left_is_not_take
             FrameKind.MESSAGES,
             wire.pack_delivery(1, 0, [Range(0, 1, 1, 0)], 1) + batch([b"old"], 0),
         )
-        await queue.deliver(0, [b"new"])
+        await queue.hand_out(0, [b"new"])
         assert (await pulling).bodies == [b"new"]
 
 
@@ -370,7 +361,7 @@ async def test_groups_are_consumed_in_turn_and_verdicts_go_to_the_messages_group
         consumer = it.mq.consumer("s", "g")
         first = asyncio.create_task(anext(consumer))
         for number, queue in enumerate(queues):
-            await queue.deliver(0, [b"%d" % number] * 150)
+            await queue.hand_out(0, [b"%d" % number] * 150)
         messages = [await first]
         await eventually(lambda: all(len(each.slices) > 0 for each in consumer.attachments))
         while len(messages) < 450:
@@ -397,9 +388,9 @@ async def test_a_group_that_is_added_has_its_turn_after_one_batch() -> None:
         it.meta.answer = lambda _: [route(it.groups[0])]
         consumer = it.mq.consumer("s", "g")
         first = asyncio.create_task(anext(consumer))
-        await queues[0].deliver(0, [b"0"] * 500)
+        await queues[0].hand_out(0, [b"0"] * 500)
         await first
-        await queues[0].deliver(500, [b"0"] * 1400, 500)
+        await queues[0].hand_out(500, [b"0"] * 1400, 500)
         await it.meta.is_watched.wait()
         it.meta.answer = lambda _: [route(each) for each in it.groups]
         it.meta.push(subjects=["s"])
@@ -407,7 +398,7 @@ async def test_a_group_that_is_added_has_its_turn_after_one_batch() -> None:
         while not queues[1].pulls:
             await anext(consumer)
             await asyncio.sleep(0)
-        await queues[1].deliver(0, [b"1"] * 10)
+        await queues[1].hand_out(0, [b"1"] * 10)
         await eventually(lambda: bool(attachment_of(consumer, "g1").slices))
         left = attachment_of(consumer).slices[0].count
         found = [(await anext(consumer)).broker_group for _ in range(left + TURN_MESSAGES + 1)]
@@ -420,7 +411,7 @@ async def test_pulled_messages_are_of_one_group() -> None:
         queues = [Queue(group) for group in it.groups]
         consumer = it.mq.consumer("s", "g", ack="explicit")
         pulling = asyncio.create_task(consumer.pull(10))
-        await queues[1].deliver(0, [b"1", b"1"])
+        await queues[1].hand_out(0, [b"1", b"1"])
         found = await pulling
         assert (found.broker_group, found.bodies) == ("g1", [b"1", b"1"])
         await found.ack_sync()
@@ -468,7 +459,7 @@ async def test_a_group_that_becomes_known_later_is_consumed_too(is_pushed: bool)
         if is_pushed:
             await it.meta.is_watched.wait()
             it.meta.push(subjects=["s"])
-        await queues[1].deliver(0, [b"late"])
+        await queues[1].hand_out(0, [b"late"])
         assert (await pulling).bodies == [b"late"]
         assert [queue.attaches[0].start for queue in queues] == ["latest", "earliest"], (
             "what is there was sent since we came"
@@ -482,7 +473,7 @@ async def test_a_group_that_is_away_does_not_keep_the_others_messages_back() -> 
         queue = Queue(it.groups[1])
         consumer = it.mq.consumer("s", "g")
         taking = asyncio.create_task(anext(consumer))
-        await queue.deliver(0, [b"x"])
+        await queue.hand_out(0, [b"x"])
         assert (await taking).body == b"x"
 
 
@@ -498,7 +489,7 @@ async def test_expired_messages_are_reported_to_one_group_and_the_others_continu
             await consumer.pull(1)
         queues[0].group.replicas[0].handle[FrameKind.PULL] = lambda *_: None
         pulling = asyncio.create_task(consumer.pull(1))
-        await queues[1].deliver(0, [b"x"])
+        await queues[1].hand_out(0, [b"x"])
         assert (await pulling).bodies == [b"x"]
 
 
@@ -522,7 +513,7 @@ async def test_skipping_what_expired_in_one_group_does_not_move_the_others(
         )
         consumer = it.mq.consumer("s", "g", expired="skip", ack="explicit")
         pulling = asyncio.create_task(consumer.pull(1))
-        await queues[0].deliver(0, [b"oldest"], base=7)
+        await queues[0].hand_out(0, [b"oldest"], base=7)
         assert (await pulling).bodies == [b"oldest"]
         assert resets == [("s", "g", "g0")]
 
@@ -532,11 +523,11 @@ async def test_at_most_once_shows_nothing_that_a_failover_took_back(it: Cluster)
     consumer = it.mq.consumer("s", "g", consume_most_once=True)
     queue.holds_answers = True
     taking = asyncio.create_task(anext(consumer))
-    await queue.deliver(0, [b"void", b"too"])
+    await queue.hand_out(0, [b"void", b"too"])
     await eventually(lambda: bool(queue.held))
     queue.holds_answers = False
     await queue.fail_over(0)
-    await queue.deliver(0, [b"ours"], base=9)
+    await queue.hand_out(0, [b"ours"], base=9)
     assert (await taking).body == b"ours"
 
 
@@ -702,7 +693,7 @@ async def test_with_many_messages_the_next_pull_leaves_first(
     taking = asyncio.create_task(take())
     await eventually(lambda: bool(queue.pulls))
     monkeypatch.setattr(Attachment, "pull", noted)
-    await queue.deliver(0, [b"%d" % number for number in range(count)])
+    await queue.hand_out(0, [b"%d" % number for number in range(count)])
     await taking
     await eventually(lambda: len(events) == 2)
     assert events == order

@@ -32,7 +32,6 @@ from qmq.errors import (
     InvalidArgument,
     InvalidName,
     MessageTooLarge,
-    NotMaster,
     Overloaded,
     QmqError,
     ReadOnly,
@@ -441,28 +440,6 @@ async def test_a_drained_home_is_left_for_another() -> None:
 # --- several delay groups, and what goes wrong ----------------------------------------------------
 
 
-async def test_two_delay_groups_share_the_load() -> None:
-    async with delay_cluster(2) as it:
-        receipts = [await it.mq.send("s", b"%d" % number, delay=LATER) for number in range(200)]
-        assert Counter(each.body for each in it.kept) == Counter(
-            b"%d" % number for number in range(200)
-        )
-        assert all(len(delay.kept) >= 60 for delay in it.delays)
-        for number, receipt in enumerate(receipts):
-            assert b"%d" % number in it.named(DelayedId.parse(str(receipt.delayed_id)).group).bodies
-
-
-@pytest.mark.parametrize("failure", [ReadOnly("drained"), Overloaded("busy"), NotMaster("gone")])
-async def test_what_one_delay_group_certainly_refuses_goes_to_another(failure: QmqError) -> None:
-    async with delay_cluster(2) as it:
-        it.delays[0].refuse(failure)
-        for number in range(50):
-            assert (await it.mq.send("s", b"%d" % number, delay=LATER)).broker_group == "d1"
-        assert Counter(each.body for each in it.kept) == Counter(
-            b"%d" % number for number in range(50)
-        )
-
-
 async def test_a_delay_group_that_dies_is_left_and_what_it_may_have_is_stored_once() -> None:
     async with delay_cluster(2) as it:
         producer = it.mq.delayed_producer("s", batch_messages=2)
@@ -531,23 +508,6 @@ async def test_a_new_delay_group_gets_its_share_when_it_is_pushed() -> None:
         it.meta.push(groups=[new.name])
         async with asyncio.timeout(20):
             while not new.kept:
-                await it.mq.send("s", b"more", delay=LATER)
-
-
-async def test_a_drained_delay_group_gets_nothing_new_and_is_used_again_when_it_is_resumed() -> (
-    None
-):
-    async with delay_cluster(2, can_push=True) as it:
-        drained = it.delays[0]
-        drained.is_writable = False
-        for number in range(80):
-            await it.mq.send("s", b"%d" % number, delay=LATER)
-        assert not drained.arrived
-        await it.meta.is_watched.wait()
-        drained.is_writable = True
-        it.meta.push(groups=["d0"])
-        async with asyncio.timeout(20):
-            while not drained.kept:
                 await it.mq.send("s", b"more", delay=LATER)
 
 

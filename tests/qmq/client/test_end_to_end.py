@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support import NodeProcess, eventually, node_config, running
+from support import eventually, node_config, running
 
 import qmq
 import qmq.blocking
@@ -476,19 +476,6 @@ async def test_compressed_bodies_arrive_as_they_were(node: Node) -> None:
         found = await collect(mq.consumer("s", "g"), 1000)
         assert [m.body for m in found] == [b"%d " % n * 50 for n in range(500)] * 2
         assert node.store.messages.end < 60_000
-
-
-def test_the_blocking_facade_does_the_same(node_process: NodeProcess) -> None:
-    with qmq.blocking.connect(node_process.start()) as mq:
-        assert mq.send("s", b"1", key="k").sequence == 0
-        assert len(mq.send_many("s", [b"2", b"3"])) == 2
-        with mq.consumer("s", "g") as consumer:
-            bodies = [message.body for _, message in zip(range(3), consumer, strict=False)]
-            assert bodies == [b"1", b"2", b"3"]
-        with mq.consumer("s", "other") as consumer:
-            consumer.ack(consumer.pull(3))
-    with pytest.raises(ClientClosed):
-        mq.send("s", b"")
 
 
 async def test_a_node_that_listens_at_an_ipv6_address_tells_addresses_that_can_be_used(

@@ -8,7 +8,6 @@ import asyncio
 import logging
 import time
 from collections.abc import AsyncIterator, Sequence
-from dataclasses import replace
 from datetime import timedelta
 
 import pytest
@@ -17,6 +16,7 @@ from fake_cluster import (
     FakeBroker,
     FakeDelayGroup,
     FakeGroup,
+    FakeQueue,
     Peer,
     Sent,
     delay_cluster,
@@ -42,44 +42,30 @@ LONG = timedelta(days=10)
 CREATED_MS = 1_700_000_000_000
 
 
-class Queue:
-    """The consuming side of a broker group: the test chooses the deliveries and sees the
-    verdicts.
+class Queue(FakeQueue):
+    """The consuming side of a broker group: it hands out columns, and knows the verdicts that a
+    consumer had given when it left.
     """
 
     def __init__(self, group: FakeGroup) -> None:
-        self.group = group
-        self.attached = wire.Attached(1, 30_000, 0, 0)
-        self.pulls: list[tuple[Peer, Frame]] = []
-        self.settled: list[Settlement] = []
+        super().__init__(group)
         self.settled_when_left: list[Settlement] | None = None
-        self.heartbeats = self.next = 0
+        self.heartbeats = 0
         for replica in group.replicas:
             replica.handle |= {
-                FrameKind.ATTACH: self._attach,
-                FrameKind.PULL: lambda peer, request: self.pulls.append((peer, request)),
-                FrameKind.SETTLE: self._settle,
                 FrameKind.HEARTBEAT: self._heartbeat,
-                FrameKind.DETACH: self._detach,
+                FrameKind.DETACH: self._leave,
             }
-
-    def _attach(self, peer: Peer, request: Frame) -> None:
-        lease_ms = min(self.attached.lease_ms, wire.Attach.unpack(request.payload).lease_ms)
-        peer.answer(request, FrameKind.ATTACHED, replace(self.attached, lease_ms=lease_ms).pack())
-
-    def _settle(self, peer: Peer, request: Frame) -> None:
-        self.settled += wire.unpack_settle(request.payload)[1]
-        peer.answer(request, FrameKind.SETTLED, wire.pack_settled(0, 0))
 
     def _heartbeat(self, peer: Peer, request: Frame) -> None:
         self.heartbeats += 1
         peer.answer(request, FrameKind.OK)
 
-    def _detach(self, peer: Peer, request: Frame) -> None:
-        self.settled_when_left = list(self.settled)
+    def _leave(self, peer: Peer, request: Frame) -> None:
+        self.settled_when_left = self.settled
         peer.answer(request, FrameKind.OK)
 
-    async def deliver(self, columns: Columns, *, attempt: int = 1, flags: int = 0) -> None:
+    async def hand_out(self, columns: Columns, *, attempt: int = 1, flags: int = 0) -> None:
         """A batch of new messages."""
         await eventually(lambda: bool(self.pulls))
         peer, request = self.pulls.pop(0)
@@ -158,7 +144,7 @@ async def taken(
     """A consumer, and what it was handed."""
     consumer = it.mq.consumer("s", "ops", ack="explicit")
     pulling = asyncio.create_task(consumer.pull(10_000))
-    await queue.deliver(columns, **how)
+    await queue.hand_out(columns, **how)
     return consumer, await pulling
 
 
@@ -284,7 +270,7 @@ async def test_the_loop_that_comes_back_does_not_acknowledge_what_waits_for_a_de
     held = Held(it.delays[0])
     consumer = it.mq.consumer("s", "ops")
     following = asyncio.create_task(anext(consumer.batches()))
-    await queue.deliver(Columns([b"0", b"1", b"2"]))
+    await queue.hand_out(Columns([b"0", b"1", b"2"]))
     found = await following
     found[1].nack(LONG)
     found.ack_later()
@@ -302,7 +288,7 @@ async def test_the_lease_is_kept_while_a_message_waits_for_a_delay_group(
     held = Held(it.delays[0])
     consumer = it.mq.consumer("s", "ops", ack="explicit", lease_ms=30)
     pulling = asyncio.create_task(consumer.pull(1))
-    await queue.deliver(Columns([b"0"]))
+    await queue.hand_out(Columns([b"0"]))
     (await pulling).nack(LONG)
     closing = asyncio.create_task(consumer.close())
     seen = queue.heartbeats
@@ -331,7 +317,7 @@ async def test_a_message_that_went_to_another_consumer_meanwhile_gets_no_verdict
 async def test_at_most_once_nothing_comes_again(it: DelayCluster, queue: Queue) -> None:
     consumer = it.mq.consumer("s", "ops", consume_most_once=True)
     following = asyncio.create_task(anext(consumer))
-    await queue.deliver(Columns([b"0"]))
+    await queue.hand_out(Columns([b"0"]))
     (await following).nack(LONG)
     await consumer.close()
     assert (queue.settled, it.kept) == ([acked(0, 0)], [])

@@ -70,16 +70,6 @@ def test_time_is_over_unless_bytes_arrive() -> None:
     assert port.ended == ["silent.1", "slow.1"]
 
 
-def test_who_is_known_is_counted_no_more() -> None:
-    port = Port(places=1)
-    port.came("a.1")
-    port.strangers.left("a.1")
-    port.strangers.received("a.1", 5000)
-    port.came("a.2")
-    assert port.ended == []
-    assert port.strangers.bytes == 0
-
-
 def test_attempts_of_one_address_are_slowed_down_and_others_are_not() -> None:
     port = Port()
     allowed = sum(not port.strangers.owes_s("many") for _ in range(10 * PROOFS_PER_S))

@@ -270,18 +270,12 @@ async def test_a_replica_on_a_new_disk_gets_the_log_from_a_master_that_reads_the
             await mq.send("s", body)
         await until_cold(cluster)
         objects.rename(tmp_path / "away")
-        lost = next(
-            name for name in next(iter(cluster.groups.values())) if name != cluster.master()
-        )
-        old = replica(cluster, lost).node
-        assert old is not None
-        data = old.config.data
+        lost = slave_of(cluster)
+        data = running(cluster, lost).config.data
         await cluster.kill(lost)
         shutil.rmtree(data)
         await cluster.restart(lost)
-        master, new = replica(cluster).node, replica(cluster, lost).node
-        assert master is not None
-        assert new is not None
+        master, new = running(cluster, cluster.master()), running(cluster, lost)
         epoch, failures = master.standing.describe().epoch, failed_reads(master)
         await eventually(lambda: failed_reads(master) > failures + 20)
         for body in (more := bodies(3)):
@@ -326,8 +320,7 @@ async def test_readers_of_the_log_itself_get_every_entry(tmp_path: Path) -> None
         mq = cluster.client()
         for body in bodies(40):
             await mq.send("s", body)
-        node = replica(cluster).node
-        assert node is not None
+        node = running(cluster, cluster.master())
         log, admin = node.broker.store.messages, BrokerAdmin(node.broker, "g")
         whole = b"".join([(log.folder / segment_name(base)).read_bytes() for base in log.bases])
         await until_cold(cluster)
