@@ -443,3 +443,12 @@ async def lane_cluster(groups: int = 1, *, metas: int = 1) -> AsyncIterator[Lane
     servers = [LaneMeta(made, assignments) for _ in range(metas)]
     async with serving(made, servers), qmq.connect([meta.address for meta in servers]) as mq:
         yield LaneCluster(servers, lanes, assignments, mq)
+
+
+@asynccontextmanager
+async def one_lane(*messages: tuple[bytes, bytes]) -> AsyncIterator[LaneCluster]:
+    """A cluster whose consumer `a` has all of partition 1, which contains these messages."""
+    async with lane_cluster() as made:
+        made.broker.append(1, messages)
+        made.assignments.assign(a=[lane()])
+        yield made

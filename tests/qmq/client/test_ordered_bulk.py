@@ -11,7 +11,7 @@ from datetime import timedelta
 from pathlib import Path
 
 import pytest
-from fake_lanes import LaneCluster, N, key_in, lane, lane_cluster
+from fake_lanes import LaneCluster, N, key_in, lane, lane_cluster, one_lane
 from qmq_ordering.hashing import logical_partition
 from qmq_ordering.routes import LpRange
 from support import eventually, node_config, running
@@ -188,9 +188,7 @@ async def test_lanes_take_turns() -> None:
 
 
 async def test_an_acknowledgement_covers_just_the_slice_and_waits_for_its_commit() -> None:
-    async with lane_cluster() as c:
-        c.broker.append(1, numbered(KEYS[:1], 6))
-        c.assignments.assign(a=[lane()])
+    async with one_lane(*numbered(KEYS[:1], 6)) as c:
         consumer = ordered(c, ack="explicit")
         found = await consumer.pull(2)
         c.broker.holds_settled = True
@@ -205,9 +203,7 @@ async def test_an_acknowledgement_covers_just_the_slice_and_waits_for_its_commit
 
 
 async def test_a_slice_is_acknowledged_when_the_loop_comes_back_and_not_before() -> None:
-    async with lane_cluster() as c:
-        c.broker.append(1, numbered(KEYS[:1], 4))
-        c.assignments.assign(a=[lane()])
+    async with one_lane(*numbered(KEYS[:1], 4)) as c:
         consumer = ordered(c)
         async for messages in consumer.batches(2):
             assert not c.broker.partition(1).done & {each.sequence for each in messages}
@@ -225,9 +221,7 @@ async def test_a_slice_is_acknowledged_when_the_loop_comes_back_and_not_before()
 
 
 async def test_a_returning_lane_waits_until_the_lost_slice_is_settled() -> None:
-    async with lane_cluster() as c:
-        c.broker.append(1, numbered(KEYS[:2], 4))
-        c.assignments.assign(a=[lane()])
+    async with one_lane(*numbered(KEYS[:2], 4)) as c:
         consumer = ordered(c, ack="explicit")
         lost = await consumer.pull(5)
         c.broker.take_away()

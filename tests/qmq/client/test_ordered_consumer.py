@@ -13,7 +13,7 @@ from datetime import timedelta
 
 import pytest
 from fake_cluster import UNKNOWN, cluster
-from fake_lanes import WHOLE, FakeLanes, LaneCluster, N, key_in, lane, lane_cluster
+from fake_lanes import WHOLE, FakeLanes, LaneCluster, N, key_in, lane, lane_cluster, one_lane
 from qmq_ordering.hashing import logical_partition
 from qmq_ordering.routes import LpRange
 from support import eventually
@@ -27,7 +27,6 @@ from qmq.errors import (
     InvalidArgument,
     LaneLost,
     MessagesExpired,
-    NoQuorum,
     OrderMismatch,
     UnknownSubject,
 )
@@ -177,9 +176,7 @@ async def test_idle_workers_are_not_woken_by_messages_that_a_busy_one_takes(
 
 
 async def test_a_message_is_acknowledged_when_the_loop_comes_back() -> None:
-    async with lane_cluster() as c:
-        c.broker.append(1, [(b"a", b"0"), (b"b", b"1"), (b"a", b"2")])
-        c.assignments.assign(a=[lane()])
+    async with one_lane((b"a", b"0"), (b"b", b"1"), (b"a", b"2")) as c:
         consumer = ordered(c)
         seen = []
         async for message in consumer:
@@ -197,9 +194,7 @@ async def test_a_message_is_acknowledged_when_the_loop_comes_back() -> None:
 
 
 async def test_a_pull_leaves_while_a_loop_that_never_waits_is_still_busy() -> None:
-    async with lane_cluster() as c:
-        c.broker.append(1, numbered(KEYS, 20))
-        c.assignments.assign(a=[lane()])
+    async with one_lane(*numbered(KEYS, 20)) as c:
         consumer = ordered(c, prefetch=100)
         await anext(consumer)
         (reader,) = consumer.readers
@@ -240,9 +235,7 @@ async def test_a_message_says_where_it_belongs() -> None:
 
 
 async def test_with_explicit_acks_one_message_of_each_of_several_keys_is_in_hand() -> None:
-    async with lane_cluster() as c:
-        c.broker.append(1, [(b"a", b"a0"), (b"a", b"a1"), (b"b", b"b0")])
-        c.assignments.assign(a=[lane()])
+    async with one_lane((b"a", b"a0"), (b"a", b"a1"), (b"b", b"b0")) as c:
         consumer = ordered(c, ack="explicit")
         first, second = await anext(consumer), await anext(consumer)
         assert (first.body, second.body) == (b"a0", b"b0")
@@ -252,19 +245,6 @@ async def test_with_explicit_acks_one_message_of_each_of_several_keys_is_in_hand
         assert not waiting.done()
         await first.ack_sync()
         assert (await waiting).body == b"a1"
-
-
-async def test_an_acknowledgement_returns_only_when_it_is_committed() -> None:
-    async with lane_cluster() as c:
-        c.broker.append(1, [(b"a", b"0")])
-        c.assignments.assign(a=[lane()])
-        message = await anext(ordered(c, ack="explicit"))
-        c.broker.holds_settled = True
-        acknowledging = asyncio.create_task(message.ack_sync())
-        await eventually(lambda: len(c.broker.held) == 1)
-        assert not acknowledging.done()
-        c.broker.answer_held()
-        await acknowledging
 
 
 async def test_each_lane_may_hold_its_share_so_that_none_starves() -> None:
@@ -286,9 +266,7 @@ async def test_each_lane_may_hold_its_share_so_that_none_starves() -> None:
 
 
 async def test_a_broken_connection_is_resumed_with_the_token_and_nothing_is_seen_twice() -> None:
-    async with lane_cluster() as c:
-        c.broker.append(1, numbered(KEYS, 5))
-        c.assignments.assign(a=[lane()])
+    async with one_lane(*numbered(KEYS, 5)) as c:
         handler = Recorder(wait_s=0.005)
         consumer = ordered(c)
         task = asyncio.create_task(consumer.run(handler))
@@ -296,26 +274,13 @@ async def test_a_broken_connection_is_resumed_with_the_token_and_nothing_is_seen
             await eventually(lambda count=count: handler.count >= count)
             c.broker.is_mute = True
             c.broker.cut()
+        await eventually(lambda: handler.count >= 85)
+        c.broker.fail_over()
         await eventually(c.broker.partition(1).is_all_done)
         handler.check_order(5)
         assert consumer.stale == 0
         assert c.broker.next_token == 2, "one token through all of it"
         assert {each.token for each in c.broker.attaches[1:]} == {1}
-        await stopped(task)
-
-
-async def test_the_token_stays_valid_over_a_failover() -> None:
-    async with lane_cluster() as c:
-        c.broker.append(1, numbered(KEYS, 5))
-        c.assignments.assign(a=[lane()])
-        handler = Recorder(wait_s=0.005)
-        consumer = ordered(c)
-        task = asyncio.create_task(consumer.run(handler))
-        await eventually(lambda: handler.count >= 20)
-        c.broker.fail_over()
-        await eventually(c.broker.partition(1).is_all_done)
-        handler.check_order(5)
-        assert consumer.stale == 0
         await stopped(task)
 
 
@@ -339,74 +304,11 @@ async def test_a_consumer_that_lost_its_lane_settles_nothing_and_drops_what_it_h
         assert consumer.lanes == ()
 
 
-async def test_verdicts_that_were_on_their_way_when_the_lane_was_lost_are_stale() -> None:
-    async with lane_cluster() as c:
-        c.broker.append(1, [(b"a", b"0"), (b"b", b"1")])
-        c.assignments.assign(a=[lane()])
-        consumer = ordered(c, ack="explicit")
-        message = await anext(consumer)
-        c.broker.holds_settled = True
-        message.ack_later()
-        await eventually(lambda: len(c.broker.held) == 1)
-        c.broker.take_away()
-        c.broker.answer_held()
-        await eventually(lambda: consumer.stale == 1)
-        again = await anext(consumer)
-        assert (again.body, again.token) == (b"0", 2), (
-            "the lane is still assigned: it is taken again, from its first message"
-        )
-        await again.ack_sync()
-        assert c.broker.partition(1).done == {0}
-
-
-async def test_a_lane_that_another_consumer_holds_is_asked_for_again() -> None:
-    async with lane_cluster() as c:
-        c.broker.append(1, [(b"a", b"0"), (b"b", b"1")])
-        c.assignments.assign(a=[lane()], b=[])
-        consumer, other = ordered(c), ordered(c, "b")
-        await anext(consumer)
-        c.assignments.assign(b=[lane()])
-        waiting = asyncio.create_task(anext(other))
-        await eventually(lambda: [each.consumer for each in c.broker.attaches].count("b") > 2)
-        assert not waiting.done()
-        c.broker.take_away(consumer="a")
-        assert (await waiting).body == b"0"
-
-
-async def test_a_lane_that_is_not_open_yet_is_asked_for_again() -> None:
-    async with lane_cluster() as c:
-        c.broker.append(1, [(b"a", b"0")])
-        c.assignments.assign(a=[lane(version=2)])
-        waiting = asyncio.create_task(anext(ordered(c)))
-        await eventually(lambda: len(c.broker.attaches) > 2)
-        c.broker.partition(1).version = 2
-        assert (await waiting).body == b"0"
-
-
-async def test_refused_verdicts_are_given_again() -> None:
-    async with lane_cluster() as c:
-        c.broker.append(1, [(b"a", b"0")])
-        c.assignments.assign(a=[lane()])
-        message = await anext(ordered(c, ack="explicit"))
-        assert c.broker.group.master is not None
-        usual = c.broker.group.master.handle[FrameKind.LANE_SETTLE]
-        c.broker.group.master.handle[FrameKind.LANE_SETTLE] = lambda peer, request: peer.refuse(
-            request, NoQuorum("alone")
-        )
-        acknowledging = asyncio.create_task(message.ack_sync())
-        await asyncio.wait([acknowledging], timeout=0.05)
-        c.broker.group.master.handle[FrameKind.LANE_SETTLE] = usual
-        await acknowledging
-        assert c.broker.partition(1).done == {0}
-
-
 # --- assignments change ---------------------------------------------------------------------------
 
 
 async def test_running_handlers_finish_before_the_lane_is_released_and_none_begin() -> None:
-    async with lane_cluster() as c:
-        c.broker.append(1, [(b"a", b"0"), (b"b", b"1"), (b"a", b"2")])
-        c.assignments.assign(a=[lane()])
+    async with one_lane((b"a", b"0"), (b"b", b"1"), (b"a", b"2")) as c:
         consumer = ordered(c, ack="explicit", prefetch=100)
         message = await anext(consumer)
         c.assignments.assign(a=[])
@@ -422,9 +324,7 @@ async def test_running_handlers_finish_before_the_lane_is_released_and_none_begi
 
 
 async def test_a_handler_that_takes_too_long_is_given_up_with_its_lane() -> None:
-    async with lane_cluster() as c:
-        c.broker.append(1, [(b"a", b"0")])
-        c.assignments.assign(a=[lane()])
+    async with one_lane((b"a", b"0")) as c:
         consumer = ordered(c, ack="explicit", lease_ms=200)
         message = await anext(consumer)
         c.assignments.assign(a=[])
@@ -457,9 +357,7 @@ async def test_lanes_that_stay_are_kept_also_under_another_version_of_the_route(
 
 
 async def test_a_range_that_comes_back_waits_until_this_consumer_itself_has_let_go() -> None:
-    async with lane_cluster() as c:
-        c.broker.append(1, [(b"a", b"0"), (b"a", b"1")])
-        c.assignments.assign(a=[lane()])
+    async with one_lane((b"a", b"0"), (b"a", b"1")) as c:
         consumer = ordered(c, ack="explicit")
         message = await anext(consumer)
         halves = [lane(lps=LEFT), lane(lps=RIGHT)]
@@ -496,20 +394,6 @@ async def test_lanes_continue_while_no_metaserver_answers_and_the_next_one_is_as
         await stopped(task)
 
 
-async def test_an_answer_of_an_older_generation_is_ignored() -> None:
-    async with lane_cluster() as c:
-        c.broker.append(1, [(b"a", b"0")])
-        c.assignments.generation = 6
-        c.assignments.assign(a=[lane()])
-        consumer = ordered(c, lease_ms=60_000)
-        await anext(consumer)
-        polls = len(c.metas[0].synced)
-        c.assignments.generation = 2
-        c.assignments.assign(a=[])
-        await eventually(lambda: len(c.metas[0].synced) > polls + 2)
-        assert consumer.lanes == (lane(),)
-
-
 # --- the end of a lane ----------------------------------------------------------------------------
 
 
@@ -528,22 +412,6 @@ async def test_the_end_of_a_lane_is_reported_only_when_all_of_it_is_committed() 
         assert [(each.first, each.last) for each in c.broker.verdicts(LaneVerdict.DONE)][-1][
             1
         ] == 2, "the command message is settled too"
-        await stopped(task)
-
-
-async def test_the_stop_is_announced_until_a_metaserver_answers() -> None:
-    async with lane_cluster(metas=2) as c:
-        c.broker.append(1, [(b"a", b"0")])
-        c.assignments.assign(a=[lane()])
-        handler = Recorder()
-        task = asyncio.create_task(ordered(c).run(handler))
-        await eventually(lambda: handler.count == 1)
-        c.assignments.refusal = NoQuorum("the store is away")
-        c.broker.seal(1)
-        await eventually(lambda: any(each.finished for meta in c.metas for each in meta.synced))
-        assert c.assignments.finished == []
-        c.assignments.refusal = None
-        await eventually(lambda: lane() in c.assignments.finished)
         await stopped(task)
 
 
@@ -571,9 +439,7 @@ async def test_a_failed_message_is_tried_again_in_place_and_blocks_its_lane_only
 
 
 async def test_a_message_fails_by_word_and_comes_again_before_anything_newer_of_its_key() -> None:
-    async with lane_cluster() as c:
-        c.broker.append(1, [(b"a", b"0"), (b"a", b"1"), (b"b", b"0")])
-        c.assignments.assign(a=[lane()])
+    async with one_lane((b"a", b"0"), (b"a", b"1"), (b"b", b"0")) as c:
         consumer = ordered(c, ack="explicit")
         first = await anext(consumer)
         first.fail(timedelta(0))
@@ -591,9 +457,7 @@ async def test_a_message_fails_by_word_and_comes_again_before_anything_newer_of_
 
 
 async def test_a_key_that_fails_too_often_is_set_aside_with_what_follows_and_others_flow() -> None:
-    async with lane_cluster() as c:
-        c.broker.append(1, [(b"bad", b"0"), (b"ok", b"0"), (b"bad", b"1")])
-        c.assignments.assign(a=[lane()])
+    async with one_lane((b"bad", b"0"), (b"ok", b"0"), (b"bad", b"1")) as c:
         handler = Recorder()
         handler.fails[b"bad", 0] = 1_000_000
         task = asyncio.create_task(
@@ -629,9 +493,7 @@ async def test_parked_keys_stay_parked_and_a_replay_comes_before_newer_messages(
 
 
 async def test_a_handler_that_cancels_itself_has_failed() -> None:
-    async with lane_cluster() as c:
-        c.broker.append(1, [(b"a", b"0")])
-        c.assignments.assign(a=[lane()])
+    async with one_lane((b"a", b"0")) as c:
         attempts = []
 
         async def handler(message: OrderedMessage) -> None:
@@ -663,9 +525,7 @@ async def test_expired_messages_are_raised_and_the_consumer_continues_after_a_re
 
 
 async def test_closing_finishes_and_settles_what_runs_then_leaves_the_group() -> None:
-    async with lane_cluster() as c:
-        c.broker.append(1, numbered(KEYS, 3))
-        c.assignments.assign(a=[lane()])
+    async with one_lane(*numbered(KEYS, 3)) as c:
         handler = Recorder()
         handler.gate.clear()
         consumer = ordered(c)
@@ -699,9 +559,7 @@ async def test_signs_of_life_of_a_lane_go_by_the_lease_that_was_granted() -> Non
 
 
 async def test_closing_does_not_wait_for_ever_for_a_handler() -> None:
-    async with lane_cluster() as c:
-        c.broker.append(1, [(b"a", b"0")])
-        c.assignments.assign(a=[lane()])
+    async with one_lane((b"a", b"0")) as c:
         handler = Recorder()
         handler.gate.clear()
         consumer = ordered(c, lease_ms=200)
@@ -716,9 +574,7 @@ async def test_closing_does_not_wait_for_ever_for_a_handler() -> None:
 
 
 async def test_results_that_could_not_be_reported_before_the_end_are_stale() -> None:
-    async with lane_cluster() as c:
-        c.broker.append(1, [(b"a", b"0"), (b"b", b"1")])
-        c.assignments.assign(a=[lane()])
+    async with one_lane((b"a", b"0"), (b"b", b"1")) as c:
         consumer = ordered(c, ack="explicit", lease_ms=200)
         message = await anext(consumer)
         c.broker.holds_settled = True
@@ -732,9 +588,7 @@ async def test_results_that_could_not_be_reported_before_the_end_are_stale() -> 
 
 
 async def test_a_message_in_the_hand_of_another_task_may_finish_while_the_consumer_closes() -> None:
-    async with lane_cluster() as c:
-        c.broker.append(1, [(b"a", b"0"), (b"a", b"1")])
-        c.assignments.assign(a=[lane()])
+    async with one_lane((b"a", b"0"), (b"a", b"1")) as c:
         consumer = ordered(c)
         goes_on = asyncio.Event()
         seen = []
@@ -756,9 +610,7 @@ async def test_a_message_in_the_hand_of_another_task_may_finish_while_the_consum
 
 
 async def test_a_cancelled_run_leaves_its_messages_for_the_next_one() -> None:
-    async with lane_cluster() as c:
-        c.broker.append(1, numbered(KEYS[:3], 2))
-        c.assignments.assign(a=[lane()])
+    async with one_lane(*numbered(KEYS[:3], 2)) as c:
         handler = Recorder()
         handler.gate.clear()
         consumer = ordered(c)
@@ -775,9 +627,7 @@ async def test_a_cancelled_run_leaves_its_messages_for_the_next_one() -> None:
 
 
 async def test_leaving_with_an_error_waits_for_nothing() -> None:
-    async with lane_cluster() as c:
-        c.broker.append(1, [(b"a", b"0"), (b"b", b"1")])
-        c.assignments.assign(a=[lane()])
+    async with one_lane((b"a", b"0"), (b"b", b"1")) as c:
         with pytest.raises(ValueError, match="as the test wants it"):
             async with ordered(c, ack="explicit", lease_ms=3_600_000) as consumer:
                 await anext(consumer)
@@ -787,9 +637,7 @@ async def test_leaving_with_an_error_waits_for_nothing() -> None:
 
 
 async def test_the_client_closes_its_consumers() -> None:
-    async with lane_cluster() as c:
-        c.broker.append(1, [(b"a", b"0")])
-        c.assignments.assign(a=[lane()])
+    async with one_lane((b"a", b"0")) as c:
         async with qmq.connect(c.metas[0].address) as mq:
             await anext(mq.ordered_consumer("s", "g", name="a"))
         assert c.assignments.left == ["a"]
@@ -841,40 +689,6 @@ async def test_options_that_make_no_sense_are_refused(options: dict[str, object]
 
 
 # --- hazards seen at peers (peers.md, 2.3), as far as the consumer decides them -------------------
-
-
-async def test_hazard_10_two_quick_command_messages_are_finished_one_by_one() -> None:
-    """Partition 1 is moved to 2, and 2 to 3, before the consumer attaches. The consumer never looks
-    for the next partition by itself.
-    """
-    async with lane_cluster() as c:
-        for number in (1, 2, 3):
-            c.broker.partition(number).version = number
-            c.broker.append(number, [(b"a", str(number - 1).encode())])
-        c.broker.seal(1)
-        c.broker.seal(2)
-        c.assignments.assign(a=[lane(1, version=1)])
-        handler = Recorder()
-        task = asyncio.create_task(ordered(c).run(handler))
-        for number in (1, 2):
-            await eventually(
-                lambda number=number: lane(number, version=number) in c.assignments.finished
-            )
-            assert handler.seen[b"a"] == list(range(number)), (
-                "nothing of the next version before this one is finished"
-            )
-            assert set(c.assignments.finished) == {
-                lane(each, version=each) for each in range(1, number + 1)
-            }
-            c.assignments.assign(a=[lane(number + 1, version=number + 1)])
-        await eventually(lambda: handler.count == 3)
-        handler.check_order(3)
-        assert [(each.partition, each.version) for each in c.broker.attaches] == [
-            (1, 1),
-            (2, 2),
-            (3, 3),
-        ]
-        await stopped(task)
 
 
 async def test_hazard_13_a_failed_message_is_never_overtaken_by_a_newer_one_of_its_key() -> None:

@@ -95,26 +95,6 @@ def test_the_attempt_continues_from_what_the_broker_knows() -> None:
     assert said(lane.take()) == [(0, 0, FAILED, 4)]
 
 
-def test_a_key_that_failed_too_often_is_set_aside_with_what_follows_for_it() -> None:
-    lane = core(FailurePolicy("park", attempts_max=1))
-    bad, other, same = lane.delivered(
-        [LaneArrival(1, b"bad", 1), LaneArrival(2, b"ok", 1), LaneArrival(3, b"bad", 1)],
-        5,
-        is_end=False,
-    )
-    lane.begin(bad)
-    assert lane.failed(bad, now_ms=0)
-    assert (bad.state, same.state, other.state) == (
-        LaneState.PARKED,
-        LaneState.PARKED,
-        LaneState.WAITING,
-    )
-    assert not lane.begin(same)
-    assert said(lane.take()) == [(0, 0, DONE, 0), (1, 1, PARKED, 0), (3, 3, PARKED, 0)]
-    (late,) = lane.delivered([LaneArrival(6, b"bad", 1)], 7, is_end=False)
-    assert late.state is LaneState.PARKED
-
-
 def test_only_the_key_waits_before_it_is_parked() -> None:
     lane = core(FailurePolicy("park", attempts_max=2))
     bad, _ = arrive(lane, 2, 0, 1)
@@ -139,21 +119,6 @@ def test_keys_that_the_broker_parked_are_parked_and_replayed_ones_are_not() -> N
     lane.settled(request)
     lane.attached(2, is_resumed=True, parked=[])
     assert arrive(lane, 3, 2, key=b"a")[0].state is LaneState.WAITING
-
-
-def test_a_released_lane_finishes_only_the_messages_of_running_handlers() -> None:
-    lane = core()
-    cells = arrive(lane, 6, 0, 2, 4, is_end=True)
-    lane.begin(cells[1])
-    assert lane.release() == [cells[0], cells[2]]
-    assert arrive(lane, 9, 7) == []
-    assert lane.done(cells[1])
-    request = lane.take()
-    assert said(request) == [(1, 2, DONE, 0), (5, 5, DONE, 0)]
-    assert request is not None
-    lane.settled(request)
-    assert lane.is_told
-    assert not lane.is_finished
 
 
 def test_a_request_is_cut_where_it_would_be_too_long(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,7 +8,6 @@ import asyncio
 from collections import Counter
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from types import SimpleNamespace
 
 import pytest
 from fake_cluster import (
@@ -321,29 +320,6 @@ async def test_a_batch_refused_in_the_middle_takes_all_behind_it_along(failure: 
         await sender.all_stored_in_order(order)
 
 
-async def test_lost_answers_and_broken_connections_cost_neither_order_nor_copies() -> None:
-    async with ordered_cluster() as (it, order):
-        seen = Counter[tuple[int, int]]()
-
-        def stumble(broker: FakeBroker, peer: Peer, request: Frame, sent: Sent) -> None:
-            seen[sent.producer_id, sent.number] += 1
-            if sent.number % 7 == 3 and seen[sent.producer_id, sent.number] == 1:
-                broker.group.store_silently(broker, peer, request, sent)
-                peer.cut()
-            elif sent.number % 7 == 5 and seen[sent.producer_id, sent.number] == 1:
-                peer.cut()
-            else:
-                broker.group.serve(broker, peer, request, sent)
-
-        for group in it.groups:
-            group.on_produce = stumble
-        sender = Sender(it.mq.ordered_producer("s", batch_messages=20))
-        for _ in range(10):
-            sender.send(KEYS, 5)
-            await asyncio.sleep(0)
-        await sender.all_stored_in_order(order)
-
-
 async def test_a_broker_that_forgot_the_producer_gets_a_new_session() -> None:
     async with ordered_cluster(1) as (it, order):
         producer = it.mq.ordered_producer("s")
@@ -473,17 +449,6 @@ async def test_a_merge_takes_each_side_over_when_that_side_is_settled() -> None:
         assert any(key in LOW for sent in order.partitions[3].log for key in sent.keys)
 
 
-async def test_a_partition_that_its_broker_does_not_know_yet_is_tried_until_it_does() -> None:
-    async with ordered_cluster() as (it, order):
-        late = it.groups[1].partitions.pop(2)
-        producer = it.mq.ordered_producer("s")
-        ticket = producer.send(b"x", HIGH[0])
-        await eventually(lambda: len(it.groups[1].arrived) > 2)
-        it.groups[1].partitions[2] = late
-        assert (await ticket).partition == 2
-        assert order.stored == {HIGH[0]: [b"x"]}
-
-
 async def _fenced(it: Cluster, order: FakeOrder, producer: OrderedProducer) -> list[qmq.Ticket]:
     """Ten messages: the group stores five and falls silent; it is fenced, and its partition is
     moved.
@@ -602,25 +567,6 @@ async def test_best_effort_order_does_without_a_group_that_is_gone() -> None:
 
 
 # --- hazards that the producer decides (docs: hazards of peers, by number) ------------------------
-
-
-async def test_hazard_9_a_producer_with_an_old_route_is_refused_and_asks_for_a_newer(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    async with ordered_cluster(metas=2) as (it, order):
-        sender = Sender(it.mq.ordered_producer("s", batch_messages=10))
-        sender.send(KEYS, 2)
-        await sender.producer.flush()
-        order.seal(1)
-        old = order.located()
-        sender.send(KEYS, 10)
-        asked = sum(len(meta.located) for meta in it.metas)
-        await eventually(lambda: sum(len(meta.located) for meta in it.metas) > asked + 2)
-        order.publish([1], [(0, 4, "g1")])
-        monkeypatch.setattr(it.metas[1], "order", SimpleNamespace(located=lambda: old))
-        sender.send(KEYS, 10)
-        await sender.all_stored_in_order(order)
-        assert order.partitions[3].log
 
 
 @pytest.mark.parametrize("taken", [0, 1, 7])

@@ -182,35 +182,6 @@ async def test_when_no_group_takes_messages_the_error_says_so(is_told: bool) -> 
         await it.mq.send("s", b"y")
 
 
-async def test_after_an_unknown_try_a_later_refusal_makes_nothing_certain(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr("qmq.client.producing.group_sender.STAY_BYTES", 1)
-    async with cluster(2) as it:
-        first = it.groups[0]
-        tries = Counter[int]()
-
-        def lose_then_refuse(broker: FakeBroker, peer: Peer, request: Frame, sent: Sent) -> None:
-            tries[sent.number] += 1
-            if tries[sent.number] == 1:
-                first.store(sent)
-                peer.cut()
-            else:
-                peer.refuse(request, ReadOnly("drained since"))
-
-        first.on_produce = lose_then_refuse
-        producer = it.mq.producer("s", batch_messages=1, delivery_timeout_s=1.5)
-        outcomes = Counter[str]()
-        for number in range(6):
-            try:
-                outcomes[(await producer.send(b"%d" % number)).broker_group] += 1
-            except DeadlineExceeded as failure:
-                outcomes[failure.outcome.name] += 1
-        assert outcomes["UNKNOWN"] == len(first.stored) > 0
-        assert outcomes["g1"] == 6 - outcomes["UNKNOWN"]
-        assert len(it.bodies) == 6
-
-
 async def test_a_message_that_no_broker_can_store_fails_at_once_as_not_stored() -> None:
     async with cluster(1) as it:
         it.groups[0].refuse(InvalidArgument("no"))

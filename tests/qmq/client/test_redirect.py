@@ -12,7 +12,7 @@ from fake_cluster import NOT_STORED, UNKNOWN, FakeBroker, Peer, Sent, cluster, r
 from support import eventually
 
 import qmq
-from qmq.errors import CoordinationUnavailable, DeadlineExceeded, NotMaster, ReadOnly
+from qmq.errors import CoordinationUnavailable, DeadlineExceeded, NotMaster
 from qmq.wire.frame import Frame
 
 
@@ -65,90 +65,6 @@ async def test_a_hanging_master_is_left_at_a_push_and_its_batches_are_stored_onc
         assert group.bodies == [b"0", b"1"]
         assert group.arrived[-1] == group.arrived[-2]
         assert group.replicas[1].peers
-
-
-async def test_an_answer_of_the_old_master_that_comes_late_still_counts() -> None:
-    async with cluster(1, can_push=True) as it:
-        (group,) = it.groups
-        await it.mq.send("s", b"0")
-        await it.meta.is_watched.wait()
-        late: list[tuple[Peer, Frame, Sent]] = []
-
-        def keep(broker: FakeBroker, peer: Peer, request: Frame, sent: Sent) -> None:
-            late.append((peer, request, sent))
-
-        group.on_produce = keep
-        ticket = it.mq.producer("s").send(b"1")
-        await eventually(lambda: bool(late))
-        group.is_deaf = True
-        group.fail_over()
-        it.meta.push(groups=["g0"])
-        await eventually(lambda: len(late) == 2)
-        group.serve(group.replicas[0], *late[0])
-        assert (await ticket).base_sequence == 1
-        late[1][0].refuse(late[1][1], NotMaster("again"))
-        await it.mq.metadata.locate("s")
-        assert group.bodies == [b"0", b"1"]
-
-
-async def test_a_late_refusal_of_the_old_master_does_not_decide_the_new_attempt() -> None:
-    async with cluster(1, can_push=True) as it:
-        (group,) = it.groups
-        await it.mq.send("s", b"0")
-        await it.meta.is_watched.wait()
-        came: list[tuple[Peer, Frame, Sent]] = []
-        group.on_produce = lambda _, peer, request, sent: came.append((peer, request, sent))
-        producer = it.mq.producer("s")
-        ticket = producer.send(b"1")
-        await eventually(lambda: bool(came))
-        group.is_deaf = True
-        group.fail_over()
-        it.meta.push(groups=["g0"])
-        await eventually(lambda: len(came) == 2)
-        (pipe,) = producer.pipes
-        old, new = came
-        old[0].refuse(old[1], NotMaster("not I"))
-        await it.mq.metadata.locate("s")
-        assert len(pipe.window.on_way) == 1
-        group.serve(group.replicas[1], *new)
-        assert (await ticket).base_sequence == 1
-        assert len(came) == 2
-
-
-async def test_what_a_hanging_master_may_have_goes_to_no_other_group(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr("qmq.client.producing.group_sender.STAY_BYTES", 1)
-    async with cluster(2, can_push=True) as it:
-        first = it.groups[0]
-        producer = it.mq.producer("s", batch_messages=1, delivery_timeout_s=3)
-        sent = 0
-        while len(producer.stored_by_group) < 2:
-            await producer.send(b"%d" % sent)
-            sent += 1
-        await it.meta.is_watched.wait()
-        first.on_produce = first.store_silently
-        tickets = [producer.send(b"%d" % number) for number in range(sent, sent + 8)]
-        await eventually(lambda: len(it.bodies) == sent + 8)
-        first.is_deaf = True
-        first.refuse(ReadOnly("drained since"))
-        first.fail_over()
-        it.meta.push(groups=["g0"])
-        found = [
-            each if isinstance(each, BaseException) else each.broker_group
-            for each in await asyncio.gather(*map(_wait, tickets))
-        ]
-        failures = [each for each in found if isinstance(each, DeadlineExceeded)]
-        assert {each.outcome for each in failures} == {UNKNOWN}
-        assert len(failures) + found.count("g1") == 8
-        assert len(it.bodies) == sent + 8
-
-
-async def _wait(ticket: qmq.Ticket) -> qmq.BatchReceipt | DeadlineExceeded:
-    try:
-        return await ticket
-    except DeadlineExceeded as failure:
-        return failure
 
 
 async def test_the_answer_of_a_lagging_metaserver_is_ignored_and_the_next_is_asked() -> None:

@@ -96,6 +96,13 @@ async def left_behind(it: Cluster, queue: FakeQueue, **how: object) -> SpoolOwne
     return SpoolOwner(queue.group.name, queue.attaches[-1])
 
 
+async def handed_in(mq: qmq.Client, state: Path) -> None:
+    """Another consumer of the group comes, and the kept verdicts are gone."""
+    pulling = asyncio.create_task(mq.consumer("s", "g", name="another").pull(1))
+    await eventually(lambda: not files(state))
+    pulling.cancel()
+
+
 # --- in the same process --------------------------------------------------------------------------
 
 
@@ -272,9 +279,7 @@ async def test_interceptors_hear_of_messages_sent_on_behalf_of_others(
             reports.append(report)
 
     async with qmq.Client(it.meta.address, timing=QUICK, interceptors=[Settled()]) as mq:
-        pulling = asyncio.create_task(mq.consumer("s", "g", name="another").pull(1))
-        await eventually(lambda: not files(state))
-        pulling.cancel()
+        await handed_in(mq, state)
     assert [
         (each.subject, each.group, each.broker_group, dict(each.verdicts)) for each in reports
     ] == [("s", "g", "g0", {"ack": 1, "nack": 1})]
@@ -333,23 +338,8 @@ async def test_kept_verdicts_are_dropped_if_the_lease_was_lost(
 ) -> None:
     await left_behind(it, queues[0])
     queues[0].attached = wire.Attached(0, 30_000, 0, 0)
-    consumer = it.mq.consumer("s", "g", name="another")
-    pulling = asyncio.create_task(consumer.pull(1))
-    await eventually(lambda: not files(state))
+    await handed_in(it.mq, state)
     assert (queues[0].settled, queues[0].detached) == ([], 0)
-    pulling.cancel()
-
-
-async def test_verdicts_on_messages_unknown_to_the_new_master_are_dropped(
-    it: Cluster, queues: list[FakeQueue], state: Path
-) -> None:
-    await left_behind(it, queues[0])
-    queues[0].attached = wire.Attached(1, 30_000, 1, 1)
-    consumer = it.mq.consumer("s", "g", name="another")
-    pulling = asyncio.create_task(consumer.pull(1))
-    await eventually(lambda: not files(state))
-    assert queues[0].settled == [Settlement(0, 0, ACK, 0)]
-    pulling.cancel()
 
 
 @pytest.mark.parametrize("where", [FrameKind.ATTACH, FrameKind.SETTLE, FrameKind.DETACH])
@@ -369,11 +359,8 @@ async def test_a_request_lost_with_its_connection_is_sent_again(
             proper(peer, request)
 
     replica.handle[where] = cut_first
-    consumer = it.mq.consumer("s", "g", name="another")
-    pulling = asyncio.create_task(consumer.pull(1))
-    await eventually(lambda: not files(state))
+    await handed_in(it.mq, state)
     assert {(each.first, each.verdict) for each in queues[0].settled} == {(0, ACK), (1, NACK)}
-    pulling.cancel()
 
 
 async def test_the_sender_retries_until_the_broker_is_back_while_others_are_consumed(
@@ -401,11 +388,8 @@ async def test_a_new_master_is_found(it: Cluster, queues: list[FakeQueue], state
         peer.refuse(request, NotMaster("moved"))
 
     old.handle[FrameKind.ATTACH] = refuse
-    consumer = it.mq.consumer("s", "g", name="another")
-    pulling = asyncio.create_task(consumer.pull(1))
-    await eventually(lambda: not files(state))
+    await handed_in(it.mq, state)
     assert len(queues[0].settled) == 2
-    pulling.cancel()
 
 
 @pytest.mark.parametrize(
@@ -422,11 +406,8 @@ async def test_what_a_broker_will_never_take_is_let_go_with_a_warning(
     for replica in it.groups[0].replicas:
         replica.handle[FrameKind.SETTLE] = lambda peer, request: peer.refuse(request, failure)
     with caplog.at_level(logging.WARNING, "qmq.client"):
-        consumer = it.mq.consumer("s", "g", name="another")
-        pulling = asyncio.create_task(consumer.pull(1))
-        await eventually(lambda: not files(state))
+        await handed_in(it.mq, state)
     assert "verdicts of consumer worker are lost" in caplog.text
-    pulling.cancel()
 
 
 async def test_many_consumers_that_start_hand_it_in_once(
