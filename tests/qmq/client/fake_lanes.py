@@ -201,9 +201,6 @@ class FakeLanes:
         for peer, request in held:
             self._settle(peer, request)
 
-    def holders(self, number: int) -> list[tuple[LpRange, str]]:
-        return sorted((each.lps, each.consumer) for each in self.grants if each.partition == number)
-
     def verdicts(self, verdict: LaneVerdict, number: int = 1) -> list[LaneSettlement]:
         """All verdicts of a kind that arrived and were valid."""
         return [

@@ -81,25 +81,6 @@ def test_a_destination_that_has_answered_everything_is_not_looked_at() -> None:
     assert looked == ["silent"]
 
 
-def test_a_look_may_ask_for_the_next_one() -> None:
-    async def work(loop: CountingLoop) -> None:
-        watch, seen, ended = AnswerWatch(AFTER_S), [], asyncio.Event()
-
-        def look(answers: int) -> None:
-            seen.append(answers)
-            if answers < 3:
-                watch.expect(look, answers + 1, loop)
-            else:
-                ended.set()
-
-        watch.expect(look, 1, loop)
-        await ended.wait()
-        assert seen == [1, 2, 3]
-        watch.close()
-
-    run(work)
-
-
 def test_a_look_that_fails_keeps_no_other_from_its_own() -> None:
     async def work(loop: CountingLoop) -> None:
         watch, ended, failures = AnswerWatch(AFTER_S), asyncio.Event(), []
@@ -115,19 +96,3 @@ def test_a_look_that_fails_keeps_no_other_from_its_own() -> None:
         watch.close()
 
     run(work)
-
-
-def test_a_closed_watch_looks_at_nothing() -> None:
-    looked: list[int] = []
-
-    async def work(loop: CountingLoop) -> None:
-        watch, other, ended = AnswerWatch(AFTER_S), AnswerWatch(AFTER_S), asyncio.Event()
-        watch.expect(looked.append, 1, loop)
-        watch.close()
-        watch.expect(looked.append, 2, loop)
-        other.expect(lambda _: ended.set(), 0, loop)
-        await ended.wait()
-        other.close()
-
-    run(work)
-    assert looked == []

@@ -321,16 +321,6 @@ async def test_a_group_hears_of_expired_messages_and_skips_them_only_on_request(
         assert next(iter(found)).sequence == queue.start_sequence
 
 
-async def test_long_polling_wakes_at_once_when_a_message_comes(node: Node) -> None:
-    async with qmq.connect(node.address) as mq:
-        consumer = mq.consumer("s", "g")
-        waiting = asyncio.create_task(consumer.pull(1, timedelta(seconds=30)))
-        await eventually(lambda: any(state.waiters for state in node.broker.dispatch.groups))
-        await mq.send("s", b"now")
-        async with asyncio.timeout(5):
-            assert (await waiting).bodies == [b"now"]
-
-
 async def test_back_pressure_holds_a_producer_until_messages_are_stored(node: Node) -> None:
     async with qmq.connect(node.address) as mq:
         producer = mq.producer("s")

@@ -127,24 +127,6 @@ async def test_tasks_run_before_calls_and_calls_made_by_tasks_are_of_the_same_ro
     assert said == ["a", "b", "first", "sent by a", "sent by b", "over"]
 
 
-async def test_outside_of_a_callback_the_work_is_done_in_the_next_round() -> None:
-    loop_round, said = EventLoopTick(), list[str]()
-    waiter = TickFuture()
-
-    async def wait() -> None:
-        await waiter
-        said.append("woken")
-
-    waiting = asyncio.create_task(wait())
-    await asyncio.sleep(0)
-    loop_round.begin(asyncio.get_running_loop())
-    loop_round.wake(waiter)
-    loop_round.end()
-    said.append("this task")
-    await waiting
-    assert said == ["this task", "woken"]
-
-
 async def test_a_task_cancelled_while_waiting_is_not_woken_again() -> None:
     loop_round, waiter = EventLoopTick(), TickFuture()
 

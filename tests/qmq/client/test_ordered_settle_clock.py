@@ -28,23 +28,6 @@ async def test_all_lanes_send_in_one_round_of_the_event_loop() -> None:
     assert rounds == ["first", "second", "third", "next round", "next round", "next round"]
 
 
-async def test_a_lane_that_has_sent_meanwhile_is_left_out() -> None:
-    sent: list[str] = []
-    clock = SettleClock(asyncio.get_running_loop())
-
-    def first() -> None:
-        sent.append("first")
-
-    def second() -> None:
-        sent.append("second")
-
-    clock.add(first)
-    clock.add(second)
-    clock.discard(first)
-    await eventually(lambda: bool(sent))
-    assert sent == ["second"]
-
-
 async def test_a_lane_may_be_added_while_the_others_send() -> None:
     sent: list[int] = []
     clock = SettleClock(asyncio.get_running_loop())

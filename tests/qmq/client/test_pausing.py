@@ -83,18 +83,6 @@ async def test_a_drained_consumer_does_not_hand_out_what_was_on_its_way(node: No
         waiting.cancel()
 
 
-async def test_a_consumer_paused_from_the_beginning_still_joins_its_group(node: Node) -> None:
-    async with qmq.connect(node.address) as mq, mq.consumer("s", "g") as consumer:
-        await mq.send("s", b"0")
-        consumer.pause()
-        waiting = asyncio.create_task(anext(consumer))
-        await eventually(lambda: bool(list(node.broker.dispatch.groups)))
-        await eventually(lambda: handed_out(node, consumer) == 0)
-        assert not waiting.done()
-        consumer.resume()
-        assert (await waiting).body == b"0"
-
-
 async def test_a_paused_loop_finishes_its_current_messages(node: Node) -> None:
     async with qmq.connect(node.address) as mq, mq.consumer("s", "g") as consumer:
         await mq.send_many("s", [b"0", b"1"])

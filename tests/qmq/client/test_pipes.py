@@ -11,7 +11,6 @@ import pytest
 from fake_cluster import NOT_STORED, UNKNOWN, FakeBroker, FakeGroup, Peer, Sent, cluster, route
 from support import eventually
 
-import qmq
 from qmq.client.connection.connection import ClientTiming
 from qmq.errors import (
     ClientClosed,
@@ -216,19 +215,6 @@ async def test_closing_fails_sent_batches_as_unknown_and_unsent_ones_as_not_stor
                 await ticket
             outcomes.append(closed.value.outcome)
         assert outcomes == [UNKNOWN] * 32 + [NOT_STORED] * 8
-
-
-async def test_the_buffer_is_bounded_over_all_pipes() -> None:
-    async with cluster(2) as it:
-        for group in it.groups:
-            group.on_produce = lambda *_: None
-        producer = it.mq.producer("s")
-        with pytest.raises(qmq.errors.BufferFull, match="drain"):
-            for _ in range(100):
-                producer.send(bytes(1_000_000))
-                await asyncio.sleep(0)
-        assert producer.full
-        producer.abort()
 
 
 async def test_a_group_without_a_master_costs_the_others_nothing() -> None:

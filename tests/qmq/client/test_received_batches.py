@@ -46,23 +46,6 @@ def test_a_range_behind_the_batches_that_came_is_of_the_kept_batch() -> None:
     assert (again, second.bodies, received.kept) == (first, [b"d", b"e"], 3)
 
 
-def test_a_range_of_a_batch_that_was_forgotten_is_of_none() -> None:
-    received = ReceivedBatches()
-    received.read(FIRST, 0, 1, [Range(0, 1, 1, 0)])
-    received.forget()
-    assert received.kept == -1
-    assert received.read(b"", 0, 0, [Range(1, 1, 1, 0)]) == []
-
-
-def test_a_batch_that_was_handed_out_to_its_end_is_not_kept() -> None:
-    received = ReceivedBatches()
-    (first,) = received.read(FIRST, 0, 1, [Range(0, 3, 1, 0)])
-    assert received.kept == -1
-    (again,) = received.read(FIRST, 0, 1, [Range(1, 1, 2, 0)])
-    assert again is not first
-    assert again.bodies == [b"a", b"b", b"c"]
-
-
 def test_a_batch_is_kept_for_the_next_delivery_only() -> None:
     received = ReceivedBatches()
     (first,) = received.read(FIRST, 0, 1, [Range(0, 1, 1, 0)])

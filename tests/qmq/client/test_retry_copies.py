@@ -24,7 +24,6 @@ from fake_cluster import (
 from support import eventually
 
 import qmq
-from qmq import limits
 from qmq.client.connection.connection import TIMING, ClientTiming
 from qmq.client.consuming.message import BatchSlice, DecodedBatch, Message, Messages
 from qmq.client.producing.delayed import LongRetry, batches, retry_columns
@@ -498,14 +497,6 @@ def made(sizes: Sequence[int], created_ms: Sequence[int] | None = None) -> list[
         message: Message = part.message(0)
         found.append(LongRetry(Nobody(), message, number))
     return found
-
-
-def test_batches_keep_the_order_and_are_bounded() -> None:
-    wanted = made([10] * 700 + [limits.MIB, 10] + [60_000] * 5)
-    found = list(batches(wanted))
-    assert [each for batch in found for each in batch] == wanted
-    assert [len(batch) for batch in found] == [500, 200, 1, 5, 1]
-    assert list(batches([])) == []
 
 
 def test_create_times_of_a_batch_lie_near_each_other() -> None:

@@ -46,18 +46,6 @@ def test_another_master_is_accepted_whenever_it_was_asked_for() -> None:
     assert book.master("g1") == Master("b:1", 5)
 
 
-def test_a_group_without_a_master_is_placed_but_not_reachable() -> None:
-    book = RouteTable()
-    learned(book, SubjectRoute("g1", "", 4, True), SubjectRoute("g2", "c:1", 1, False))
-    assert book.groups("s") == {"g1": True, "g2": False}
-    assert book.master("g1") is None
-    learned(book, SubjectRoute("g1", "a:1", 5, True))
-    learned(book, SubjectRoute("g1", "", 5, True))
-    assert book.master("g1") is None
-    learned(book, SubjectRoute("g1", "a:1", 5, True))
-    assert book.master("g1") == Master("a:1", 5)
-
-
 def test_a_few_subjects_cover_all_groups() -> None:
     book = RouteTable()
     learned(

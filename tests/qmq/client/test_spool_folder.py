@@ -24,20 +24,6 @@ class World:
         return [each.name for each in self.folder.files(prefix, ".v")]
 
 
-def test_a_missing_folder_has_no_files_until_it_is_created(tmp_path: Path) -> None:
-    world = World(tmp_path / "later")
-    assert world.names() == []
-    (tmp_path / "later").mkdir()
-    (tmp_path / "later" / "a-1.v").touch()
-    assert world.names() == ["a-1.v"]
-
-
-def test_files_are_found_by_their_prefix_and_suffix_sorted(tmp_path: Path) -> None:
-    for name in ("a-2-x.v", "a-1-x.v", "ab-1.v", "a-3.bad", "a.v"):
-        (tmp_path / name).touch()
-    assert World(tmp_path).names() == ["a-1-x.v", "a-2-x.v"]
-
-
 def test_a_folder_that_did_not_change_is_read_no_more(tmp_path: Path) -> None:
     world = World(tmp_path)
     (tmp_path / "a-1.v").touch()
