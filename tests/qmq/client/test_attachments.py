@@ -26,7 +26,6 @@ from support import eventually, forms
 
 import qmq
 from qmq.client.connection.connection import TIMING, ClientTiming
-from qmq.client.consuming.attachment import MANY, Attachment
 from qmq.client.consuming.consumer import TURN_MESSAGES
 from qmq.errors import (
     MessagesExpired,
@@ -92,10 +91,6 @@ class Queue(FakeQueue):
         return [(each.first, each.last) for each in self.settled]
 
 
-def attachment_of(consumer: qmq.Consumer, group: str = "g0") -> Attachment:
-    return next(each for each in consumer.attachments if each.group == group)
-
-
 @pytest.fixture
 def timing() -> ClientTiming:
     return TIMING
@@ -107,12 +102,19 @@ async def it(timing: ClientTiming) -> object:
         yield found
 
 
+async def taken(
+    consumer: qmq.Consumer, queue: Queue, most: int, pull: int, bodies: list[bytes], base: int = 0
+) -> qmq.Messages:
+    """What a pull of the consumer gets of these messages; see `Queue.hand_out`."""
+    pulling = asyncio.create_task(consumer.pull(most))
+    await queue.hand_out(pull, bodies, base)
+    return await pulling
+
+
 async def test_what_the_new_master_knows_of_is_still_ours(it: Cluster) -> None:
     queue = Queue(it.groups[0])
     consumer = it.mq.consumer("s", "g", ack="explicit")
-    pulling = asyncio.create_task(consumer.pull(3))
-    await queue.hand_out(0, [b"0", b"1", b"2", b"3", b"4"])
-    seen = await pulling
+    seen = await taken(consumer, queue, 3, 0, [b"0", b"1", b"2", b"3", b"4"])
     await queue.fail_over(5)
     assert (queue.attaches[-1].received, queue.attaches[-1].incarnation) == (
         4,
@@ -212,13 +214,9 @@ async def test_the_tail_a_new_master_forgot_is_void_and_its_numbers_mean_other_m
 ) -> None:
     queue = Queue(it.groups[0])
     consumer = it.mq.consumer("s", "g", ack="explicit")
-    pulling = asyncio.create_task(consumer.pull(6))
-    await queue.hand_out(0, [b"%d" % number for number in range(10)])
-    seen = await pulling
+    seen = await taken(consumer, queue, 6, 0, [b"%d" % number for number in range(10)])
     await queue.fail_over(4)
-    pulling = asyncio.create_task(consumer.pull(10))
-    await queue.hand_out(4, [b"x", b"y", b"z"], base=50)
-    replacement = await pulling
+    replacement = await taken(consumer, queue, 10, 4, [b"x", b"y", b"z"], base=50)
     assert replacement.bodies == [b"x", b"y", b"z"], "6 to 9, which nobody saw, are dropped"
     with pytest.raises(StaleDelivery, match="2 of the messages"):
         await seen.ack_sync()
@@ -240,9 +238,7 @@ async def test_a_group_that_does_not_know_us_any_more_voids_everything(
 ) -> None:
     queue = Queue(it.groups[0])
     consumer = it.mq.consumer("s", "g", ack="explicit")
-    pulling = asyncio.create_task(consumer.pull(3 if is_seen else 1))
-    await queue.hand_out(0, [b"0", b"1", b"2"])
-    seen = await pulling
+    seen = await taken(consumer, queue, 3 if is_seen else 1, 0, [b"0", b"1", b"2"])
     await queue.fail_over(20, resumed=False)
     with pytest.raises(StaleDelivery):
         await seen.ack_sync()
@@ -260,9 +256,7 @@ async def test_a_verdict_whose_answer_was_lost_is_sent_again_if_it_is_still_ours
 ) -> None:
     queue = Queue(it.groups[0])
     consumer = it.mq.consumer("s", "g", ack="explicit")
-    pulling = asyncio.create_task(consumer.pull(10))
-    await queue.hand_out(0, [b"%d" % number for number in range(10)])
-    seen = await pulling
+    seen = await taken(consumer, queue, 10, 0, [b"%d" % number for number in range(10)])
     queue.holds_answers = True
     waiting = asyncio.create_task(seen[2].ack_sync())
     void = asyncio.create_task(seen[8].ack_sync())
@@ -292,9 +286,7 @@ async def test_a_verdict_that_is_refused_because_the_session_is_over_is_sent_in_
     (group,) = it.groups
     queue = Queue(group)
     consumer = it.mq.consumer("s", "g", ack="explicit")
-    pulling = asyncio.create_task(consumer.pull(10))
-    await queue.hand_out(0, [b"0"])
-    seen = await pulling
+    seen = await taken(consumer, queue, 10, 0, [b"0"])
     refused = []
 
     def refuse_once(peer: Peer, request: Frame) -> None:
@@ -315,9 +307,7 @@ async def test_a_verdict_that_finds_no_quorum_is_tried_again(it: Cluster) -> Non
     (group,) = it.groups
     queue = Queue(group)
     consumer = it.mq.consumer("s", "g", ack="explicit")
-    pulling = asyncio.create_task(consumer.pull(10))
-    await queue.hand_out(0, [b"0"])
-    seen = await pulling
+    seen = await taken(consumer, queue, 10, 0, [b"0"])
     tries = []
 
     def refuse(peer: Peer, request: Frame) -> None:
@@ -380,30 +370,6 @@ async def test_groups_are_consumed_in_turn_and_verdicts_go_to_the_messages_group
         await consumer.close()
         for queue in queues:
             assert sum(each.last - each.first + 1 for each in queue.settled) == 150
-
-
-async def test_a_group_that_is_added_has_its_turn_after_one_batch() -> None:
-    async with cluster(2, can_push=True) as it:
-        queues = [Queue(group) for group in it.groups]
-        it.meta.answer = lambda _: [route(it.groups[0])]
-        consumer = it.mq.consumer("s", "g")
-        first = asyncio.create_task(anext(consumer))
-        await queues[0].hand_out(0, [b"0"] * 500)
-        await first
-        await queues[0].hand_out(500, [b"0"] * 1400, 500)
-        await it.meta.is_watched.wait()
-        it.meta.answer = lambda _: [route(each) for each in it.groups]
-        it.meta.push(subjects=["s"])
-        await eventually(lambda: bool(queues[1].attaches))
-        while not queues[1].pulls:
-            await anext(consumer)
-            await asyncio.sleep(0)
-        await queues[1].hand_out(0, [b"1"] * 10)
-        await eventually(lambda: bool(attachment_of(consumer, "g1").slices))
-        left = attachment_of(consumer).slices[0].count
-        found = [(await anext(consumer)).broker_group for _ in range(left + TURN_MESSAGES + 1)]
-        assert "g1" in found
-        await consumer.close()
 
 
 async def test_pulled_messages_are_of_one_group() -> None:
@@ -671,29 +637,3 @@ async def test_failovers_lose_no_message_and_settle_none_on_their_own(seed: int)
             assert set(heard[name].values()) == {1}, (
                 f"seed={seed}: a message came again whose acknowledgement was answered"
             )
-
-
-@pytest.mark.parametrize(
-    ("count", "order"), [(MANY, ["pull", "message"]), (MANY - 1, ["message", "pull"])]
-)
-async def test_with_many_messages_the_next_pull_leaves_first(
-    it: Cluster, monkeypatch: pytest.MonkeyPatch, count: int, order: list[str]
-) -> None:
-    queue, events = Queue(it.groups[0]), list[str]()
-    consumer, pull = it.mq.consumer("s", "g", ack="explicit"), Attachment.pull
-
-    async def take() -> None:
-        await anext(consumer)
-        events.append("message")
-
-    def noted(attachment: Attachment, messages: int, size: int, wait_ms: int) -> None:
-        events.append("pull")
-        pull(attachment, messages, size, wait_ms)
-
-    taking = asyncio.create_task(take())
-    await eventually(lambda: bool(queue.pulls))
-    monkeypatch.setattr(Attachment, "pull", noted)
-    await queue.hand_out(0, [b"%d" % number for number in range(count)])
-    await taking
-    await eventually(lambda: len(events) == 2)
-    assert events == order

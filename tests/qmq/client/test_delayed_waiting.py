@@ -14,13 +14,11 @@ import pytest
 from fake_cluster import NOT_STORED, UNKNOWN, DelayCluster, delay_cluster, message
 
 import qmq
-from qmq import limits
 from qmq.client.connection.connection import ClientTiming
 from qmq.client.producing.delayed import DECIDE_S
 from qmq.errors import (
     ClientClosed,
     DeadlineExceeded,
-    DelayTooLong,
     InvalidArgument,
     InvalidName,
     MessageNotFound,
@@ -129,25 +127,6 @@ async def test_what_the_delay_group_says_comes_typed_and_certain(failure: QmqErr
 
 
 @pytest.mark.parametrize(
-    ("when", "failure"),
-    [
-        (datetime(2027, 1, 1), InvalidArgument),
-        (5, InvalidArgument),
-        (None, InvalidArgument),
-        (True, InvalidArgument),
-        (timedelta(milliseconds=limits.DELAY_MS_MAX + 60_000), DelayTooLong),
-    ],
-)
-async def test_a_move_to_a_time_that_cannot_be_is_refused_before_anybody_is_asked(
-    when: Any, failure: type[QmqError]
-) -> None:
-    async with delay_cluster(timing=QUICK) as it:
-        with pytest.raises(failure):
-            await it.mq.delayed.move(ID, when)
-        assert not it.meta.asked
-
-
-@pytest.mark.parametrize(
     "id", ["", "x", ID.upper(), ID.rpartition("-")[0], "0" * 32, None, 5, ID + "/.."]
 )
 async def test_an_invalid_id_is_refused_before_any_request(id: Any) -> None:
@@ -182,16 +161,12 @@ async def test_a_cancel_whose_answer_is_lost_is_asked_for_until_it_is_known(loss
         assert len(it.meta.asked) == 4
 
 
-async def test_too_late_after_a_lost_answer_of_a_cancel_is_certain() -> None:
+async def test_after_a_lost_answer_too_late_is_certain_and_not_found_is_unknown() -> None:
     async with delay_cluster(timing=QUICK) as it:
         it.meta.answers["CancelDelayed"] = [LOST, TooLate("delivered")]
         with pytest.raises(TooLate) as late:
             await it.mq.delayed.cancel(ID)
         assert late.value.outcome is NOT_STORED
-
-
-async def test_not_found_after_a_lost_answer_of_a_cancel_is_unknown() -> None:
-    async with delay_cluster(timing=QUICK) as it:
         it.meta.answers["CancelDelayed"] = [LOST, MessageNotFound("its bucket is deleted")]
         with pytest.raises(MessageNotFound, match="may have been done") as unknown:
             await it.mq.delayed.cancel(ID)

@@ -332,31 +332,17 @@ async def test_back_pressure_holds_a_producer_until_messages_are_stored(node: No
         await producer.flush()
 
 
-@pytest.mark.parametrize(
-    ("subject", "error"),
-    [
-        ("", InvalidName),
-        ("x" * 128, InvalidName),
-        ("../etc", InvalidName),
-        ("a/b", InvalidName),
-        (".hidden", InvalidName),
-        ("a\nb", InvalidName),
-        ("ü", InvalidName),
-        ("a b", InvalidName),
-        (5, InvalidArgument),
-        (None, InvalidArgument),
-    ],
-)
-async def test_a_bad_name_is_refused_where_it_is_given(
-    node: Node, subject: str, error: type[Exception]
-) -> None:
+async def test_a_bad_name_is_refused_where_it_is_given(node: Node) -> None:
+    names: list[Any] = ["", "x" * 128, "../etc", "a/b", ".hidden", "a\nb", "ü", "a b", 5, None]
     async with qmq.connect(node.address) as mq:
-        with pytest.raises(error):
-            await mq.send(subject, b"")
-        with pytest.raises(error):
-            mq.consumer(subject, "g")
-        with pytest.raises(error):
-            mq.consumer("s", subject)
+        for name in names:
+            error = InvalidName if isinstance(name, str) else InvalidArgument
+            with pytest.raises(error):
+                await mq.send(name, b"")
+            with pytest.raises(error):
+                mq.consumer(name, "g")
+            with pytest.raises(error):
+                mq.consumer("s", name)
 
 
 async def test_bad_calls_get_typed_errors_that_say_what_to_do(node: Node) -> None:

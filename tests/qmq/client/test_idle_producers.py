@@ -16,7 +16,7 @@ from support import eventually
 
 import qmq
 from qmq.client.connection.connection import ClientTiming
-from qmq.client.producing.producer import IdleProducers, ProducerBase
+from qmq.client.producing.producer import ProducerBase
 from qmq.errors import NotConnected
 from qmq.model import Order, SubjectConfig
 from qmq.node.dev_node import Node
@@ -154,22 +154,3 @@ async def test_a_producer_that_is_never_flushed_keeps_few_of_its_failures() -> N
     assert sum(each() is not None for each in kept) <= 1_000
     with pytest.raises(NotConnected, match="1"):
         await producer.flush()
-
-
-async def test_many_producers_are_looked_at_bit_by_bit() -> None:
-    class Used:
-        is_idle, tickets, is_ended = True, 1, False
-
-        def abort(self) -> None:
-            self.is_ended = True
-
-    used = {number: Used() for number in range(10_000)}
-    shared = dict(used)
-    idle = IdleProducers(3_600)
-    for number in shared:
-        idle.watch(shared, number)
-    idle.look(6_000)
-    idle.look(6_000)
-    assert len(shared) == 8_000, "the second look began where the first one had ended"
-    assert [number for number, each in used.items() if each.is_ended] == list(range(2_000))
-    idle.close()

@@ -265,18 +265,6 @@ async def test_an_acknowledgement_that_fails_reaches_the_loop(form: Any) -> None
     assert (await anext(loop.ready)).pull_sequence == 1, "no message is lost"
 
 
-async def test_what_is_not_awaited_takes_and_acknowledges_nothing(form: Any) -> None:
-    loop = Loop(form)
-    loop.ready.begin(loop.part(6), 5, NEVER_S)
-    await anext(loop.ready)
-    dropped = loop.ready.__anext__()
-    assert loop.begun == []
-    if asyncio.iscoroutine(dropped):
-        dropped.close()
-    del dropped
-    assert (await anext(loop.ready)).pull_sequence == 1
-
-
 async def test_a_cancelled_wait_loses_no_message(form: Any) -> None:
     loop = Loop(form)
     waiting = asyncio.ensure_future(anext(loop.ready))
@@ -399,25 +387,6 @@ async def test_the_model_finds_a_planted_bug(form: Any, bug: Any) -> None:
 
     with pytest.raises(AssertionError):
         await compare_often()
-
-
-async def test_what_a_task_had_goes_back_when_it_ends(form: Any) -> None:
-    loop = Loop(form, joined=0)
-    loop.ready.begin(loop.part(6), 5, NEVER_S)
-
-    async def work(failure: BaseException | None) -> None:
-        await anext(loop.ready)
-        if failure is not None:
-            raise failure
-
-    await asyncio.gather(
-        *[work(each) for each in (ValueError(), asyncio.CancelledError(), None)],
-        return_exceptions=True,
-    )
-    while len(loop.given_back) < 3:
-        await asyncio.sleep(0)
-    assert loop.given_back == [(0, "ValueError"), (1, "NoneType"), (2, "NoneType")]
-    assert loop.begun == []
 
 
 async def test_a_message_for_a_task_that_has_ended_goes_back(form: Any) -> None:

@@ -331,8 +331,12 @@ async def test_what_a_delay_group_refuses_the_broker_keeps_for_an_hour(
     it.delays[0].refuse(DelayTooLong("a week is the most here"))
     _, found = await taken(it, queue, Columns([b"0", b"1"]))
     with caplog.at_level(logging.WARNING, "qmq.client"):
-        found.nack(LONG)
-        assert await queue.settled_all(2) == [nacked(0, 1)]
+        found[0].nack(LONG, "first")
+        found[1].nack(LONG, "second")
+        assert await queue.settled_all(2) == [
+            nacked(0, 0)._replace(error="first"),
+            nacked(1, 1)._replace(error="second"),
+        ]
     assert "2 failed messages of subject s" in caplog.text
     assert "a week is the most here" in caplog.text
 

@@ -212,20 +212,6 @@ async def test_without_a_limit_everything_may_be_delayed_for_days(it: DelayClust
     assert queue.settled == [Settlement(0, 0, ACK, 0)]
 
 
-async def test_what_no_delay_group_takes_goes_back_with_its_reason(
-    it: DelayCluster, queue: FakeQueue
-) -> None:
-    it.delays[0].refuse(InvalidArgument("not here"))
-    found = await taken(it, queue, [b"0", b"1"])
-    found[0].nack(LONG, "first")
-    found[1].nack(LONG, "second")
-    await eventually(lambda: len(queue.settled) == 2)
-    assert queue.settled == [
-        Settlement(0, 0, NACK, REQUEUE_MS_MAX, "first"),
-        Settlement(1, 1, NACK, REQUEUE_MS_MAX, "second"),
-    ]
-
-
 # --- work that begins -----------------------------------------------------------------------------
 
 

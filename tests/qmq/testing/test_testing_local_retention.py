@@ -67,6 +67,15 @@ async def test_consumers_readers_and_queries_get_messages_from_the_store(tmp_pat
                 got.append(message.body)
                 await message.ack_sync()
         assert got == sent
+        failing, rejected = mq.consumer("s", group="failing", ack="explicit"), 0
+        while rejected < len(sent):
+            for message in await failing.pull(50, SOON):
+                message.reject("in this test")
+                rejected += 1
+        letters, copies = mq.consumer("%dlq%failing", group="letters"), list[bytes]()
+        while len(copies) < len(sent):
+            copies += [message.body for message in await letters.pull(50, SOON)]
+        assert copies == sent
         odd = mq.consumer("s", group="odd", tags_any=["odd"])
         assert [message.body for message in await odd.pull(5, SOON)] == sent[1:10:2]
         found = await mq.metadata.find_message("s", str(receipts[3].id))
@@ -332,26 +341,6 @@ async def test_readers_of_the_log_itself_get_every_entry(tmp_path: Path) -> None
             got += data
             position += len(data)
         assert got == whole
-
-
-async def test_old_messages_that_fail_go_to_the_dead_letter_queue(tmp_path: Path) -> None:
-    sent = bodies(40)
-    async with TestCluster(delay=False, log=log_config(tmp_path)) as cluster:
-        mq = cluster.client()
-        for body in sent:
-            await mq.send("s", body)
-        await until_cold(cluster)
-        consumer = mq.consumer("s", group="g", ack="explicit")
-        got: list[bytes] = []
-        while len(got) < len(sent):
-            for message in await consumer.pull(50, SOON):
-                got.append(message.body)
-                message.reject("in this test")
-        letters = mq.consumer("%dlq%g", group="letters")
-        copies: list[bytes] = []
-        while len(copies) < len(sent):
-            copies += [message.body for message in await letters.pull(50, SOON)]
-        assert copies == sent
 
 
 async def test_a_store_that_is_away_fails_only_reads_of_its_segments_until_it_is_back(
