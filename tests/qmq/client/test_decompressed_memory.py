@@ -4,6 +4,7 @@ bounded part of them.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from datetime import timedelta
 
@@ -28,14 +29,14 @@ async def mq(node: Node) -> AsyncIterator[qmq.Client]:
         yield found
 
 
-async def fill_ordered(mq: qmq.Client, keys: list[str], size: int) -> None:
-    """Create the subject `ordered` with a message of zeros for each key."""
+async def fill_ordered(mq: qmq.Client) -> None:
+    """Send as many messages of 1 MiB, each with a key of its own, to the subject `ordered`."""
     await mq.metadata.create_subject(
         qmq.SubjectConfig("ordered", order=qmq.Order.STRICT, logical_partitions=1)
     )
     async with mq.ordered_producer("ordered", compression="zstd") as producer:
-        for key in keys:
-            await producer.send(bytes(size), key=key)
+        for number in range(COUNT):
+            await producer.send(bytes(MIB), key=str(number))
 
 
 async def test_a_browse_decompresses_batch_by_batch(mq: qmq.Client) -> None:
@@ -53,7 +54,7 @@ async def test_a_search_for_content_decompresses_batch_by_batch(mq: qmq.Client) 
 async def test_a_reading_hands_out_a_bounded_part_and_loses_nothing(
     mq: qmq.Client, subject: str
 ) -> None:
-    await fill_ordered(mq, [str(number) for number in range(COUNT)], MIB)
+    await fill_ordered(mq)
     reading = await reading_of(mq, subject, "g")
     attempts: list[int] = []
     with memory_at_most(24 * MIB):
@@ -69,7 +70,7 @@ async def test_a_reading_hands_out_a_bounded_part_and_loses_nothing(
 async def test_a_bulk_pull_of_an_ordered_subject_is_bounded_when_it_is_decompressed(
     mq: qmq.Client,
 ) -> None:
-    await fill_ordered(mq, [str(number) for number in range(COUNT)], MIB)
+    await fill_ordered(mq)
     sizes: list[int] = []
     async with mq.ordered_consumer("ordered", "g", ack="explicit") as consumer:
         with memory_at_most(24 * MIB):
@@ -84,8 +85,12 @@ async def test_a_bulk_pull_of_an_ordered_subject_is_bounded_when_it_is_decompres
 async def test_messages_that_wait_for_their_key_do_not_keep_their_batches_decompressed(
     mq: qmq.Client,
 ) -> None:
+    await mq.metadata.create_subject(
+        qmq.SubjectConfig("ordered", order=qmq.Order.STRICT, logical_partitions=1)
+    )
     keys = [key for number in range(6 * COUNT) for key in (str(number), "slow")]
-    await fill_ordered(mq, keys, 64 * KIB)
+    async with mq.ordered_producer("ordered", compression="zstd") as producer:
+        await asyncio.gather(*(producer.send(bytes(64 * KIB), key=key) for key in keys))
     done: set[str] = set()
     async with mq.ordered_consumer(
         "ordered", "g", ack="explicit", prefetch_bytes=8 * MIB

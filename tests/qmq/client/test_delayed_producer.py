@@ -81,15 +81,6 @@ async def test_a_message_without_a_time_goes_the_ordinary_way_and_has_no_delayed
         assert not it.kept
 
 
-async def test_a_moment_is_kept_to_the_millisecond_and_a_delay_of_zero_is_still_a_delay() -> None:
-    async with delay_cluster() as it:
-        await it.mq.send("s", b"x", at=datetime(2027, 1, 15, 8, 0, 0, 123_000, UTC))
-        before = now_ms()
-        await it.mq.send("s", b"y", delay=timedelta(0))
-        assert it.kept[0].due_ms == 1_800_000_000_123
-        assert before <= it.kept[1].due_ms <= now_ms() + 1
-
-
 async def test_many_messages_have_a_time_each_or_one_for_all() -> None:
     async with delay_cluster() as it:
         moments = [datetime(2027, 1, 15, 8, 0, second, tzinfo=UTC) for second in range(3)]
@@ -164,25 +155,6 @@ async def test_lone_messages_gather_in_batches_and_each_keeps_its_time_and_colum
             )
         assert len(it.delays[0].arrived) < 40
         assert producer.stored_by_group == {"d0": 100}
-
-
-async def test_due_times_come_as_delays_moments_or_numbers() -> None:
-    async with delay_cluster() as it:
-        producer = it.mq.delayed_producer("s")
-        producer.send(b"a", due=LATER)
-        producer.send(b"b", due=datetime(2027, 1, 15, 8, tzinfo=UTC))
-        producer.send(b"c", due_ms=1_800_000_000_001)
-        producer.send_many([b"d", b"e"], due=[LATER, datetime(2027, 1, 15, 8, tzinfo=UTC)])
-        producer.send_many([b"f"], due_ms=5)
-        await producer.flush()
-        due_times_ms = {each.body: each.due_ms for each in it.kept}
-        assert (due_times_ms[b"b"], due_times_ms[b"c"], due_times_ms[b"e"], due_times_ms[b"f"]) == (
-            1_800_000_000_000,
-            1_800_000_000_001,
-            1_800_000_000_000,
-            5,
-        )
-        assert abs(due_times_ms[b"a"] - due_times_ms[b"d"]) < 60_000
 
 
 async def test_a_missing_subject_is_reported_at_once() -> None:

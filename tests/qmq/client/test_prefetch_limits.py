@@ -39,12 +39,6 @@ def test_a_busy_queue_grows_while_idle_ones_keep_only_what_they_need_to_begin() 
     assert asks == [64, 256, 1024, 2000 - 2 * START]
 
 
-def test_with_unseen_messages_at_hand_a_quarter_must_be_free() -> None:
-    part = Part(held=80)
-    assert allowance(100, [part], part, has_unseen=True) == 0
-    assert allowance(100, [part], part, has_unseen=False) == 20
-
-
 def test_the_total_is_never_exceeded_and_every_part_gets_its_share() -> None:
     for seed in range(300):
         draw = random.Random(seed)
@@ -86,15 +80,6 @@ def test_an_application_that_is_quick_holds_twice_as_many_each_time_up_to_a_limi
         pulled(limit, number * QUICK_S / 2)
         seen.append(limit.messages)
     assert seen == [PREFETCH, 2 * PREFETCH, 4 * PREFETCH, PREFETCH_MAX, PREFETCH_MAX, PREFETCH_MAX]
-
-
-def test_a_number_that_the_application_chose_never_changes() -> None:
-    limit = PrefetchLimit(100)
-    pulled(limit, 0)
-    assert limit.messages == 100
-    limit.choose(50)
-    pulled(limit, 10 * QUICK_S)
-    assert limit.messages == 50
 
 
 def test_an_application_that_waited_for_messages_anyway_holds_no_more() -> None:

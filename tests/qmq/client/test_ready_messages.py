@@ -166,16 +166,6 @@ async def test_a_run_that_is_ended_leaves_what_was_not_handed_out(form: Any) -> 
     assert (part.offset, part.pull, part.count) == (1, 8, 4)
 
 
-async def test_a_run_is_replaced_by_the_next_one(form: Any) -> None:
-    loop = Loop(form)
-    one, two = loop.part(3), loop.part(3, pull=20)
-    loop.ready.begin(one, 2, NEVER_S)
-    loop.ready.take()
-    loop.ready.begin(two, 2, NEVER_S)
-    assert (one.offset, one.pull, one.count) == (1, 1, 2)
-    assert loop.ready.take().pull_sequence == 20
-
-
 async def test_nothing_is_handed_out_of_a_run_after_its_time(form: Any) -> None:
     loop = Loop(form)
     part = loop.part(5)
