@@ -185,10 +185,6 @@ class FakePartition:
         self.is_sealed = False
         self._bases: dict[tuple[int, int], int] = {}
 
-    def forget_producers(self) -> None:
-        """Forget which batches came, as a broker does after a long time."""
-        self._bases.clear()
-
     def take(self, sent: Sent) -> int:
         """The batch's first sequence. Raises RouteChanged, OutOfSequence, ProducerFenced."""
         key = (sent.producer_id, sent.number)

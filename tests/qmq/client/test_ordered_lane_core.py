@@ -52,18 +52,6 @@ def finish(lane: LaneCore, *cells: Cell) -> None:
         assert lane.done(cell)
 
 
-def test_messages_that_finish_while_an_answer_is_awaited_go_together_as_one_range() -> None:
-    lane = core()
-    cells = arrive(lane, 5, 0, 1, 2, 3, 4)
-    finish(lane, cells[0])
-    request = lane.take()
-    finish(lane, *reversed(cells[1:]))
-    assert lane.take() is None
-    assert request is not None
-    lane.settled(request)
-    assert said(lane.take()) == [(1, 4, DONE, 0)]
-
-
 def test_a_failed_message_blocks_its_lane_until_it_succeeds() -> None:
     lane = core(FailurePolicy(retry_ms=(100, 300)))
     bad, good = arrive(lane, 2, 0, 1)

@@ -5,7 +5,6 @@ per key the stored order stays.
 from __future__ import annotations
 
 import asyncio
-from collections import Counter
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
@@ -35,14 +34,9 @@ from qmq.errors import (
     DiskFull,
     InvalidArgument,
     NotConnected,
-    NotMaster,
     OrderMismatch,
-    Overloaded,
-    QmqError,
-    RightLapsed,
     UnknownSubject,
 )
-from qmq.model import session_of
 from qmq.wire.batch_columns import BatchFlag
 from qmq.wire.frame import Frame
 
@@ -291,45 +285,6 @@ async def test_acks_of_the_master_alone_are_for_best_effort_order() -> None:
 
 
 # --- brokers in trouble ---------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    "failure",
-    [
-        Overloaded("busy"),
-        DiskFull("full"),
-        RightLapsed("lease"),
-        NotMaster("staged", outcome=UNKNOWN),
-    ],
-)
-async def test_a_batch_refused_in_the_middle_takes_all_behind_it_along(failure: QmqError) -> None:
-    async with ordered_cluster(1) as (it, order):
-        (group,) = it.groups
-        refused = Counter[int]()
-
-        def refuse_some(broker: FakeBroker, peer: Peer, request: Frame, sent: Sent) -> None:
-            refused[sent.number] += 1
-            if sent.number in (5, 11) and refused[sent.number] < 3:
-                peer.refuse(request, failure)
-            else:
-                group.serve(broker, peer, request, sent)
-
-        group.on_produce = refuse_some
-        sender = Sender(it.mq.ordered_producer("s", batch_messages=10))
-        sender.send(KEYS, 20)
-        await sender.all_stored_in_order(order)
-
-
-async def test_a_broker_that_forgot_the_producer_gets_a_new_session() -> None:
-    async with ordered_cluster(1) as (it, order):
-        producer = it.mq.ordered_producer("s")
-        first = await producer.send(b"k:0", b"k")
-        await producer.send(b"k:1", b"k")
-        order.partitions[1].forget_producers()
-        second = await producer.send(b"k:2", b"k")
-        assert second.producer_id == first.producer_id
-        assert [session_of(each.batch_sequence) for each in (first, second)] == [0, 1]
-        assert order.stored == {b"k": [b"k:0", b"k:1", b"k:2"]}
 
 
 async def test_a_timed_out_batch_fails_with_those_behind_it_and_later_ones_continue() -> None:

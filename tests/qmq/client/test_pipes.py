@@ -83,36 +83,6 @@ async def test_what_one_group_certainly_refuses_goes_to_another_at_once(failure:
         assert Counter(it.bodies) == Counter(b"%d" % number for number in range(50))
 
 
-@pytest.mark.parametrize(
-    "failure", [NotMaster("staged", outcome=UNKNOWN), NoQuorum("written", outcome=UNKNOWN)]
-)
-async def test_batches_that_a_group_may_have_stay_with_it_until_it_answers(
-    failure: QmqError, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("qmq.client.producing.group_sender.STAY_BYTES", 1)
-    async with cluster(2) as it:
-        first, second = it.groups
-        tries: Counter[int] = Counter()
-
-        def store_then_say_unknown(
-            broker: FakeBroker, peer: Peer, request: Frame, sent: Sent
-        ) -> None:
-            tries[sent.number] += 1
-            if tries[sent.number] > 2:
-                first.serve(broker, peer, request, sent)
-            else:
-                first.store(sent)
-                peer.refuse(request, failure)
-
-        first.on_produce = store_then_say_unknown
-        receipts = [await it.mq.send("s", b"%d" % number) for number in range(10)]
-        assert Counter(it.bodies) == Counter(b"%d" % number for number in range(10))
-        assert {receipt.broker_group for receipt in receipts} == {"g0", "g1"}
-        assert {sent.number for sent in first.arrived}.isdisjoint(
-            {sent.number for sent in second.arrived}
-        )
-
-
 async def test_a_stalled_broker_group_holds_up_only_its_own_batches() -> None:
     async with cluster(2, timing=ClientTiming(stall_s=0.05)) as it:
         stalled, _ = it.groups
