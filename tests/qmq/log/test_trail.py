@@ -259,11 +259,7 @@ def test_the_story_tells_why_an_unworked_message_is_done() -> None:
 def test_a_group_that_is_forgotten_starts_over() -> None:
     assert story(
         join("a"), pull("a", (0, 10, 1)), Forget(*QUEUE, ""), join("a"), pull("a", (5, 1, 1))
-    ) == [
-        ("pull", "a", 1),
-        ("forget", "", 0),
-        ("pull", "a", 1),
-    ]
+    ) == [("pull", "a", 1), ("forget", "", 0), ("pull", "a", 1)]
 
 
 def test_a_trail_continues_from_a_snapshot() -> None:

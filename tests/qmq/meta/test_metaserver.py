@@ -332,11 +332,7 @@ async def test_a_description_of_the_cluster_leaves_out_silent_replicas(
         assert (first.replicas[0].is_present, first.replicas[0].status.commit_index) == (True, 10)
         assert [
             (each.replica, each.is_present, each.HasField("status")) for each in second.replicas
-        ] == [
-            ("g2-a", True, False),
-            ("g2-b", False, False),
-            ("g2-c", False, False),
-        ]
+        ] == [("g2-a", True, False), ("g2-b", False, False), ("g2-c", False, False)]
         assert (third.health, third.master, third.epoch) == ("offline", "", 4)
 
 

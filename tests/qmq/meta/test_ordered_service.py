@@ -211,10 +211,7 @@ async def test_an_ordered_subject_is_there_with_its_first_route_or_not_at_all(
         found = await here.locate()
         assert [
             (each.partition, each.broker_group, each.data_address) for each in found.routes
-        ] == [
-            (0, "a", "data-a-a:1"),
-            (0, "b", "data-b-a:1"),
-        ]
+        ] == [(0, "a", "data-a-a:1"), (0, "b", "data-b-a:1")]
         assert (found.route.version, list(found.route.fenced)) == (1, [])
         await here.create(partitions=4)
         await here.create()
@@ -297,11 +294,7 @@ async def test_routes_are_split_merged_and_moved_and_located_at_once(
         history = (await here.call("RouteHistory", pb.RouteHistoryRequest(subject="s"))).changes
         assert [
             (each.kind, each.to_version, list(each.sources), each.reason) for each in history
-        ] == [
-            ("split", 2, [1], "for a test"),
-            ("move", 3, [3], ""),
-            ("merge", 4, [5, 4], ""),
-        ]
+        ] == [("split", 2, [1], "for a test"), ("move", 3, [3], ""), ("merge", 4, [5, 4], "")]
         assert set(history[0].times_ms) == {"prepared", "sealed", "published"}
         assert dict(history[0].sealed) == {1: 0}
 
