@@ -71,47 +71,6 @@ def test_a_slave_has_the_masters_files_and_after_the_commit_its_state(
         assert replay(store) == state_of(master)
 
 
-def test_a_slave_may_be_fed_from_any_index_on(tmp_path: Path) -> None:
-    traffic = master_at(tmp_path / "m", steps=50)
-    master = traffic.store
-    for stop in places(master, 3):
-        slave = opened(tmp_path / str(stop))
-        while slave.index < stop:
-            assert feed(master, slave, 1, from_files=True)
-        slave.commit(stop)
-        assert state_of(slave) == traffic.history.at(stop)
-        feed_all(master, slave)
-        assert files(slave.folder) == files(master.folder)
-        slave.close()
-
-
-def test_nothing_uncommitted_changes_the_derived_state(tmp_path: Path) -> None:
-    traffic = master_at(tmp_path / "m", steps=80)
-    slave = fed_slave(traffic.store, tmp_path / "s")
-    for index in range(1, slave.index + 1):
-        assert state_of(slave) == traffic.history.at(index - 1)
-        assert slave.applied_index == index - 1
-        slave.commit(index)
-        assert state_of(slave) == traffic.history.at(index)
-    assert not slave.pending
-
-
-def test_a_new_master_numbers_on_from_everything_it_has(tmp_path: Path) -> None:
-    traffic = master_at(tmp_path / "m", steps=60)
-    slave = fed_slave(traffic.store, tmp_path / "s")
-    slave.commit(slave.index // 2)
-    slave.apply_pending()
-    assert state_of(slave) == state_of(traffic.store)
-    slave.append_barrier(2)
-    second = Traffic(slave, Random(5), traffic.history)
-    second.number = 1000
-    second.run(60)
-    feed_all(slave, traffic.store)
-    assert files(tmp_path / "m") == files(tmp_path / "s")
-    assert slave.epochs[-1][0] == 2
-    assert traffic.store.epochs == slave.epochs
-
-
 def places(store: Store, step: int) -> list[int]:
     """Some indexes, and among them all after which a segment begins."""
     logs = (store.messages, store.actions)
@@ -347,31 +306,6 @@ def test_a_replica_that_starts_over_gets_the_state_of_a_master_with_a_short_log(
     assert replay(slave) == state_of(master)
 
 
-def test_retention_on_one_replica_alone_does_no_harm(tmp_path: Path) -> None:
-    config, clock = small(retention_ms=1000), ManualClock()
-    traffic = master_at(tmp_path / "m", steps=80, config=config, clock=clock)
-    slave = opened(tmp_path / "s", config, clock=clock)
-    feed_all(traffic.store, slave)
-    slave.commit(slave.index)
-    clock.now_ms += 2000
-    traffic.run(60)
-    feed_all(traffic.store, slave)
-    gone = begin_retention(slave, SubjectConfig)
-    assert gone
-    slave.commit(slave.index)
-    checkpoint(slave)
-    end_retention(gone)
-    assert state_of(slave) == state_of(traffic.store)
-    mine, theirs = files(slave.folder), files(traffic.store.folder)
-    assert mine.items() < theirs.items()
-    traffic.run(40)
-    feed_all(traffic.store, slave)
-    slave.commit(slave.index)
-    assert state_of(slave) == state_of(traffic.store)
-    slave.close()
-    assert replay(slave) == state_of(traffic.store)
-
-
 @pytest.mark.parametrize("seed", range(3))
 def test_retention_never_takes_the_segment_that_a_slave_may_be_cut_back_into(
     tmp_path: Path, seed: int
@@ -467,31 +401,6 @@ def test_an_empty_run_is_refused() -> None:
 
 
 # --- checkpoints ----------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("seed", range(2))
-def test_a_checkpoint_on_a_slave_with_pending_entries_reopens_to_all_of_them(
-    tmp_path: Path, seed: int
-) -> None:
-    traffic = master_at(tmp_path / "m", seed=seed, steps=60)
-    for committed in range(0, traffic.store.index, 11):
-        folder = tmp_path / str(committed)
-        slave = fed_slave(traffic.store, folder)
-        slave.commit(committed)
-        assert slave.pending
-        checkpoint(slave)
-        slave.close()
-        for until in (committed, (committed + slave.index) // 2, slave.index):
-            again = opened(folder, until=until) if until != slave.index else opened(folder)
-            assert again.index == until
-            assert again.committed_index == committed
-            assert state_of(again) == traffic.history.at(until)
-            assert not again.lost_tail
-            again.close()
-            shutil.rmtree(folder / "message")
-            shutil.rmtree(folder / "action")
-            shutil.copytree(tmp_path / "m" / "message", folder / "message")
-            shutil.copytree(tmp_path / "m" / "action", folder / "action")
 
 
 def test_segments_hold_whole_entries_only(tmp_path: Path) -> None:

@@ -85,19 +85,6 @@ def last_segment(folder: Path, log: str = "message") -> Path:
     return max((folder / log).glob("*.log"))
 
 
-def test_a_killed_store_comes_back_with_everything_that_was_written(tmp_path: Path) -> None:
-    store = opened(tmp_path)
-    fill(store, 100)
-    consume(store, pulled=50, acked=20)
-    store.close()
-    store = opened(tmp_path)
-    assert bodies(store) == expected(100)
-    share = store.queue("s", 0).shares["g"]
-    assert (share.next_sequence, share.settled_before(), share.unacked()) == (50, 20, 30)
-    assert len(store.messages.bases) > 3
-    store.close()
-
-
 @pytest.mark.parametrize("at", [0, 1, 50, 99])
 def test_a_checkpoint_at_any_moment_changes_nothing(tmp_path: Path, at: int) -> None:
     store = opened(tmp_path)
@@ -512,24 +499,6 @@ def test_with_sync_flush_nothing_is_visible_before_it_is_flushed(tmp_path: Path)
     plan.run()
     assert store.commit(store.end_flush(plan)) == [queue]
     assert (queue.visible_sequence, queue.next_sequence) == (6, 9)
-    store.close()
-
-
-def test_a_message_is_found_by_time_and_by_sequence(tmp_path: Path) -> None:
-    clock = ManualClock()
-    store = opened(tmp_path, clock=clock)
-    begin = clock.now_ms
-    for number in range(300):
-        clock.now_ms = begin + number * 10
-        fill(store, 1, start=number, size=10)
-    checkpoint(store)
-    index = store.queue("s", 0).index
-    assert index.tail_bytes == 0
-    for number in range(0, 300, 7):
-        assert index.find_time(begin + number * 10) == number
-        assert index.find_time(begin + number * 10 - 5) == number
-        assert index.find_sequence(number * 3 + 2) == number
-    assert index.find_time(begin + 10**9) == 300
     store.close()
 
 

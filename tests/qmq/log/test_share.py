@@ -45,23 +45,6 @@ def joined(*consumers: str) -> GroupState:
     return share
 
 
-def test_acknowledged_messages_never_come_back() -> None:
-    share = joined("a")
-    pull(share, "a", (0, 10, 1))
-    assert settle(share, "a", (0, 9, Verdict.ACK, 0)) == (10, 0)
-    apply_to(share, Leave(*WHERE, "a", True))
-    assert share.requeued == []
-    assert share.settled_before() == 10
-
-
-def test_a_dead_consumers_messages_go_to_the_others_one_attempt_older() -> None:
-    share = joined("a", "b")
-    pull(share, "a", (0, 10, 1))
-    settle(share, "a", (0, 3, Verdict.ACK, 0), (6, 6, Verdict.ACK, 0))
-    apply_to(share, Leave(*WHERE, "a", True))
-    assert share.due(0, 100) == [Requeued(0, 4, 2, 2), Requeued(0, 7, 3, 2)]
-
-
 def test_a_late_verdict_from_before_a_lost_lease_settles_nothing() -> None:
     share = joined("a")
     pull(share, "a", (0, 10, 1))
@@ -70,14 +53,6 @@ def test_a_late_verdict_from_before_a_lost_lease_settles_nothing() -> None:
     pull(share, "a", (0, 10, 2))
     assert settle(share, "a", (0, 9, Verdict.ACK, 0)) == (0, 10)
     assert share.unacked() == 10
-
-
-def test_a_released_message_is_not_an_attempt() -> None:
-    share = joined("a")
-    pull(share, "a", (0, 4, 1))
-    settle(share, "a", (1, 2, Verdict.RELEASE, 0), (3, 3, Verdict.NACK, 500), now_ms=1000)
-    assert share.due(1499, 100) == [Requeued(0, 1, 2, 1)]
-    assert share.due(1500, 100) == [Requeued(0, 1, 2, 1), Requeued(1500, 3, 1, 2)]
 
 
 def test_a_reconnected_consumer_gets_again_what_never_reached_it() -> None:
