@@ -123,27 +123,6 @@ async def test_a_settle_that_would_not_fit_into_an_entry_is_refused(tmp_path: Pa
         assert not broker.store.unwritten.waits
 
 
-@pytest.mark.parametrize(
-    ("tags", "lps", "says"),
-    [(["t"] * 21, [], "tags"), ([], ["0-1"] * (limits.FETCH_RANGES_MAX + 1), "at most 64 ranges")],
-)
-async def test_a_fetch_names_few_tags_and_ranges(
-    tmp_path: Path, tags: list[str], lps: list[str], says: str
-) -> None:
-    async with served(tmp_path) as (_, connection):
-        fetch = wire.Fetch("s", 0, 0, 1 << 40, 0, 1000, tags, [], lps, 0)
-        with pytest.raises(InvalidArgument, match=says):
-            await connection.call(FrameKind.FETCH, fetch.pack(), timeout_s=10)
-
-
-async def test_a_value_that_is_wrong_is_repeated_in_part_only(tmp_path: Path) -> None:
-    async with served(tmp_path) as (_, connection):
-        fetch = wire.Fetch("s", 0, 0, 1 << 40, 0, 1000, [], [], ["x" * 50_000], 0)
-        with pytest.raises(InvalidArgument) as refused:
-            await connection.call(FrameKind.FETCH, fetch.pack(), timeout_s=10)
-        assert len(refused.value.message) < 300
-
-
 async def test_a_settle_has_so_many_ranges_and_no_more(tmp_path: Path) -> None:
     async with served(tmp_path) as (_, connection):
         session = await attach(connection)

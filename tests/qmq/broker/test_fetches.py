@@ -108,22 +108,20 @@ def bases(views: list[BatchView]) -> list[int]:
 
 async def test_batches_of_a_range_are_sent_whole_with_the_place_to_continue(tmp_path: Path) -> None:
     async with reader(tmp_path) as it:
-        for number in range(5):
+        for number in range(20):
             it.append(number=number)
         fetched, views = await it.fetch(25, until=41)
         assert bases(views) == [20, 30, 40]
-        assert fetched[:3] == (0, 50, 50)
+        assert fetched[:3] == (0, 50, 200)
         assert not fetched.is_sealed
-        stored_bytes = sum(view.envelope.total_bytes for view in (await it.fetch())[1])
-        assert (await it.fetch(bytes_max=0))[0].stored_bytes == stored_bytes
-        assert fetched.last_append_ms == views[-1].envelope.append_time_ms
+        whole, everything = await it.fetch()
+        assert whole.last_append_ms == everything[-1].envelope.append_time_ms
         assert bases((await it.fetch(25, until=40))[1]) == [20, 30]
-
-
-async def test_asking_on_from_each_answer_gives_each_batch_once(tmp_path: Path) -> None:
-    async with reader(tmp_path) as it:
-        for number in range(20):
-            it.append(number=number)
+        fetched, views = await it.fetch(bytes_max=1)
+        assert (bases(views), fetched.next_sequence) == ([0], 10), "larger than what was asked for"
+        fetched, views = await it.fetch(3, bytes_max=0)
+        assert (fetched[:3], views) == ((0, 3, 200), []), "only the numbers"
+        assert fetched.stored_bytes == sum(each.envelope.total_bytes for each in everything)
         size = it.queue.cumulative_bytes // 20
         sequence, found = 0, []
         while sequence < 200:
@@ -133,25 +131,6 @@ async def test_asking_on_from_each_answer_gives_each_batch_once(tmp_path: Path) 
             assert fetched.next_sequence == found[-1] + 10
             sequence = fetched.next_sequence
         assert found == list(range(0, 200, 10))
-
-
-async def test_a_batch_larger_than_the_requested_size_is_still_returned(tmp_path: Path) -> None:
-    async with reader(tmp_path) as it:
-        it.append(100)
-        it.append(1, number=1)
-        fetched, views = await it.fetch(bytes_max=1)
-        assert bases(views) == [0]
-        assert fetched.next_sequence == 100
-
-
-async def test_with_no_bytes_only_the_numbers_come_and_nothing_counts_as_passed_over(
-    tmp_path: Path,
-) -> None:
-    async with reader(tmp_path) as it:
-        it.append()
-        fetched, views = await it.fetch(3, bytes_max=0)
-        assert views == []
-        assert fetched[:3] == (0, 3, 10)
 
 
 async def test_a_queue_without_messages_is_empty_and_an_unknown_subject_is_refused(

@@ -192,13 +192,6 @@ class GatedDisk(Disk):
         super().sync(fd)
 
 
-async def test_what_was_written_is_flushed_though_nothing_more_comes(tmp_path: Path) -> None:
-    async with served(tmp_path, LogConfig(), ticks=False) as (broker, _, _):
-        queue = broker.store.open_queue("s", 0)
-        broker.append_own([intake(queue, [b"a"])])
-        await eventually(lambda: broker.store.flushed_index == broker.store.index)
-
-
 async def test_a_slow_disk_makes_one_flush_of_all_that_came_meanwhile_and_then_rests(
     tmp_path: Path,
 ) -> None:
