@@ -28,19 +28,6 @@ def index_of(folder: Path, batches: list[tuple[int, int]], first: int = 0) -> Co
     return index
 
 
-def test_each_message_counts_for_its_part_of_its_batch(tmp_path: Path) -> None:
-    index = index_of(tmp_path, [(10, 1000), (1, 5000), (4, 100)])
-    assert bytes_of(index, []) == 0
-    assert bytes_of(index, [HeldMessages(0, 0, 10, 1)]) == 1000
-    assert (
-        bytes_of(
-            index, [HeldMessages(0, 3, 2, 1), HeldMessages(9, 8, 3, 2), HeldMessages(20, 14, 1, 1)]
-        )
-        == 200 + 200 + 5000 + 25
-    )
-    assert bytes_of(index_of(tmp_path, []), [HeldMessages(0, 0, 10, 1)]) == 0
-
-
 @pytest.mark.parametrize("seed", range(5))
 def test_any_ranges_are_counted_as_message_by_message(
     tmp_path: Path, seed: int, monkeypatch: pytest.MonkeyPatch

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
 from replica_support import queue_of, small_store, used_store
 from support import intake
 
@@ -51,34 +52,21 @@ def test_a_dropped_queue_is_empty_and_numbers_continue(tmp_path: Path) -> None:
     )
 
 
-def test_a_dropped_queue_stays_so_behind_a_kill(tmp_path: Path) -> None:
+@pytest.mark.parametrize("end", ["kill", "checkpoint", "checkpoint is lost", "behind a checkpoint"])
+def test_a_drop_holds_whatever_the_store_is_opened_from(tmp_path: Path, end: str) -> None:
     store = used(tmp_path)
+    if end == "behind a checkpoint":
+        plan = begin_checkpoint(store)
+        plan.run()
+        end_checkpoint(store, plan)
     drop(store, queue_of(store))
     store.write_actions()
-    store.close()
-    assert is_empty(queue_of(small_store(tmp_path)))
-
-
-def test_a_dropped_queue_stays_so_behind_a_checkpoint_and_without_it(tmp_path: Path) -> None:
-    store = used(tmp_path)
-    drop(store, queue_of(store))
-    store.write_actions()
-    close_store(store)
-    store = small_store(tmp_path)
-    assert is_empty(queue_of(store))
-    store.close()
-    checkpoint.discard(tmp_path / "checkpoint")
-    assert is_empty(queue_of(small_store(tmp_path)))
-
-
-def test_a_drop_behind_a_checkpoint_is_replayed(tmp_path: Path) -> None:
-    store = used(tmp_path)
-    plan = begin_checkpoint(store)
-    plan.run()
-    end_checkpoint(store, plan)
-    drop(store, queue_of(store))
-    store.write_actions()
-    store.close()
+    if end.startswith("checkpoint"):
+        close_store(store)
+    else:
+        store.close()
+    if end == "checkpoint is lost":
+        checkpoint.discard(tmp_path / "checkpoint")
     assert is_empty(queue_of(small_store(tmp_path)))
 
 

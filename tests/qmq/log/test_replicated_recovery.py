@@ -182,25 +182,6 @@ def test_zeros_that_a_power_cut_left_of_what_was_never_flushed_are_a_torn_tail(
     store.close()
 
 
-def test_a_log_that_lost_several_entries_keeps_the_whole_ones_before(tmp_path: Path) -> None:
-    traffic = master_at(tmp_path / "m", steps=30)
-    traffic.store.close()
-    places = ends(tmp_path / "m")
-    path = last_segment(tmp_path / "m", 0)
-    base, size = int(path.stem), path.stat().st_size
-    for cut in range(1, size, 50):
-        shutil.copytree(tmp_path / "m", tmp_path / "copy")
-        with last_segment(tmp_path / "copy", 0).open("r+b") as file:
-            file.truncate(size - cut)
-        store = opened(tmp_path / "copy")
-        missing = min(
-            index for index, (log, end) in places.items() if log == 0 and end > base + size - cut
-        )
-        assert store.index == missing - 1
-        store.close()
-        shutil.rmtree(tmp_path / "copy")
-
-
 # --- what was flushed -----------------------------------------------------------------------------
 
 

@@ -4,6 +4,7 @@ elsewhere.
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -90,9 +91,9 @@ def test_an_index_is_read_as_it_was_written_and_a_changed_byte_is_noticed() -> N
         assert decode_index(data[:at] + bytes([data[at] ^ 1]) + data[at + 1 :]) is None
 
 
-@pytest.mark.parametrize("has_checkpoint", [True, False])
+@pytest.mark.parametrize("lost", ["", "checkpoint", "consume"])
 def test_messages_without_a_file_are_read_before_and_after_a_restart(
-    tmp_path: Path, has_checkpoint: bool
+    tmp_path: Path, lost: str
 ) -> None:
     elsewhere = Elsewhere()
     store = open_store(tmp_path, LOG, ManualClock(), stored=elsewhere)
@@ -106,27 +107,13 @@ def test_messages_without_a_file_are_read_before_and_after_a_restart(
         log.end - log.bases[2],
     )
     assert everything(store) == before
-    if has_checkpoint:
-        close_store(store)
-    else:
-        store.close()
+    close_store(store)
+    if lost:
+        shutil.rmtree(tmp_path / lost)
     elsewhere.reads = 0
     with opened(tmp_path, elsewhere) as again:
-        assert (elsewhere.reads == 0) == has_checkpoint
+        assert (elsewhere.reads > 0) == bool(lost)
         assert (again.messages.start, again.messages.local_start) == (0, again.messages.bases[2])
-        assert everything(again) == before
-
-
-def test_a_lost_consume_log_is_rebuilt_from_segments_without_a_file(tmp_path: Path) -> None:
-    elsewhere = Elsewhere()
-    store = open_store(tmp_path, LOG, ManualClock(), stored=elsewhere)
-    grow(store, 13)
-    before = everything(store)
-    move(store, elsewhere, 2)
-    close_store(store)
-    for path in (tmp_path / "consume").iterdir():
-        path.unlink()
-    with opened(tmp_path, elsewhere) as again:
         assert everything(again) == before
 
 

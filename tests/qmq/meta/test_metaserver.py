@@ -32,7 +32,6 @@ from qmq.errors import (
     InvalidArgument,
     MessageNotFound,
     NotConnected,
-    NotMaster,
     Overloaded,
     ReadOnly,
     SubjectExists,
@@ -450,19 +449,6 @@ async def test_without_the_store_what_is_known_is_answered_and_changes_are_refus
         await eventually(lambda: view.silent_ms < 500)
         assert await create(call, "s") == ["g1"]
     await store.close()
-
-
-async def test_not_master_from_a_broker_travels_typed(store: CoordinationStore) -> None:
-    async with brokers(store, "g1") as (one,), metaserver(store) as (_, view):
-        one.is_master = False
-        from qmq.meta.calls import Brokers
-
-        asking = Brokers(view)
-        with pytest.raises(NotMaster):
-            await asking.ask(
-                "g1", view.present("g1")["g1-a"], "FindTime", control.FindTimeRequest(subject="s")
-            )
-        await asking.close()
 
 
 async def test_the_address_of_a_replica_that_left_goes_with_its_process(

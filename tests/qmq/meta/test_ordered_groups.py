@@ -116,17 +116,6 @@ async def test_hazard_1_a_child_is_not_assigned_before_its_parent_is_finished(
     assert await world.lanes() == [(2, 0, 50, "x"), (3, 50, 100, "x")]
 
 
-async def test_a_range_of_a_child_opens_when_that_range_of_its_parent_is_finished(
-    world: Grouped,
-) -> None:
-    await world.begun("x", "y")
-    await world.change("split", 1, at=[50])
-    world.brokers.finish("g", 1, 0, 50)
-    await world.round()
-    assert await world.pieces() == [(0, 50, 2), (50, 100, 1)]
-    assert {lane[:3] for lane in await world.lanes()} == {(2, 0, 50), (1, 50, 100)}
-
-
 async def test_with_a_strict_gate_nothing_opens_before_all_sources_are_finished(
     world: Grouped,
 ) -> None:
