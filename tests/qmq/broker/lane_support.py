@@ -37,6 +37,19 @@ SUBJECT, COUNT = "orders", 16
 WHOLE = LpRange(0, COUNT)
 
 
+class Mute:
+    """A silent connection."""
+
+    is_writable = True
+    client = ""
+
+    def send(self, *_buffers: bytes) -> None:
+        return
+
+    def delivered(self, _subject: str, _messages: int, _size: int) -> None:
+        return
+
+
 class Got(NamedTuple):
     """A message of a lane."""
 

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
+from lane_support import Mute
 from support import ManualClock, intake
 from support.hostile import LIES, crc, region_of
 
@@ -27,19 +28,6 @@ from qmq.wire import frame_payloads as wire
 from qmq.wire.batch import BatchView, encode, sent_sizes
 from qmq.wire.batch_columns import BatchFlag, Columns, Compression, parse_header
 from qmq.wire.settle_payloads import Settlement, Verdict
-
-
-class Mute:
-    """A silent connection."""
-
-    is_writable = True
-    client = ""
-
-    def send(self, *_buffers: bytes) -> None:
-        return
-
-    def delivered(self, _subject: str, _messages: int, _size: int) -> None:
-        return
 
 
 class World:

@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from lane_support import Mute
 from support import ManualClock, alone, intake
 
 from qmq.broker.broker import Broker
@@ -23,19 +24,6 @@ from qmq.wire import frame_payloads as wire
 FEW, MANY = 100, 10_000
 SLACK = 60
 """Calls that may differ: a heap or a table is a little deeper, a clock is asked once more."""
-
-
-class Peer:
-    """A connection that takes everything."""
-
-    is_writable = True
-    client = "test"
-
-    def send(self, *_buffers: bytes) -> None:
-        return
-
-    def delivered(self, _subject: str, _messages: int, _size: int) -> None:
-        return
 
 
 @contextmanager
@@ -54,7 +42,7 @@ def counted() -> Iterator[list[int]]:
         sys.setprofile(None)
 
 
-def attached(broker: Broker, peer: Peer, number: int) -> wire.Attached:
+def attached(broker: Broker, peer: Mute, number: int) -> wire.Attached:
     """A consumer of its own group on the subject of that number."""
     request = wire.Attach(
         f"s{number}", 0, f"g{number}", f"c{number}", "0" * 16, -1, "earliest", 30_000, [], []
@@ -66,7 +54,7 @@ def filled(broker: Broker, count: int) -> None:
     """So many subjects with a message, and with a group whose consumer has taken it and waits for
     more.
     """
-    store, peer = broker.store, Peer()
+    store, peer = broker.store, Mute()
     queues = [store.open_queue(f"s{number}", 0) for number in range(count)]
     broker.append_own([intake(queue, [b"x"], number=number) for number, queue in enumerate(queues)])
     for number in range(count):
@@ -76,25 +64,25 @@ def filled(broker: Broker, count: int) -> None:
     broker.turn()
 
 
-def ticks(broker: Broker, maintenance: Maintenance, _peer: Peer) -> None:
+def ticks(broker: Broker, maintenance: Maintenance, _peer: Mute) -> None:
     for _ in range(SLOW_TICKS):
         broker.tick()
     maintenance.slow_tick(broker.clock.monotonic_ms())
 
 
-def comes_and_goes(broker: Broker, _maintenance: Maintenance, peer: Peer) -> None:
+def comes_and_goes(broker: Broker, _maintenance: Maintenance, peer: Mute) -> None:
     attached(broker, peer, 7)
     broker.disconnected(peer)
     broker.turn()
 
 
-def sends(broker: Broker, _maintenance: Maintenance, _peer: Peer) -> None:
+def sends(broker: Broker, _maintenance: Maintenance, _peer: Mute) -> None:
     store = broker.store
     broker.append_own([intake(store.open_queue("s7", 0), [b"more"], number=1 + store.index)])
     broker.turn()
 
 
-Work = Callable[[Broker, Maintenance, Peer], None]
+Work = Callable[[Broker, Maintenance, Mute], None]
 
 
 async def calls_beside(count: int, folder: Path, work: Work) -> int:
@@ -102,9 +90,9 @@ async def calls_beside(count: int, folder: Path, work: Work) -> int:
     running = alone(store, clock, fatal=pytest.fail)
     try:
         filled(running.broker, count)
-        work(running.broker, running.maintenance, Peer())  # what happens once happens here
+        work(running.broker, running.maintenance, Mute())  # what happens once happens here
         with counted() as calls:
-            work(running.broker, running.maintenance, Peer())
+            work(running.broker, running.maintenance, Mute())
         return calls[0]
     finally:
         await running.maintenance.stop()

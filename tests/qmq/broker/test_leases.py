@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from lane_support import world
+from lane_support import Mute, world
 from support import ManualClock, intake
 
 from qmq import limits
@@ -25,19 +25,6 @@ from qmq.wire import frame_payloads as wire
 
 MAX_MS = GRANTED_LEASE_MS_MAX
 HOUR_MS = 3_600_000
-
-
-class Mute:
-    """A silent connection."""
-
-    is_writable = True
-    client = ""
-
-    def send(self, *_buffers: bytes) -> None:
-        return
-
-    def delivered(self, _subject: str, _messages: int, _size: int) -> None:
-        return
 
 
 @pytest.fixture

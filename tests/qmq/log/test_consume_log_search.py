@@ -9,9 +9,9 @@ from pathlib import Path
 from random import Random
 
 import pytest
+from replica_support import checkpoint
 from support import ManualClock, intake
 
-from qmq.log.checkpoint import begin_checkpoint, end_checkpoint
 from qmq.log.consume_log import FILE_ENTRIES, ConsumeLog, IndexEntry
 from qmq.log.disk import Disk
 from qmq.log.log_config import LogConfig
@@ -107,9 +107,7 @@ def test_retention_skips_queues_without_deleted_messages(tmp_path: Path) -> None
     for queue in [store.open_queue(f"s{number}", 0) for number in range(20)]:
         for number in range(30):
             store.append([intake(queue, [b"x"], number=number)])
-    plan = begin_checkpoint(store)
-    plan.run()
-    end_checkpoint(store, plan)
+    checkpoint(store)
     retention = Retention(store)
     looks = [sum(1 for _ in retention.steps(SubjectConfig)) for _ in range(2)]
     opened = disk.opened

@@ -7,12 +7,11 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from replica_support import queue_of, small_store, used_store
+from replica_support import checkpoint, queue_of, small_store, used_store
 from support import intake
 
-from qmq.log import checkpoint
 from qmq.log.actions import Join, LaneBegin, PullAction, Pulled
-from qmq.log.checkpoint import begin_checkpoint, close_store, end_checkpoint
+from qmq.log.checkpoint import close_store, discard
 from qmq.log.queue import Queue
 from qmq.log.retention import begin_retention, drop
 from qmq.log.store import Store
@@ -56,9 +55,7 @@ def test_a_dropped_queue_is_empty_and_numbers_continue(tmp_path: Path) -> None:
 def test_a_drop_holds_whatever_the_store_is_opened_from(tmp_path: Path, end: str) -> None:
     store = used(tmp_path)
     if end == "behind a checkpoint":
-        plan = begin_checkpoint(store)
-        plan.run()
-        end_checkpoint(store, plan)
+        checkpoint(store)
     drop(store, queue_of(store))
     store.write_actions()
     if end.startswith("checkpoint"):
@@ -66,7 +63,7 @@ def test_a_drop_holds_whatever_the_store_is_opened_from(tmp_path: Path, end: str
     else:
         store.close()
     if end == "checkpoint is lost":
-        checkpoint.discard(tmp_path / "checkpoint")
+        discard(tmp_path / "checkpoint")
     assert is_empty(queue_of(small_store(tmp_path)))
 
 
@@ -97,7 +94,7 @@ def test_a_drop_opens_a_sealed_partition(tmp_path: Path) -> None:
     drop(store, queue)
     assert queue.sealed is None
     close_store(store)
-    checkpoint.discard(tmp_path / "checkpoint")
+    discard(tmp_path / "checkpoint")
     assert queue_of(small_store(tmp_path), 1).sealed is None
 
 
@@ -114,7 +111,7 @@ def test_groups_stay_forgotten_when_retention_took_the_drop_from_the_message_log
     for path in store.messages.drop_before(store.messages.bases[-1]):
         path.unlink()
     close_store(store)
-    checkpoint.discard(tmp_path / "checkpoint")
+    discard(tmp_path / "checkpoint")
     queue = queue_of(small_store(tmp_path))
     assert not queue.shares
     assert not queue.lanes

@@ -6,9 +6,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from replica_support import checkpoint
 from support import ManualClock, intake
 
-from qmq.log.checkpoint import begin_checkpoint, end_checkpoint
+from qmq.log.checkpoint import begin_checkpoint
 from qmq.log.log_config import LogConfig
 from qmq.log.producers import CLOCKS_MS, WINDOW
 from qmq.log.recovery import open_store
@@ -27,9 +28,7 @@ def test_a_batch_with_the_flag_again_is_stored_once_after_its_producer_expired(
     first = store.append([intake(queue, [b"x"], producer=producer)])
     clock.now_ms += 26 * HOUR_MS
     store.append([intake(queue, [b"other"], producer=producer + 1)])
-    plan = begin_checkpoint(store)
-    plan.run()
-    end_checkpoint(store, plan)
+    checkpoint(store)
     assert queue.producers.window(producer) is None
 
     assert store.append([intake(queue, [b"x"], producer=producer, flags=BatchFlag.AGAIN)]) == first

@@ -7,11 +7,10 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from replica_support import queue_of, small_store, used_store
+from replica_support import checkpoint, queue_of, small_store, used_store
 from support import intake
 
-from qmq.log import checkpoint
-from qmq.log.checkpoint import begin_checkpoint, close_store, end_checkpoint
+from qmq.log.checkpoint import close_store, discard
 from qmq.log.queue import Queue
 from qmq.log.retention import begin_retention, drop, purge
 from qmq.log.store import Store
@@ -45,9 +44,7 @@ def test_a_purged_queue_knows_its_producers_still(tmp_path: Path) -> None:
 def test_a_purge_holds_whatever_the_store_is_opened_from(tmp_path: Path, end: str) -> None:
     store = used(tmp_path)
     if end == "behind a checkpoint":
-        plan = begin_checkpoint(store)
-        plan.run()
-        end_checkpoint(store, plan)
+        checkpoint(store)
     purge(store, queue_of(store))
     store.append([intake(queue_of(store), [b"new"], number=5)])
     store.write_actions()
@@ -56,7 +53,7 @@ def test_a_purge_holds_whatever_the_store_is_opened_from(tmp_path: Path, end: st
     else:
         store.close()
     if end == "checkpoint is lost":
-        checkpoint.discard(tmp_path / "checkpoint")
+        discard(tmp_path / "checkpoint")
     queue = queue_of(small_store(tmp_path))
     assert (queue.start_sequence, queue.next_sequence, list(queue.shares)) == (16, 17, ["g"])
 
@@ -69,7 +66,7 @@ def test_a_purged_partition_stays_sealed(tmp_path: Path) -> None:
     sealed = queue.sealed
     assert sealed is not None
     close_store(store)
-    checkpoint.discard(tmp_path / "checkpoint")
+    discard(tmp_path / "checkpoint")
     queue = queue_of(small_store(tmp_path), 1)
     assert (queue.sealed, queue.start_sequence) == (sealed, 17)
 

@@ -7,12 +7,13 @@ import shutil
 from pathlib import Path
 
 import pytest
+from replica_support import checkpoint, flush
 from support import ManualClock, SmallDisk, intake
 
 from qmq.errors import DiskFull, FolderInUse, LogDamaged
 from qmq.limits import KIB, MIB
 from qmq.log.actions import Begin, Join, PullAction, Pulled, SettleAction
-from qmq.log.checkpoint import begin_checkpoint, close_store, end_checkpoint
+from qmq.log.checkpoint import close_store
 from qmq.log.disk import Disk
 from qmq.log.log_config import Flush, LogConfig
 from qmq.log.recovery import open_store
@@ -75,12 +76,6 @@ def consume(store: Store, *, pulled: int, acked: int) -> None:
     store.write_actions()
 
 
-def checkpoint(store: Store) -> None:
-    plan = begin_checkpoint(store)
-    plan.run()
-    end_checkpoint(store, plan)
-
-
 def last_segment(folder: Path, log: str = "message") -> Path:
     return max((folder / log).glob("*.log"))
 
@@ -129,9 +124,7 @@ def test_every_truncation_of_the_unflushed_tail_is_cut_to_whole_batches(tmp_path
 def test_a_flipped_bit_in_the_flushed_middle_is_refused_and_nothing_is_cut(tmp_path: Path) -> None:
     store = opened(tmp_path)
     fill(store, 10)
-    plan = store.begin_flush()
-    plan.run()
-    store.end_flush(plan)
+    flush(store)
     fill(store, 1, start=10)
     store.close()
     segment = last_segment(tmp_path)

@@ -16,6 +16,7 @@ import pytest
 from google_crc32c import value as crc32c
 from hypothesis import given
 from hypothesis import strategies as st
+from replica_support import flush
 from support import ManualClock
 from support.tiered_log import CONFIG, grow
 
@@ -187,9 +188,7 @@ def test_only_segments_with_an_index_are_released_and_in_order(tmp_path: Path) -
 def test_the_scrubber_checks_what_is_on_the_disk_to_the_end(tmp_path: Path) -> None:
     elsewhere = Elsewhere()
     with grown(tmp_path) as store:
-        plan = store.begin_flush()
-        plan.run()
-        store.end_flush(plan)
+        flush(store)
         scrubber = Scrubber(store)
         move(store, elsewhere, 2)
         for _ in range(10):

@@ -8,12 +8,13 @@ import os
 from pathlib import Path
 
 import pytest
+from replica_support import checkpoint, flush
 from support import ManualClock, intake
 from support.disks import BadSectors
 
 from qmq.errors import LogDamaged
 from qmq.log import checkpoint as checkpoints
-from qmq.log.checkpoint import begin_checkpoint, close_store, end_checkpoint
+from qmq.log.checkpoint import close_store
 from qmq.log.consume_log import ENTRY_BYTES
 from qmq.log.disk import BLOCK_BYTES, Disk
 from qmq.log.log_config import LogConfig
@@ -32,18 +33,6 @@ def fill(store: Store, count: int, start: int = 0) -> None:
     queue = store.open_queue("s", 0)
     for number in range(start, start + count):
         store.append([intake(queue, [os.urandom(900)], number=number)])
-
-
-def flush(store: Store) -> None:
-    plan = store.begin_flush()
-    plan.run()
-    store.end_flush(plan)
-
-
-def checkpoint(store: Store) -> None:
-    plan = begin_checkpoint(store)
-    plan.run()
-    end_checkpoint(store, plan)
 
 
 def segment(folder: Path, number: int) -> Path:

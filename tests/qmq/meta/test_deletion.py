@@ -33,6 +33,9 @@ async def test_a_deleted_subject_is_gone_and_a_new_one_of_its_name_is_empty() ->
         assert not await mq.metadata.describe_groups()
         with pytest.raises(UnknownSubject):
             await mq.metadata.delete_subject("s")
+        assert await mq.metadata.delete_dead_letters("nobody") == 0
+        with pytest.raises(QmqError):
+            await mq.metadata.delete_dead_letters("no/name")
         await cluster.kill(cluster.master())
         await cluster.restart("broker-1")
         await cluster.until_master()
@@ -126,13 +129,3 @@ async def test_a_dead_letter_queue_is_deleted_and_takes_what_dies_later() -> Non
             assert await mq.metadata.dead_letter_queues("g") == []
         with pytest.raises(InvalidArgument, match="qmq dlq delete"):
             await mq.metadata.delete_subject("%dlq%g")
-
-
-async def test_nothing_is_deleted_that_is_not_there() -> None:
-    async with TestCluster(delay=False) as cluster:
-        mq = cluster.client()
-        with pytest.raises(UnknownSubject):
-            await mq.metadata.delete_subject("s")
-        assert await mq.metadata.delete_dead_letters("g") == 0
-        with pytest.raises(QmqError):
-            await mq.metadata.delete_dead_letters("no/name")

@@ -32,7 +32,7 @@ async def two_groups() -> AsyncIterator[tuple[Caller, list[FakeBroker]]]:
     await store.close()
 
 
-async def test_subjects_and_groups_are_reported_without_a_lost_broker_group() -> None:
+async def test_without_a_broker_group_others_are_reported_and_nothing_is_denied_or_moved() -> None:
     async with two_groups() as (call, found):
         found[1].is_master = False
         subjects = await call("ListSubjects", pb.ListSubjectsRequest())
@@ -42,6 +42,18 @@ async def test_subjects_and_groups_are_reported_without_a_lost_broker_group() ->
         for answer in (subjects, groups):
             assert list(answer.silent) == ["g2"]
             assert "not the master any more" in answer.silent["g2"]
+        with pytest.raises(NotConnected, match=r"not on g1; .*g2"):
+            await call("DescribeGroups", control.DescribeGroupsRequest(subject="s", group="other"))
+        reset = control.ResetGroupRequest(subject="s", group="g", earliest=True)
+        with pytest.raises(NotConnected, match="g2"):
+            await call("ResetGroup", reset)
+        assert "ResetGroup" not in found[0].asked
+        found[0].is_master = False
+        subjects = await call("ListSubjects", pb.ListSubjectsRequest())
+        assert [each.settings.name for each in subjects.subjects] == ["s"]
+        assert sorted(subjects.silent) == ["g1", "g2"]
+        with pytest.raises(NotConnected, match=r"g1.*g2"):
+            await call("DescribeGroups", control.DescribeGroupsRequest(subject="s"))
 
 
 async def test_the_client_says_which_broker_groups_are_missing() -> None:
@@ -62,12 +74,9 @@ async def test_the_client_says_which_broker_groups_are_missing() -> None:
 
 async def test_a_subject_is_found_by_its_whole_name_and_says_which_groups_are_silent() -> None:
     async with two_groups() as (call, found):
-        await call(
-            "CreateSubject",
-            pb.CreateSubjectRequest(
-                settings=pb.SubjectSettings(name="orders", broker_groups=["g1"])
-            ),
-        )
+        for name, group in (("orders", "g1"), ("orders2", "g2")):
+            settings = pb.SubjectSettings(name=name, broker_groups=[group])
+            await call("CreateSubject", pb.CreateSubjectRequest(settings=settings))
         found[1].is_master = False
         client = MetadataClient([call.address])
         try:
@@ -77,55 +86,11 @@ async def test_a_subject_is_found_by_its_whole_name_and_says_which_groups_are_si
             assert [queue.broker_group for queue in subject.description.queues] == ["g1"]
             assert list(subject.silent) == ["g2"]
             assert await client.find_subject("order") is None, "orders is another one"
+            orders = await client.find_subject("orders")
+            assert orders is not None
+            assert orders.silent == {}, "g2 is only silent of orders2"
         finally:
             await client.close()
-
-
-async def test_the_silent_groups_of_a_longer_name_are_not_those_of_a_subject() -> None:
-    async with two_groups() as (call, found):
-        for name, group in (("orders", "g1"), ("orders2", "g2")):
-            await call(
-                "CreateSubject",
-                pb.CreateSubjectRequest(
-                    settings=pb.SubjectSettings(name=name, broker_groups=[group])
-                ),
-            )
-        found[1].is_master = False
-        client = MetadataClient([call.address])
-        try:
-            subject = await client.find_subject("orders")
-            assert subject is not None
-            assert subject.silent == {}
-        finally:
-            await client.close()
-
-
-async def test_subjects_are_known_though_no_broker_answers() -> None:
-    async with two_groups() as (call, found):
-        for each in found:
-            each.is_master = False
-        subjects = await call("ListSubjects", pb.ListSubjectsRequest())
-        assert [each.settings.name for each in subjects.subjects] == ["s"]
-        assert sorted(subjects.silent) == ["g1", "g2"]
-        with pytest.raises(NotConnected, match=r"g1.*g2"):
-            await call("DescribeGroups", control.DescribeGroupsRequest(subject="s"))
-
-
-async def test_a_group_that_only_a_lost_broker_group_may_know_is_not_denied() -> None:
-    async with two_groups() as (call, found):
-        found[1].is_master = False
-        with pytest.raises(NotConnected, match=r"not on g1; .*g2"):
-            await call("DescribeGroups", control.DescribeGroupsRequest(subject="s", group="other"))
-
-
-async def test_a_group_is_moved_everywhere_or_nowhere() -> None:
-    async with two_groups() as (call, found):
-        found[1].is_master = False
-        with pytest.raises(NotConnected, match="g2"):
-            await call(
-                "ResetGroup", control.ResetGroupRequest(subject="s", group="g", earliest=True)
-            )
-        assert "ResetGroup" not in found[0].asked
 
 
 async def test_all_metaservers_that_do_not_answer_are_named() -> None:

@@ -91,49 +91,27 @@ class Broker(FakeBroker):
 
 ORDERED = pb.SubjectSettings(name="new", order="strict", logical_partitions=8, partitions=3)
 MOVE = pb.MoveOperation(partition=1, broker_group="b")
-REQUESTS: dict[str, tuple[str, Any]] = {
-    "create": ("CreateSubject", pb.CreateSubjectRequest(settings=pb.SubjectSettings(name="new"))),
-    "create an ordered one": ("CreateSubject", pb.CreateSubjectRequest(settings=ORDERED)),
-    "locate": ("Locate", pb.LocateRequest(subject="new", create_if_missing=True)),
-    "place": ("PlaceSubject", pb.PlaceSubjectRequest(subject="u", broker_groups=["b"])),
-    "flush": ("SetSubjectFlush", pb.SetSubjectFlushRequest(subject="u", flush="sync")),
-    "alter": ("AlterSubject", pb.AlterSubjectRequest(subject="u", retention_ms=3_600_000)),
-    "delete": ("DeleteSubject", control.DropSubjectRequest(subject="u")),
-    "drain": ("SetGroupMode", pb.SetGroupModeRequest(broker_group="b", mode="read-only")),
-    "pause": (
-        "SetPause",
-        pb.SetPauseRequest(is_paused=True, pause=pb.Pause(kind="group", subject="u", group="g")),
-    ),
-    "resume": (
-        "SetPause",
-        pb.SetPauseRequest(pause=pb.Pause(kind="group", subject="u", group="paused")),
-    ),
-    "settings": (
-        "SetGroupSettings",
-        pb.SetGroupSettingsRequest(subject="u", group="g", attempts_max=3),
-    ),
-    "policy": (
-        "SetReshardPolicy",
-        pb.SetReshardPolicyRequest(policy=pb.ReshardPolicy(subject="o", partitions_max=9)),
-    ),
-    "schema": (
-        "SetSubjectSchema",
-        pb.SetSubjectSchemaRequest(
-            subject="u",
-            format="json-schema",
-            text='{"type": "object", "properties": {"a": {"type": "string"}}}',
-        ),
-    ),
-    "move": ("ChangeRoute", pb.ChangeRouteRequest(subject="o", move=MOVE)),
-    "move once": (
-        "ChangeRoute",
-        pb.ChangeRouteRequest(subject="o", move=MOVE, from_version=1, change_id="mine"),
-    ),
-    "join": (
-        "SyncMember",
-        pb.SyncMemberRequest(
-            subject="o", group="g", consumer="c", incarnation="1", lease_ms=30_000
-        ),
+OBJECT = '{"type": "object", "properties": {"a": {"type": "string"}}}'
+PAUSE = pb.Pause(kind="group", subject="u", group="g")
+PAUSED = pb.Pause(kind="group", subject="u", group="paused")
+REQUESTS: dict[str, Any] = {
+    "create": pb.CreateSubjectRequest(settings=pb.SubjectSettings(name="new")),
+    "create an ordered one": pb.CreateSubjectRequest(settings=ORDERED),
+    "locate": pb.LocateRequest(subject="new", create_if_missing=True),
+    "place": pb.PlaceSubjectRequest(subject="u", broker_groups=["b"]),
+    "flush": pb.SetSubjectFlushRequest(subject="u", flush="sync"),
+    "alter": pb.AlterSubjectRequest(subject="u", retention_ms=3_600_000),
+    "delete": control.DropSubjectRequest(subject="u"),
+    "drain": pb.SetGroupModeRequest(broker_group="b", mode="read-only"),
+    "pause": pb.SetPauseRequest(is_paused=True, pause=PAUSE),
+    "resume": pb.SetPauseRequest(pause=PAUSED),
+    "settings": pb.SetGroupSettingsRequest(subject="u", group="g", attempts_max=3),
+    "policy": pb.SetReshardPolicyRequest(policy=pb.ReshardPolicy(subject="o", partitions_max=9)),
+    "schema": pb.SetSubjectSchemaRequest(subject="u", format="json-schema", text=OBJECT),
+    "move": pb.ChangeRouteRequest(subject="o", move=MOVE),
+    "move once": pb.ChangeRouteRequest(subject="o", move=MOVE, from_version=1, change_id="mine"),
+    "join": pb.SyncMemberRequest(
+        subject="o", group="g", consumer="c", incarnation="1", lease_ms=30_000
     ),
 }
 
@@ -148,7 +126,8 @@ async def lies(name: str, arrives: str) -> list[str]:
     """Send the request once for each of its calls to the store, which is silent from that call on.
     Returns the false denials.
     """
-    method, request = REQUESTS[name]
+    request = REQUESTS[name]
+    method = "DeleteSubject" if name == "delete" else type(request).__name__.removesuffix("Request")
     found: list[str] = []
     for calls in range(1, 40):
         async with AsyncExitStack() as stack:
@@ -185,12 +164,7 @@ async def prepare(call: Caller) -> None:
         name="o", order="strict", logical_partitions=8, broker_groups=["a"]
     )
     await call("CreateSubject", pb.CreateSubjectRequest(settings=ordered))
-    await call(
-        "SetPause",
-        pb.SetPauseRequest(
-            is_paused=True, pause=pb.Pause(kind="group", subject="u", group="paused")
-        ),
-    )
+    await call("SetPause", pb.SetPauseRequest(is_paused=True, pause=PAUSED))
 
 
 async def told(call: Caller, method: str, request: Any) -> QmqError | None:

@@ -5,13 +5,10 @@ damaged files.
 from __future__ import annotations
 
 import socket
-from collections.abc import Iterator
 from pathlib import Path
-from urllib.request import Request, urlopen
 
 import pytest
 from google_crc32c import value as crc32c
-from moto.server import ThreadedMotoServer
 from support.tiered_log import CHUNK_BYTES, FaultyObjects, in_memory, log_at
 
 from qmq.errors import InvalidArgument
@@ -66,34 +63,9 @@ def round_trip(store: Store, objects: Objects) -> None:
     assert stored_bytes(objects, segment) == b""
 
 
-@pytest.fixture
-def s3(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    """The URL of a bucket of an S3 server."""
-    server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
-    server.start()
-    host, port = server.get_host_and_port()
-    given = {
-        "ACCESS_KEY_ID": "key",
-        "SECRET_ACCESS_KEY": "secret",
-        "REGION": "us-east-1",
-        "ENDPOINT": f"http://{host}:{port}",
-    }
-    for name, value in given.items():
-        monkeypatch.setenv(f"AWS_{name}", value)
-    with urlopen(Request(f"http://{host}:{port}/segments", data=b"", method="PUT")):
-        pass
-    yield "s3://segments/prefix"
-    server.stop()
-
-
 def test_a_segment_goes_to_a_folder_and_back(tmp_path: Path) -> None:
     with log_at(tmp_path / "log") as store:
         round_trip(store, open_objects(f"file://{tmp_path}/objects"))
-
-
-def test_a_segment_goes_to_an_s3_server_and_back(tmp_path: Path, s3: str) -> None:
-    with log_at(tmp_path) as store:
-        round_trip(store, open_objects(s3))
 
 
 @pytest.mark.parametrize("loses_answers", [False, True])
