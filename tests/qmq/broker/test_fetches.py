@@ -260,14 +260,6 @@ async def test_one_request_looks_at_no_more_than_so_many_batches_and_says_how_fa
         assert (fetched.next_sequence, bases(views)) == (20, [0, 10])
 
 
-async def test_more_fetches_than_one_may_be_under_way_on_a_connection(tmp_path: Path) -> None:
-    async with reader(tmp_path) as it:
-        for number in range(8):
-            it.append(1, number=number)
-        found = await asyncio.gather(*[it.fetch(number, until=number + 1) for number in range(3)])
-        assert [bases(views) for _, views in found] == [[0], [1], [2]]
-
-
 # --- what is not committed ------------------------------------------------------------------------
 
 

@@ -45,7 +45,9 @@ def test_entries_come_in_the_order_of_their_index_each_once_with_their_places(
         assert stretch.size == sum(run.size for run in stretch.runs)
         assert stretch.size <= bytes_max or stretch.last == after + 1
         for run in stretch.runs:
-            assert run.base == logs(store)[run.log].base_of(run.position)
+            log = logs(store)[run.log]
+            assert run.base == log.base_of(run.position)
+            assert run.position + run.size <= log.segment_end(run.base)
             found += [
                 (each.log, each.position, each.envelope, each.region)
                 for each in entries_of(run._replace(buffers=split_entries(b"".join(run.buffers))))
@@ -53,13 +55,6 @@ def test_entries_come_in_the_order_of_their_index_each_once_with_their_places(
         place, after = stretch.place, stretch.last
     assert found == [(log, each.position, each.envelope, each.region) for log, each in expected]
     assert (after, place) == (store.index, (store.messages.end, store.actions.end))
-
-
-def test_a_run_never_crosses_a_segments_end(traffic: Traffic) -> None:
-    stretch = read_merged(logs(traffic.store), (0, 0), 0, 1 << 30)
-    assert stretch is not None
-    for run in stretch.runs:
-        assert run.position + run.size <= logs(traffic.store)[run.log].segment_end(run.base)
 
 
 def test_expired_messages_are_reported_as_gone(traffic: Traffic) -> None:

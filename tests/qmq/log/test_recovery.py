@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 from replica_support import checkpoint, flush
-from support import ManualClock, SmallDisk, intake
+from support import ManualClock, intake
 
-from qmq.errors import DiskFull, FolderInUse, LogDamaged
+from qmq.errors import FolderInUse, LogDamaged
 from qmq.limits import KIB, MIB
 from qmq.log.actions import Begin, Join, PullAction, Pulled, SettleAction
 from qmq.log.checkpoint import close_store
@@ -337,61 +337,6 @@ def test_a_second_process_on_the_folder_is_refused(tmp_path: Path) -> None:
         opened(tmp_path)
     store.close()
     opened(tmp_path).close()
-
-
-def test_a_full_disk_stores_all_of_a_write_or_nothing(tmp_path: Path) -> None:
-    disk = SmallDisk(20_000)
-    store = opened(tmp_path, disk=disk)
-    stored = 0
-    with pytest.raises(DiskFull):
-        for number in range(100):
-            fill(store, 1, start=number)
-            stored += 1
-    assert bodies(store) == expected(stored)
-    with pytest.raises(DiskFull):
-        fill(store, 1, start=stored)
-    disk.left = 1 << 30
-    fill(store, 5, start=stored)
-    assert bodies(store) == expected(stored + 5)
-    store.close()
-    store = opened(tmp_path)
-    assert bodies(store) == expected(stored + 5)
-    store.close()
-
-
-def test_a_disk_that_fills_while_a_segment_begins_leaves_a_log_that_replays(tmp_path: Path) -> None:
-    for left in range(60_000, 70_000, 700):
-        folder = tmp_path / str(left)
-        disk = SmallDisk(left)
-        store = opened(folder, disk=disk)
-        stored = 0
-        try:
-            for number in range(200):
-                fill(store, 1, start=number)
-                stored += 1
-        except DiskFull:
-            disk.left = 1 << 30
-        fill(store, 30, start=stored)
-        store.close()
-        store = opened(folder)
-        assert bodies(store) == expected(stored + 30)
-        store.close()
-
-
-def test_what_consumers_do_on_a_full_disk_is_written_when_there_is_space(tmp_path: Path) -> None:
-    disk = SmallDisk(1 << 30)
-    store = opened(tmp_path, disk=disk)
-    fill(store, 5)
-    disk.left = 10
-    with pytest.raises(DiskFull):
-        consume(store, pulled=9, acked=4)
-    assert bodies(store) == expected(5)
-    disk.left = 1 << 30
-    store.write_actions()
-    store.close()
-    store = opened(tmp_path)
-    assert store.queue("s", 0).shares["g"].settled_before() == 4
-    store.close()
 
 
 def test_a_batch_is_stored_once_however_often_it_is_sent(tmp_path: Path) -> None:

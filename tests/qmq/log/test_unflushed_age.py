@@ -8,21 +8,6 @@ from hypothesis import strategies as st
 from qmq.log.disk import Unflushed
 
 
-def test_the_age_is_that_of_the_oldest_entry_until_it_is_flushed() -> None:
-    found = Unflushed()
-    assert found.age_ms(5) == 0
-    found.wrote(1, 10)
-    found.wrote(2, 20)
-    found.begun()
-    found.wrote(3, 30)
-    assert found.age_ms(50) == 40
-    found.flushed(2)
-    assert found.age_ms(50) == 20
-    found.begun()
-    found.flushed(3)
-    assert found.age_ms(50) == 0
-
-
 @given(st.lists(st.sampled_from(["write", "begin", "end"]), max_size=40))
 def test_the_age_is_right_whatever_is_written_and_flushed(steps: list[str]) -> None:
     found, index, flushed = Unflushed(), 0, 0

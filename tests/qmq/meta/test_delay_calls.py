@@ -145,19 +145,17 @@ ONE = [
 # --- one message ----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("method", "request_"), ONE)
-async def test_the_group_that_the_id_names_is_asked_and_no_other(
-    store: CoordinationStore, method: str, request_: Any
-) -> None:
+async def test_the_group_that_the_id_names_is_asked_and_no_other(store: CoordinationStore) -> None:
     async with (
         brokers(store, "g1"),
         delay_groups(store, "d1", "d2") as (first, second),
         metaserver(store) as (call, _),
     ):
-        found = await call(method, request_)
-        assert (found.id, found.group) == (id_of("d2"), "d2")
-        assert (first.asked, second.asked) == ([], [method])
-        assert second.requests == [request_]
+        for method, request in ONE:
+            found = await call(method, request)
+            assert (found.id, found.group) == (id_of("d2"), "d2")
+        assert (first.asked, second.asked) == ([], [method for method, _ in ONE])
+        assert second.requests == [request for _, request in ONE]
 
 
 @pytest.mark.parametrize(
