@@ -78,9 +78,12 @@ STORY = [("pull", "a", 1), ("nack", "a", 1), ("pull", "b", 2), ("dead", "b", 2)]
 async def test_a_story_is_the_same_in_one_page_and_in_many(
     node: Node, mq: qmq.Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    place = await place_of(mq, await failed_twice(mq, others=5))
+    receipt = await failed_twice(mq, others=5)
+    place = await place_of(mq, receipt)
     share = node.store.open_queue("s", 0).share("g")
     await eventually(lambda: share.deaths and not share.dying)
+    every = await mq.metadata.find_every(str(receipt.id))
+    assert [each.subject for each in (every.message, *every.others)] == ["s", "%dlq%g"]
     (whole,) = await pages(mq, place)
     assert kinds([whole]) == STORY
     monkeypatch.setattr(history, "SCAN_BYTES_MAX", 1)
@@ -167,6 +170,10 @@ async def test_an_invalid_cursor_and_a_missing_message_are_refused(mq: qmq.Clien
     place = await place_of(mq, await mq.send("s", b"x"))
     with pytest.raises(InvalidArgument, match="cursor"):
         await mq.metadata.trace_message(place, "", b"\x93\x01")
+    trail = ["g", "waiting", "", 2, 0, 5, 6, {"a": 6}, None]
+    of_the_release_before = msgspec.msgpack.encode([[0, 0, -1, 0, b""], [trail], []])
+    with pytest.raises(InvalidArgument, match="begin without a cursor"):
+        await mq.metadata.trace_message(place, "", of_the_release_before)
     page = await mq.metadata.trace_message(place)
     assert (page.cursor, list(page.events), list(page.states)) == (b"", [], [])
     place.sequence = 7
@@ -178,15 +185,6 @@ async def test_an_invalid_cursor_and_a_missing_message_are_refused(mq: qmq.Clien
     place.subject = "unknown"
     with pytest.raises(UnknownSubject):
         await mq.metadata.trace_message(place)
-
-
-async def test_a_cursor_of_the_release_before_is_refused(mq: qmq.Client) -> None:
-    place = await place_of(mq, await mq.send("s", b"1"))
-    trail = ["g", "waiting", "", 2, 0, 5, 6, {"a": 6}, None]
-    with pytest.raises(InvalidArgument, match="begin without a cursor"):
-        await mq.metadata.trace_message(
-            place, "", msgspec.msgpack.encode([[0, 0, -1, 0, b""], [trail], []])
-        )
 
 
 async def test_a_message_is_found_without_its_subject_and_a_missing_one_is_not(
@@ -208,14 +206,6 @@ async def test_a_message_is_found_without_its_subject_and_a_missing_one_is_not(
         await mq.metadata.find_every(str(receipt.id), "a")
     with pytest.raises(UnknownSubject):
         await mq.metadata.find_every(str(receipt.id), "unknown")
-
-
-async def test_a_dead_letter_is_found_beside_its_message(node: Node, mq: qmq.Client) -> None:
-    receipt = await failed_twice(mq)
-    share = node.store.open_queue("s", 0).share("g")
-    await eventually(lambda: share.deaths and not share.dying)
-    found = await mq.metadata.find_every(str(receipt.id))
-    assert [each.subject for each in (found.message, *found.others)] == ["s", "%dlq%g"]
 
 
 async def test_a_delayed_message_is_followed_from_the_delay_group_to_its_consumer(

@@ -51,7 +51,7 @@ def fed_slave(
 
 
 @pytest.mark.parametrize("from_files", [False, True])
-@pytest.mark.parametrize("bytes_max", [1, 500, 5_000, 1 << 20])
+@pytest.mark.parametrize("bytes_max", [1, 5_000])
 def test_a_slave_has_the_masters_files_and_after_the_commit_its_state(
     tmp_path: Path, bytes_max: int, from_files: bool
 ) -> None:

@@ -56,7 +56,7 @@ def snapshots(store: Store, base: int) -> int:
     return sum([each.envelope.kind == Kind.SNAPSHOT for each in entries])
 
 
-@pytest.mark.parametrize("copied", range(1, 6))
+@pytest.mark.parametrize("copied", [1, 5])
 def test_a_log_never_begins_with_a_part_of_a_snapshot(tmp_path: Path, copied: int) -> None:
     """The master dies while a slave has only some entries of a segment's snapshot, and the slave
     becomes the master.

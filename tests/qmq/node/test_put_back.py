@@ -11,62 +11,50 @@ from contextlib import asynccontextmanager
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 import pytest
 from qmq_coordination.broker_groups import CLUSTER, ReplicaRecord, replica_key
 from qmq_coordination.coordination_store import Put
 from qmq_coordination.ordered_records import stale_prefix
-from qmq_coordination.view import ClusterView
 from support import eventually
-from support.stores import FaultyStore, SharedStore
+from support.stores import FaultyStore
+from three_replicas import NAMES, ThreeReplicas, replica_config
 
 import qmq
 from qmq.errors import CoordinationUnavailable, Unavailable, WrongServer
 from qmq.log import commit_mark
-from qmq.meta.server import MetaConfig, MetaServer
 from qmq.model import Order, SubjectConfig
-from qmq.node.broker import broker_node
-from qmq.node.process import MACHINE, Environment, EtcdOptions, NodeTiming
+from qmq.node.process import MACHINE, Environment, NodeTiming
 from qmq.node.replica.context import ReplicaConfig
-from qmq.node.replica.node import ReplicaNode
 from qmq.operations.findings import findings
 from qmq.operations.snapshot_reading import read_snapshot
 from qmq.operations.text import Severity
 from qmq.proto.v1 import meta_pb2 as pb
 
-NAMES = ("a", "b", "c")
 
-
-class Cluster:
-    """Three replicas whose folders can be copied and put back."""
+class Cluster(ThreeReplicas):
+    """Their folders can be copied and put back; each keeps its data port."""
 
     def __init__(self, folder: Path, environment: Environment = MACHINE) -> None:
-        self.folder = folder
+        super().__init__(folder)
         self.environment = environment
-        self.store = SharedStore()
-        self.nodes: dict[str, ReplicaNode] = {}
         self.ports: dict[str, int] = {}
 
-    async def start(self, *names: str, store: object = None) -> None:
+    def config(self, name: str) -> ReplicaConfig:
+        return replica_config(self.folder, name, data_port=self.ports.get(name, 0))
+
+    def environment_of(self, name: str) -> Environment:
+        return self.environment
+
+    async def start(self, *names: str, store: Any = None) -> None:
+        await super().start(*names, store=store)
         for name in names:
-            etcd = EtcdOptions(("127.0.0.1:1",))
-            place = {"host": "127.0.0.1", "data_port": self.ports.get(name, 0), "control_port": 0}
-            config = ReplicaConfig("g", name, NAMES, self.folder / name, etcd, **place)  # type: ignore[arg-type]
-            node = broker_node(config, store or self.store, environment=self.environment)  # type: ignore[arg-type]
-            await node.start()
-            self.nodes[name] = node
-            self.ports[name] = int(node.address.rpartition(":")[2])
+            self.ports[name] = int(self.nodes[name].address.rpartition(":")[2])
 
     async def kill(self, *names: str) -> None:
         for name in names:
             await self.nodes.pop(name).stop(abruptly=True)
-
-    async def stop(self, name: str) -> None:
-        await self.nodes.pop(name).stop()
-
-    async def master(self) -> str:
-        await eventually(lambda: any(node.broker.is_serving for node in self.nodes.values()))
-        return next(name for name, node in self.nodes.items() if node.broker.is_serving)
 
     async def record(self, name: str) -> ReplicaRecord:
         found = await self.store.get(replica_key("g", name))
@@ -93,19 +81,8 @@ async def running(
     folder: Path, environment: Environment = MACHINE
 ) -> AsyncIterator[tuple[Cluster, str]]:
     cluster = Cluster(folder, environment)
-    view = ClusterView(cluster.store)
-    await view.start()
-    meta = MetaServer(cluster.store, view, MetaConfig("127.0.0.1", 0))
-    await meta.start()
-    try:
-        await cluster.start(*NAMES)
-        yield cluster, meta.address
-    finally:
-        for name in list(cluster.nodes):
-            await cluster.stop(name)
-        await meta.stop()
-        await view.stop()
-        await cluster.store.end()
+    async with cluster.running() as address:
+        yield cluster, address
 
 
 async def read(address: str, count: int) -> set[bytes]:

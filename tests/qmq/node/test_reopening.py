@@ -11,29 +11,16 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
-from qmq_coordination.embedded import EmbeddedStore
-from qmq_coordination.view import ClusterView
 from support import eventually
+from three_replicas import NAMES, ThreeReplicas
 
 import qmq
 from qmq.errors import QmqError, Unavailable
 from qmq.log.actions import Begin
 from qmq.log.disk import Disk
-from qmq.meta.server import MetaConfig, MetaServer
-from qmq.node.broker import broker_node
-from qmq.node.process import Environment, EtcdOptions
-from qmq.node.replica.context import ReplicaConfig
+from qmq.node.process import Environment
 from qmq.node.replica.node import ReplicaNode
 from qmq.testing.machine import TIMING
-
-NAMES = ("a", "b", "c")
-
-
-class Shared(EmbeddedStore):
-    """One store for all; closed by the test."""
-
-    async def close(self) -> None:
-        """Does nothing: nodes call this; the test closes the store."""
 
 
 class HeldDisk(Disk):
@@ -65,39 +52,16 @@ class HeldDisk(Disk):
         return super().open_append(path)
 
 
-class Group:
-    """Three replicas, each on its own disk."""
+class Group(ThreeReplicas):
+    """Each is on its own disk."""
 
     def __init__(self, folder: Path) -> None:
-        self.folder, self.coordination = folder, Shared()
+        super().__init__(folder)
         self.disks = {name: HeldDisk() for name in NAMES}
         self.fatal: list[BaseException] = []
-        self.nodes: dict[str, ReplicaNode] = {}
 
-    async def start(self, name: str) -> None:
-        config = ReplicaConfig(
-            "g",
-            name,
-            NAMES,
-            self.folder / name,
-            EtcdOptions(("127.0.0.1:1",)),
-            data_port=0,
-            control_port=0,
-        )
-        node = broker_node(
-            config,
-            self.coordination,
-            environment=Environment(disk=self.disks[name], timing=TIMING, fatal=self.fatal.append),
-        )
-        self.nodes[name] = node
-        await node.start()
-
-    async def stop(self, name: str) -> None:
-        await self.nodes.pop(name).stop()
-
-    async def master(self) -> str:
-        await eventually(lambda: any(node.broker.is_serving for node in self.nodes.values()))
-        return next(name for name, node in self.nodes.items() if node.broker.is_serving)
+    def environment_of(self, name: str) -> Environment:
+        return Environment(disk=self.disks[name], timing=TIMING, fatal=self.fatal.append)
 
     def hashes(self) -> set[bytes]:
         return {
@@ -125,23 +89,13 @@ class Group:
 @asynccontextmanager
 async def running(folder: Path) -> AsyncIterator[tuple[Group, qmq.Client]]:
     group = Group(folder)
-    view = ClusterView(group.coordination)
-    await view.start()
-    meta = MetaServer(group.coordination, view, MetaConfig("127.0.0.1", 0))
-    await meta.start()
-    try:
-        await asyncio.gather(*[group.start(name) for name in NAMES])
-        async with qmq.connect(meta.address) as mq:
-            await mq.send("s", b"before")
+    async with group.running() as address, qmq.connect(address) as mq:
+        await mq.send("s", b"before")
+        try:
             yield group, mq
-    finally:
-        for disk in group.disks.values():
-            disk.let_go()
-        for name in list(group.nodes):
-            await group.stop(name)
-        await meta.stop()
-        await view.stop()
-        await EmbeddedStore.close(group.coordination)
+        finally:
+            for disk in group.disks.values():
+                disk.let_go()
 
 
 def lose_the_role_with_something_unwritten(node: ReplicaNode) -> None:

@@ -14,70 +14,25 @@ from pathlib import Path
 import pytest
 from qmq_coordination.view import ROOT, ClusterView
 from support import cli_process, eventually
-from support.stores import FaultyStore, SharedStore
+from support.stores import FaultyStore
+from three_replicas import NAMES, ThreeReplicas
 
 import qmq
 from qmq.errors import CoordinationError, FolderInUse, InvalidArgument, LogDamaged, NotMaster
-from qmq.meta.server import MetaConfig, MetaServer
 from qmq.node.broker import broker_node
-from qmq.node.process import EtcdOptions
-from qmq.node.replica.context import ReplicaConfig
 from qmq.node.replica.node import ReplicaNode
 
-NAMES = ("a", "b", "c")
 
-
-def config(tmp_path: Path, name: str, group: str = "g") -> ReplicaConfig:
-    return ReplicaConfig(
-        group,
-        name,
-        NAMES,
-        tmp_path / name,
-        EtcdOptions(("127.0.0.1:1",)),
-        host="127.0.0.1",
-        data_port=0,
-        control_port=0,
-    )
-
-
-class Cluster:
-    """Three replicas and a metaserver."""
-
-    def __init__(self, tmp_path: Path) -> None:
-        self.tmp_path = tmp_path
-        self.store = SharedStore()
-        self.nodes: dict[str, ReplicaNode] = {}
-
-    async def start(self, name: str) -> ReplicaNode:
-        node = self.nodes[name] = broker_node(config(self.tmp_path, name), self.store)
-        await node.start()
-        return node
-
-    async def stop(self, name: str) -> None:
-        await self.nodes.pop(name).stop()
-
-    async def master(self) -> ReplicaNode:
-        await eventually(lambda: any(node.broker.is_serving for node in self.nodes.values()))
-        return next(node for node in self.nodes.values() if node.broker.is_serving)
+class Cluster(ThreeReplicas):
+    async def serving(self) -> ReplicaNode:
+        return self.nodes[await self.master()]
 
 
 @asynccontextmanager
-async def running(tmp_path: Path) -> AsyncIterator[tuple[Cluster, str]]:
-    cluster = Cluster(tmp_path)
-    view = ClusterView(cluster.store)
-    await view.start()
-    meta = MetaServer(cluster.store, view, MetaConfig("127.0.0.1", 0))
-    await meta.start()
-    try:
-        for name in NAMES:
-            await cluster.start(name)
-        yield cluster, meta.address
-    finally:
-        for name in list(cluster.nodes):
-            await cluster.stop(name)
-        await meta.stop()
-        await view.stop()
-        await cluster.store.end()
+async def running(folder: Path) -> AsyncIterator[tuple[Cluster, str]]:
+    cluster = Cluster(folder)
+    async with cluster.running() as address:
+        yield cluster, address
 
 
 async def test_every_replica_comes_to_hold_what_the_master_acknowledged(tmp_path: Path) -> None:
@@ -102,14 +57,14 @@ async def test_a_master_that_stops_hands_over_first_and_messages_and_progress_ar
     tmp_path: Path,
 ) -> None:
     async with running(tmp_path) as (cluster, address), qmq.connect(address) as mq:
-        first = await cluster.master()
+        first = await cluster.serving()
         await mq.send_many("s", [b"%d" % number for number in range(100)])
         async with mq.consumer("s", "g") as consumer:
             found = await consumer.pull(60, timedelta(seconds=10))
             await found.ack_sync()
             epoch = first.driver.core.state.promised
             await cluster.stop(first.config.replica)
-            second = await cluster.master()
+            second = await cluster.serving()
             assert second.driver.core.state.promised > epoch
             await mq.send("s", b"more")
             left: list[bytes] = []
@@ -124,13 +79,14 @@ async def test_a_replica_that_comes_back_catches_up_and_serves_what_it_missed(
     tmp_path: Path,
 ) -> None:
     async with running(tmp_path) as (cluster, address), qmq.connect(address) as mq:
-        master = await cluster.master()
+        master = await cluster.serving()
         slave = next(name for name in NAMES if name != master.config.replica)
         await mq.send("s", b"0")
         await cluster.stop(slave)
         for number in range(1, 50):
             await mq.send("s", b"%d" % number)
-        node = await cluster.start(slave)
+        await cluster.start(slave)
+        node = cluster.nodes[slave]
         await eventually(
             lambda: node.driver.core.state.commit >= master.driver.core.state.commit - 1
         )
@@ -146,7 +102,7 @@ async def test_what_a_slave_or_a_master_cannot_do_is_refused_and_changes_nothing
     tmp_path: Path,
 ) -> None:
     async with running(tmp_path) as (cluster, _):
-        master = await cluster.master()
+        master = await cluster.serving()
         slave = next(node for node in cluster.nodes.values() if node is not master)
         with pytest.raises(NotMaster):
             await slave.standing.transfer("a")
@@ -174,10 +130,10 @@ async def test_what_a_slave_or_a_master_cannot_do_is_refused_and_changes_nothing
 async def test_a_folder_of_another_replica_or_in_use_is_refused(tmp_path: Path) -> None:
     async with running(tmp_path) as (cluster, _):
         with pytest.raises((FolderInUse, LogDamaged)):
-            await broker_node(config(tmp_path, "a"), cluster.store).start()
+            await broker_node(cluster.config("a"), cluster.store).start()
         await cluster.stop("b")
         (tmp_path / "b").rename(tmp_path / "d")
-        stranger = config(tmp_path, "d")
+        stranger = cluster.config("d")
         with pytest.raises(LogDamaged, match="belongs to replica b"):
             await broker_node(stranger, cluster.store).start()
 
@@ -218,9 +174,8 @@ async def test_a_replica_whose_first_listing_is_refused_lists_again(tmp_path: Pa
             times=2,
             failure=CoordinationError("etcd denies the user this (permission denied)"),
         )
-        node = cluster.nodes["a"] = broker_node(config(tmp_path, "a"), refusing)
-        await node.start()
-        await eventually(lambda: node.view.subject("s") is not None)
+        await cluster.start("a", store=refusing)
+        await eventually(lambda: cluster.nodes["a"].view.subject("s") is not None)
 
 
 async def _control_of_master(cluster: Cluster) -> tuple[str, str]:

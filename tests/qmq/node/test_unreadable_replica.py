@@ -10,54 +10,38 @@ from contextlib import asynccontextmanager
 from datetime import timedelta
 from pathlib import Path
 
-from qmq_coordination.view import ClusterView
 from support import eventually
 from support.disks import BadSectors
-from support.stores import SharedStore
+from three_replicas import NAMES, ThreeReplicas, replica_config
 
 import qmq
 from qmq.log.disk import BLOCK_BYTES
 from qmq.log.log_config import LogConfig
-from qmq.meta.server import MetaConfig, MetaServer
-from qmq.node.broker import broker_node
-from qmq.node.process import Environment, EtcdOptions
+from qmq.node.process import Environment
 from qmq.node.replica.context import ReplicaConfig
 from qmq.node.replica.node import ReplicaNode
 from qmq.testing.machine import TIMING
 
-NAMES = ("a", "b", "c")
 COUNT = 200
+LOG = LogConfig(segment_bytes=64 * 1024, cache_bytes=0)
 
 
-class Cluster:
-    """Three replicas, each on its own disk."""
+class Cluster(ThreeReplicas):
+    """Each is on its own disk."""
 
     def __init__(self, folder: Path) -> None:
-        self.folder, self.coordination = folder, SharedStore()
+        super().__init__(folder)
         self.disks = {name: BadSectors() for name in NAMES}
         self.fatal: list[BaseException] = []
-        self.nodes: dict[str, ReplicaNode] = {}
 
-    async def start(self, name: str) -> None:
-        log = LogConfig(segment_bytes=64 * 1024, cache_bytes=0)
-        etcd = EtcdOptions(("127.0.0.1:1",))
-        config = ReplicaConfig(
-            "g", name, NAMES, self.folder / name, etcd, data_port=0, control_port=0, log=log
-        )
-        node = broker_node(
-            config,
-            self.coordination,
-            environment=Environment(disk=self.disks[name], timing=TIMING, fatal=self.fatal.append),
-        )
-        self.nodes[name] = node
-        await node.start()
+    def config(self, name: str) -> ReplicaConfig:
+        return replica_config(self.folder, name, log=LOG)
+
+    def environment_of(self, name: str) -> Environment:
+        return Environment(disk=self.disks[name], timing=TIMING, fatal=self.fatal.append)
 
     def first_segment(self, name: str) -> Path:
         return self.folder / name / "broker" / "message" / f"{0:020d}.log"
-
-    async def master(self) -> str:
-        await eventually(lambda: any(node.broker.is_serving for node in self.nodes.values()))
-        return next(name for name, node in self.nodes.items() if node.broker.is_serving)
 
     async def all_have_everything(self) -> None:
         def count(node: ReplicaNode) -> int:
@@ -70,27 +54,14 @@ class Cluster:
 @asynccontextmanager
 async def running(folder: Path) -> AsyncIterator[tuple[Cluster, qmq.Client]]:
     cluster = Cluster(folder)
-    view = ClusterView(cluster.coordination)
-    await view.start()
-    meta = MetaServer(cluster.coordination, view, MetaConfig("127.0.0.1", 0))
-    await meta.start()
-    try:
-        for name in NAMES:
-            await cluster.start(name)
-        async with qmq.connect(meta.address) as mq:
-            await cluster.master()
-            for begin in range(0, COUNT, 5):
-                await mq.send_many(
-                    "s", [b"%d" % number + bytes(900) for number in range(begin, begin + 5)]
-                )
-            await cluster.all_have_everything()
-            yield cluster, mq
-    finally:
-        for node in cluster.nodes.values():
-            await node.stop()
-        await meta.stop()
-        await view.stop()
-        await cluster.coordination.end()
+    async with cluster.running() as address, qmq.connect(address) as mq:
+        await cluster.master()
+        for begin in range(0, COUNT, 5):
+            await mq.send_many(
+                "s", [b"%d" % number + bytes(900) for number in range(begin, begin + 5)]
+            )
+        await cluster.all_have_everything()
+        yield cluster, mq
 
 
 async def test_what_a_consumer_reads_from_a_bad_sector_is_mended(tmp_path: Path) -> None:

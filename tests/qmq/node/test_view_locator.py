@@ -123,13 +123,6 @@ async def test_a_delay_group_is_never_where_a_subject_lives() -> None:
         assert {each.group for each in (await world.locator.locate("s")).routes} == {"g1", "g2"}
 
 
-async def test_a_subject_that_the_store_does_not_have_is_unknown_and_not_created() -> None:
-    async with running() as world:
-        with pytest.raises(UnknownSubject):
-            await world.locator.locate("nobody")
-        assert await SubjectCatalog(world.store).get("nobody") is None
-
-
 async def test_a_subject_that_was_created_a_moment_ago_is_found_before_the_watch_brings_it() -> (
     None
 ):
@@ -145,6 +138,9 @@ async def test_without_the_store_known_subjects_are_answered_and_no_other_is_den
     async with running() as world:
         await world.create(SubjectConfig("s", groups=("g1",)))
         await world.locator.locate("s")
+        with pytest.raises(UnknownSubject):
+            await world.locator.locate("nobody")
+        assert await SubjectCatalog(world.store).get("nobody") is None, "nor is it created"
         world.store.cut("get")
         assert (await world.locator.locate("s")).routes == [
             SubjectRoute("g1", "g1-1:1", 1, True, ServerName("", "g1", "g1-a"))
