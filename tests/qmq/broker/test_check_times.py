@@ -17,17 +17,6 @@ class Thing:
         self.name = name
 
 
-def test_an_item_is_due_at_the_earliest_time_that_was_asked_for_and_then_forgotten() -> None:
-    times, thing = CheckTimes[Thing](), Thing()
-    times.at(thing, 100)
-    times.at(thing, 50)
-    times.at(thing, 70)
-    assert list(times.due(49)) == []
-    assert list(times.due(50)) == [thing]
-    assert list(times.due(1_000)) == []
-    assert not len(times)
-
-
 def test_requests_made_during_a_call_are_answered_by_the_next_call() -> None:
     times, thing = CheckTimes[Thing](), Thing()
     times.at(thing, 1)

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import errno
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
 from support import ManualClock, alone, intake
 
-from qmq.client.connection.connection import connect
+from qmq.broker.broker import Broker
+from qmq.client.connection.connection import Connection, connect
 from qmq.errors import Overloaded
 from qmq.limits import MIB
 from qmq.log.checkpoint import begin_checkpoint
@@ -47,62 +50,55 @@ def three_segments(folder: Path, disk: Disk) -> Store:
     return open_store(folder, config, ManualClock(), disk=disk)
 
 
-async def test_a_pull_that_waits_hears_of_overload_and_the_next_one_is_served(
-    tmp_path: Path,
-) -> None:
+@asynccontextmanager
+async def served(folder: Path) -> AsyncIterator[tuple[ShortDisk, Broker, Connection]]:
+    """A broker on three segments, which must report no fatal error, and a connection to it."""
     disk, fatal = ShortDisk(), list[BaseException]()
-    store = three_segments(tmp_path, disk)
-    running = alone(store, ManualClock(), fatal=fatal.append)
-    broker, maintenance, server = running.broker, running.maintenance, running.data
-    await server.start("127.0.0.1", 0)
-    maintenance.start()
-    connection = await connect(f"127.0.0.1:{server.port}", "test")
-    request = wire.Attach("s", 0, "g", "c", "i", -1, "latest", 60_000, [], [])
-    session = wire.Attached.unpack(
-        (await connection.call(FrameKind.ATTACH, request.pack(), timeout_s=10)).payload
-    ).session
-    pull = wire.pack_pull(wire.Pull(session, 1, 1, 60_000))
-    waiting = asyncio.create_task(connection.call(FrameKind.PULL, pull, timeout_s=10))
-    (state,) = broker.dispatch.groups
-    while not state.waiters:
-        await asyncio.sleep(0)
-    disk.is_short = True
-    broker.dispatch.reset(state, 0)
-    with pytest.raises(Overloaded, match="too few descriptors"):
-        await waiting
-    disk.is_short = False
-    answer = await connection.call(FrameKind.PULL, pull, timeout_s=10)
-    assert answer.kind == FrameKind.MESSAGES
-    assert fatal == []
-    connection.close()
-    await connection.wait_closed()
-    await server.stop()
-    await maintenance.stop()
-    store.close()
-
-
-async def test_a_duplicate_that_cannot_be_compared_hears_of_overload_too(tmp_path: Path) -> None:
-    disk, fatal = ShortDisk(), list[BaseException]()
-    store = three_segments(tmp_path, disk)
+    store = three_segments(folder, disk)
     running = alone(store, ManualClock(), fatal=fatal.append)
     await running.data.start("127.0.0.1", 0)
+    running.maintenance.start()
     connection = await connect(f"127.0.0.1:{running.data.port}", "test")
-    same = b"".join(
-        encode(
-            b"s", Columns([bytes(3 * MIB)] * 4), producer_id=7, batch_sequence=0, create_time_ms=1
-        )
-    )
-    disk.is_short = True
-    with pytest.raises(Overloaded, match="too few descriptors"):
-        await connection.call(FrameKind.PRODUCE, same, timeout_s=10)
-    disk.is_short = False
-    answer = await connection.call(FrameKind.PRODUCE, same, timeout_s=10)
-    assert wire.unpack_produced(answer.payload)[0].base_sequence == 0
+    yield disk, running.broker, connection
     assert fatal == []
     connection.close()
     await connection.wait_closed()
     await running.data.stop()
+    await running.maintenance.stop()
     store.close()
+
+
+async def test_a_pull_that_waits_hears_of_overload_and_the_next_one_is_served(
+    tmp_path: Path,
+) -> None:
+    async with served(tmp_path) as (disk, broker, connection):
+        request = wire.Attach("s", 0, "g", "c", "i", -1, "latest", 60_000, [], [])
+        answer = await connection.call(FrameKind.ATTACH, request.pack(), timeout_s=10)
+        session = wire.Attached.unpack(answer.payload).session
+        pull = wire.pack_pull(wire.Pull(session, 1, 1, 60_000))
+        waiting = asyncio.create_task(connection.call(FrameKind.PULL, pull, timeout_s=10))
+        (state,) = broker.dispatch.groups
+        while not state.waiters:
+            await asyncio.sleep(0)
+        disk.is_short = True
+        broker.dispatch.reset(state, 0)
+        with pytest.raises(Overloaded, match="too few descriptors"):
+            await waiting
+        disk.is_short = False
+        answer = await connection.call(FrameKind.PULL, pull, timeout_s=10)
+        assert answer.kind == FrameKind.MESSAGES
+
+
+async def test_a_duplicate_that_cannot_be_compared_hears_of_overload_too(tmp_path: Path) -> None:
+    columns = Columns([bytes(3 * MIB)] * 4)
+    same = b"".join(encode(b"s", columns, producer_id=7, batch_sequence=0, create_time_ms=1))
+    async with served(tmp_path) as (disk, _, connection):
+        disk.is_short = True
+        with pytest.raises(Overloaded, match="too few descriptors"):
+            await connection.call(FrameKind.PRODUCE, same, timeout_s=10)
+        disk.is_short = False
+        answer = await connection.call(FrameKind.PRODUCE, same, timeout_s=10)
+        assert wire.unpack_produced(answer.payload)[0].base_sequence == 0
 
 
 def test_any_other_disk_error_is_raised_unchanged() -> None:

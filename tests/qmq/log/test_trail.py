@@ -219,21 +219,6 @@ def test_a_message_that_fails_is_lost_and_dies_has_a_story() -> None:
     assert trail.now.where is MessagePlace.DYING
 
 
-def test_what_others_settle_or_settle_too_late_is_not_about_it() -> None:
-    actions = (
-        join("a"),
-        join("b"),
-        pull("a", (0, 10, 1)),
-        settle("b", (5, 5, Verdict.ACK, 0)),
-        settle("a", (0, 4, Verdict.ACK, 0)),
-        Leave(*QUEUE, "a", True),
-        join("a", 9),
-        pull("a", (5, 5, 2)),
-        settle("a", (5, 5, Verdict.ACK, 0)),
-    )
-    assert story(*actions) == [("pull", "a", 1), ("lost", "a", 1), ("pull", "a", 2)]
-
-
 def test_the_story_tells_why_a_message_went_back() -> None:
     begun = (join("a"), pull("a", (0, 10, 1)))
     assert story(*begun, Return(*QUEUE, "a", 2))[-1] == ("return", "a", 1)

@@ -191,41 +191,6 @@ async def test_of_two_changes_at_once_one_is_prepared_and_the_other_refused(seed
     await world.check(latest=2)
 
 
-@pytest.mark.parametrize("seed", range(10))
-async def test_changes_that_follow_each_other_through_many_hands_are_consecutive(seed: int) -> None:
-    random = Random(seed)
-    world = World(random)
-    await world.create(partitions=4)
-
-    async def one(who: int) -> int:
-        done = 0
-        for _ in range(6):
-            changes = world.changes()
-            number = random.choice(
-                [
-                    part.number
-                    for part in (await world.state())
-                    .routes[(await world.state()).latest]
-                    .partitions
-                ]
-            )
-            group = random.choice("abc")
-            try:
-                change = await changes.prepare(
-                    SUBJECT,
-                    lambda route, n=number, g=group: move(route, n, g, change_id=world.new_id()),
-                )  # type: ignore[misc]
-            except Exception:
-                continue
-            await changes.carry_on(SUBJECT, change.to_version)
-            done += 1
-        return done
-
-    done = await asyncio.gather(*[one(who) for who in range(3)])
-    assert sum(done) > 0
-    await world.check(latest=1 + sum(done))
-
-
 async def test_a_change_from_another_version_or_over_another_one_is_refused() -> None:
     world = World()
     await world.create()

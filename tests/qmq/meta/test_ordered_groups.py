@@ -4,9 +4,7 @@ finished; start, moves, and assignment of lanes.
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Iterable
-from random import Random
 
 import pytest
 from meta_support import LPS, SUBJECT, KilledError, Killer, Lanes, World
@@ -343,24 +341,6 @@ async def test_hazard_10_a_group_passes_versions_one_at_a_time_however_fast_they
     outcome = await world.round()
     assert (outcome.steps, outcome.version) == (6, 7)
     assert [frontier.version for frontier in world.frontiers()] == [1, 2, 3, 4, 5, 6, 7]
-
-
-@pytest.mark.parametrize("seed", range(10))
-async def test_hazard_10_metaservers_that_race_never_skip_a_version_and_never_go_back(
-    seed: int,
-) -> None:
-    world = Grouped(Random(seed))
-    await world.begun("x", "y")
-    for number in range(1, 5):
-        await world.change("move", number, groups=["b" if number % 2 else "a"])
-        world.brokers.finish("g", number, 0, 40)
-        world.brokers.finish("g", number, 40, LPS)
-    for _ in range(6):
-        await asyncio.gather(*[world.round() for _ in range(3)])
-    versions = [frontier.version for frontier in world.frontiers()]
-    assert versions == [1, 2, 3, 4, 5]
-    assert {lane[0] for lane in await world.lanes()} == {5}
-    assert (await world.round()) == RoundOutcome(version=5)
 
 
 @pytest.mark.parametrize(
