@@ -61,15 +61,7 @@ async def test_a_lease_of_an_hour_is_shortened_and_the_answer_says_so(store: Sto
     broker, clock = broker_on(store)
     assert attach(broker, "c", Mute()).lease_ms == MAX_MS
     assert attach(broker, "short", Mute(), lease_ms=2_000).lease_ms == 2_000
-    clock.now_ms += MAX_MS + 1
-    broker.dispatch.tick()
-    assert store.open_queue("s", 0).shares["g"].holders == {}
-
-
-async def test_an_hour_that_an_older_version_granted_ends_as_early(store: Store) -> None:
-    broker, clock = broker_on(store)
-    attach(broker, "c", Mute())
-    store.act(Join("s", 0, "g", "old", "i", HOUR_MS, -1))
+    store.act(Join("s", 0, "g", "old", "i", HOUR_MS, -1))  # as an older version granted it
     assert attach(broker, "old", Mute()).lease_ms == MAX_MS
     clock.now_ms += MAX_MS + 1
     broker.dispatch.tick()
