@@ -66,8 +66,10 @@ def test_without_a_compiler_the_wheel_is_pure(
 
 
 def test_this_checkout_uses_the_form_that_it_is_told_to() -> None:
-    program = ("import qmq.client.consuming as ready; print(ready.IS_COMPILED, "
-"ready.ReadyMessages.__module__)")
+    program = (
+        "import qmq.client.consuming as ready; print(ready.IS_COMPILED, "
+        "ready.ReadyMessages.__module__)"
+    )
 
     def said(pure: str) -> str:
         environment = os.environ | {"QMQ_PURE": pure}

@@ -257,10 +257,7 @@ def test_the_overlay_keeps_replicas_in_zones_of_their_own() -> None:
             rule["topologyKey"]
             for rule in spec["topologySpreadConstraints"]
             if rule["whenUnsatisfiable"] == "DoNotSchedule"
-        } == {
-            "kubernetes.io/hostname",
-            "topology.kubernetes.io/zone",
-        }
+        } == {"kubernetes.io/hostname", "topology.kubernetes.io/zone"}
 
 
 def test_no_image_runs_unless_its_version_is_named(objects: list[dict[str, Any]]) -> None:

@@ -27,12 +27,7 @@ def test_hours_days_and_calendar_months_adjoin() -> None:
     assert [
         f"{bar.start:%d %H:%M}"
         for bar in (found.hours[0], found.hours[-1], found.days[0], found.days[1])
-    ] == [
-        "21 13:00",
-        "22 12:00",
-        "22 13:00",
-        "23 00:00",
-    ]
+    ] == ["21 13:00", "22 12:00", "22 13:00", "23 00:00"]
     assert [f"{bar.start:%Y-%m-%d}" for bar in found.months[:3]] == [
         "2026-12-22",
         "2027-01-01",

@@ -164,12 +164,7 @@ def test_json_of_a_route_has_all_there_is_to_know(meta: FakeMeta, qmq: Command) 
     assert [list(each) for each in found["partitions"]] == [PARTITION_FIELDS] * 4
     assert [
         (each["partition"], each["width_percent"], each["state"]) for each in found["partitions"]
-    ] == [
-        (1, 25.0, "open"),
-        (4, 12.5, "open"),
-        (5, 12.5, "open"),
-        (3, 50.0, "open"),
-    ]
+    ] == [(1, 25.0, "open"), (4, 12.5, "open"), (5, 12.5, "open"), (3, 50.0, "open")]
     (old,) = found["older_partitions"]
     assert (
         old["partition"],
@@ -277,12 +272,7 @@ def test_a_fenced_partition_and_one_without_an_answer_are_distinguished(
     found = qmq.json("route", "show", "orders")
     assert {
         each["partition"]: (each["state"], each["messages"]) for each in found["partitions"]
-    } == {
-        1: ("open", 100),
-        3: ("open", 100),
-        4: ("fenced", None),
-        5: ("unknown", None),
-    }
+    } == {1: ("open", 100), 3: ("open", 100), 4: ("fenced", None), 5: ("unknown", None)}
     assert "fenced" in qmq.text("route", "show", "orders")
 
 
@@ -315,11 +305,7 @@ def test_a_partition_that_its_broker_does_not_know_is_open_and_empty(
     assert [
         (each["partition"], each["state"], each["messages"], each["broker_group"])
         for each in found["partitions"]
-    ] == [
-        (1, "open", 100, "g1"),
-        (2, "open", 0, "g1"),
-        (3, "open", 0, "g2"),
-    ]
+    ] == [(1, "open", 100, "g1"), (2, "open", 0, "g1"), (3, "open", 0, "g2")]
 
 
 def test_best_effort_order_says_how_often_it_was_bent(meta: FakeMeta, qmq: Command) -> None:

@@ -150,10 +150,7 @@ class TestInChromium:
         ):
             await check(page, stage.base + address)
 
-    @pytest.mark.parametrize(
-        "path",
-        SCREENS,
-    )
+    @pytest.mark.parametrize("path", SCREENS)
     async def test_all_texts_on_one_screen_are_text(
         self, path: str, stage: Stage, page: Any
     ) -> None:

@@ -127,10 +127,7 @@ async def test_a_message_belongs_to_the_caller_until_it_is_settled(http: Any, su
     assert await received(http, subject, wait_s=0) == []
     assert await settled(
         http, subject, first["receipt"], verdict="nack", delay_s=0, error="not now"
-    ) == {
-        "settled": [first["receipt"]],
-        "over": [],
-    }
+    ) == {"settled": [first["receipt"]], "over": []}
     (again,) = await received(http, subject)
     assert (again["id"], again["attempt"]) == (first["id"], 2)
     assert (await settled(http, subject, again["receipt"], first["receipt"]))["over"] == [

@@ -44,11 +44,7 @@ async def test_a_whole_cluster_is_read_and_all_is_well(qmq_cluster: TestCluster)
     assert [(each.failure, each.process is not None) for each in found.metaservers] == [("", True)]
     assert {
         each.broker_group: (each.health, len(each.replicas)) for each in found.broker_groups
-    } == {
-        "group-1": ("read-write", 3),
-        "group-2": ("read-write", 3),
-        "delay": ("read-write", 3),
-    }
+    } == {"group-1": ("read-write", 3), "group-2": ("read-write", 3), "delay": ("read-write", 3)}
     for replica in (replica for group in found.broker_groups for replica in group.replicas):
         assert replica.process is not None
         assert replica.process.version == qmq.__version__

@@ -35,11 +35,7 @@ def test_a_body_becomes_its_fields_and_other_fields_are_left_out() -> None:
     )
     assert values(
         decode(b'{"id": 7, "at": "2026-11-27T00:00:00Z", "more": [1], "class": "x"}')
-    ) == (
-        7,
-        datetime(2026, 11, 27, tzinfo=UTC),
-        "x",
-    )
+    ) == (7, datetime(2026, 11, 27, tzinfo=UTC), "x")
     assert values(decode(b'{"id": 7, "at": null}')) == (7, None, None)
 
 
