@@ -95,11 +95,9 @@ def test_every_pod_obeys_the_restricted_standard(objects: list[dict[str, Any]]) 
         assert all({"emptyDir", "secret"} & set(volume) for volume in spec["volumes"]), name
         for container in spec["containers"]:
             own = container["securityContext"]
-            assert (
-                own["allowPrivilegeEscalation"],
-                own["readOnlyRootFilesystem"],
-                own["capabilities"],
-            ) == (False, True, {"drop": ["ALL"]})
+            assert own["allowPrivilegeEscalation"] is False
+            assert own["readOnlyRootFilesystem"] is True
+            assert own["capabilities"] == {"drop": ["ALL"]}
             for kind in ("requests", "limits"):
                 assert set(container["resources"][kind]) == {
                     "cpu",

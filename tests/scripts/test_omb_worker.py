@@ -88,10 +88,8 @@ def test_a_worker_does_the_work_of_a_whole_benchmark(
     received(worker, 4_000)
     period = worker.get("/period-stats").json()
     assert period["messageSendErrors"] == period["totalMessageSendErrors"] == 0
-    assert (period["bytesSent"], period["bytesReceived"]) == (
-        period["messagesSent"] * 100,
-        period["messagesReceived"] * 100 - 6 * 90,
-    )
+    assert period["bytesSent"] == period["messagesSent"] * 100
+    assert period["bytesReceived"] == period["messagesReceived"] * 100 - 6 * 90
     assert (
         counts_of(period["publishLatency"])
         == counts_of(period["publishDelayLatency"])

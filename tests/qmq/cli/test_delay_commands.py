@@ -191,12 +191,10 @@ def test_a_message_is_shown_with_all_there_is(meta: FakeMeta, qmq: Command) -> N
 def test_a_body_that_is_not_text_is_shown_in_base64(meta: FakeMeta, qmq: Command) -> None:
     meta.answers["ShowDelayed"] = message(body=b"\xff\x00", body_bytes=2, key=b"", tags=[])
     found = qmq.json("delay", "show", ID)
-    assert (found["body"], found["body_base64"], found["key"], found["tags"]) == (
-        None,
-        "/wA=",
-        None,
-        [],
-    )
+    assert found["body"] is None
+    assert found["body_base64"] == "/wA="
+    assert found["key"] is None
+    assert found["tags"] == []
     shown = qmq.text("delay", "show", ID)
     assert "base64:/wA=" in shown
     assert "tags" not in shown
@@ -348,11 +346,9 @@ def test_stats_as_json_have_everything_that_the_groups_report(meta: FakeMeta, qm
     meta.answers["DescribeDelays"] = ALL
     found = qmq.json("delay", "stats")
     assert list(found) == ["time", "pending", "groups", "silent_groups", "histogram"]
-    assert (found["time"], found["pending"], found["silent_groups"]) == (
-        DUE,
-        1554,
-        {"d3": "delay group 'd3' has no master"},
-    )
+    assert found["time"] == DUE
+    assert found["pending"] == 1554
+    assert found["silent_groups"] == {"d3": "delay group 'd3' has no master"}
     first, second = found["groups"]
     assert first.pop("buckets")[1] == {
         "from": "2026-11-21T13:00:00.000+00:00",
@@ -382,12 +378,10 @@ def test_stats_as_json_have_everything_that_the_groups_report(meta: FakeMeta, qm
         [{"subject": "gone", "waiting": 7, "reason": "[E105] there is no subject 'gone'"}],
     )
     bars = found["histogram"]
-    assert (bars["late"], bars["hours"][0]["pending"], len(bars["hours"]), len(bars["days"])) == (
-        3,
-        1500,
-        24,
-        30,
-    )
+    assert bars["late"] == 3
+    assert bars["hours"][0]["pending"] == 1500
+    assert len(bars["hours"]) == 24
+    assert len(bars["days"]) == 30
     assert (
         sum(each["pending"] for name in ("hours", "days", "months") for each in bars[name]) == 1551
     )

@@ -98,11 +98,9 @@ def test_a_misspelt_name_is_answered_with_the_nearest_one(
 
 def test_a_name_that_resembles_no_other_gets_no_suggestion(shop: NodeProcess) -> None:
     done = cli_process.run(("browse", "xylophone"), {**os.environ, "QMQ_SERVER": shop.address})
-    assert (done.returncode, done.stderr.decode().count("\n"), b"did you mean" in done.stderr) == (
-        2,
-        1,
-        False,
-    )
+    assert done.returncode == 2
+    assert done.stderr.decode().count("\n") == 1
+    assert b"did you mean" not in done.stderr
 
 
 @given(st.lists(st.text("abc", min_size=1, max_size=6)), st.text("abc", min_size=1, max_size=6))

@@ -217,20 +217,16 @@ async def test_an_ordered_subject_is_created_with_all_that_was_chosen(
     await client.create_subject(config, partitions=4)
     (request,) = meta.requests("CreateSubject")
     found = request.settings
-    assert (found.order, found.logical_partitions, found.fencing, found.partitions) == (
-        "best-effort",
-        64,
-        "majority",
-        4,
-    )
+    assert found.order == "best-effort"
+    assert found.logical_partitions == 64
+    assert found.fencing == "majority"
+    assert found.partitions == 4
     await client.create_subject(SubjectConfig("plain"))
     found = meta.requests("CreateSubject")[1].settings
-    assert (found.order, found.logical_partitions, found.fencing, found.partitions) == (
-        "",
-        0,
-        "",
-        0,
-    )
+    assert found.order == ""
+    assert found.logical_partitions == 0
+    assert found.fencing == ""
+    assert found.partitions == 0
     with pytest.raises(InvalidArgument, match="is unordered"):
         await client.create_subject(SubjectConfig("plain"), partitions=4)
 

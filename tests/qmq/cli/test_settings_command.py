@@ -48,16 +48,12 @@ def test_an_argument_goes_before_a_variable_before_the_context(
         )
         assert added.returncode == 0, added.stderr
     found = settings(environment)
-    assert (found["server"], found["context"]) == (
-        ("prod:1", "context prod"),
-        ("prod", "current context"),
-    )
+    assert found["server"] == ("prod:1", "context prod")
+    assert found["context"] == ("prod", "current context")
     assert found["token file"] == (str(tmp_path / "token"), "context prod")
     found = settings({**environment, "QMQ_CONTEXT": "test"})
-    assert (found["server"], found["context"]) == (
-        ("test:1", "context test"),
-        ("test", "environment"),
-    )
+    assert found["server"] == ("test:1", "context test")
+    assert found["context"] == ("test", "environment")
     assert settings({**environment, "QMQ_SERVER": "other:1"})["server"] == (
         "other:1",
         "environment",

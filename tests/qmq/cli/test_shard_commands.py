@@ -24,17 +24,13 @@ OPTIONS = BrokerOptions(
 
 def test_each_shard_has_a_group_a_folder_and_ports_of_its_own() -> None:
     third = shard_options(OPTIONS, 3)
-    assert (third.group, third.data, third.audit_log) == (
-        "g1.3",
-        Path("/d/shard-3"),
-        Path("/l/audit.3.jsonl"),
-    )
-    assert (third.data_port, third.control_port, third.metrics_port, third.shards) == (
-        20901,
-        20902,
-        9484,
-        1,
-    )
+    assert third.group == "g1.3"
+    assert third.data == Path("/d/shard-3")
+    assert third.audit_log == Path("/l/audit.3.jsonl")
+    assert third.data_port == 20901
+    assert third.control_port == 20902
+    assert third.metrics_port == 9484
+    assert third.shards == 1
     assert (third.replica, third.etcd) == ("a", "e:1")
 
 

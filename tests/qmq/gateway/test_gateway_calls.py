@@ -47,11 +47,9 @@ async def test_a_route_names_the_address_by_which_the_client_came(gateway: Gatew
         found = await gateway.route(topic)
         assert found.status.code == api.OK
         [queue] = found.message_queues
-        assert (queue.topic.name, queue.permission, tuple(queue.accept_message_types)) == (
-            topic,
-            api.READ_WRITE,
-            types,
-        )
+        assert queue.topic.name == topic
+        assert queue.permission == api.READ_WRITE
+        assert tuple(queue.accept_message_types) == types
         assert queue.broker.endpoints == gateway.endpoints
 
 
@@ -91,10 +89,8 @@ async def test_settings_come_back_with_what_the_server_decides(gateway: GatewayS
         )
     )
     producer = await stream.read()
-    assert (producer.status.code, producer.settings.publishing.max_body_size) == (
-        api.OK,
-        4 * 1024 * 1024,
-    )
+    assert producer.status.code == api.OK
+    assert producer.settings.publishing.max_body_size == 4 * 1024 * 1024
     assert producer.settings.backoff_policy.HasField("exponential_backoff")
     for topic, fifo in (("plain", False), ("inorder", True)):
         entry = api.SubscriptionEntry(topic=api.Resource(name=topic))
@@ -123,21 +119,17 @@ async def test_sent_messages_are_received_until_acknowledged(gateway: GatewayStu
     assert [each.message_id for each in answer.entries] == [sent.system_properties.message_id]
     [got] = await gateway.receive("orders")
     system = got.system_properties
-    assert (got.body, dict(got.user_properties), got.topic.name) == (
-        b"a tie",
-        {"colour": "blue"},
-        "orders",
-    )
+    assert got.body == b"a tie"
+    assert dict(got.user_properties) == {"colour": "blue"}
+    assert got.topic.name == "orders"
     assert (system.message_id, system.tag, list(system.keys)) == (
         sent.system_properties.message_id,
         "red",
         ["k1", "k2"],
     )
-    assert (system.message_type, system.delivery_attempt, system.born_host) == (
-        api.NORMAL,
-        1,
-        "here",
-    )
+    assert system.message_type == api.NORMAL
+    assert system.delivery_attempt == 1
+    assert system.born_host == "here"
     assert (await gateway.ack(got)).status.code == api.OK
     statuses = [each.status.code for each in await gateway.answers("orders", wait_s=0.1)]
     assert statuses == [api.MESSAGE_NOT_FOUND]
@@ -159,12 +151,10 @@ async def test_a_message_is_an_ordinary_one_for_qmqs_own_clients(gateway: Gatewa
     await gateway.send(message("orders", b"from afar", tag="red", keys=["k1"], colour="blue"))
     async with gateway.mq.consumer("orders", "native") as consumer:
         got = await anext(consumer)
-    assert (got.body, got.key, got.tags, got.headers["colour"]) == (
-        b"from afar",
-        "k1",
-        ("red",),
-        b"blue",
-    )
+    assert got.body == b"from afar"
+    assert got.key == "k1"
+    assert got.tags == ("red",)
+    assert got.headers["colour"] == b"blue"
     receipt = await gateway.mq.send(
         "orders", b"from home", key="k2", tags=["blue"], headers={"size": "1"}
     )

@@ -219,11 +219,9 @@ def test_an_advertised_address_says_of_which_kind_it_is() -> None:
         ("mq.example:80", api.DOMAIN_NAME, "mq.example"),
     ):
         found = endpoints_of(address)
-        assert (found.scheme, found.addresses[0].host, found.addresses[0].port) == (
-            scheme,
-            host,
-            80,
-        )
+        assert found.scheme == scheme
+        assert found.addresses[0].host == host
+        assert found.addresses[0].port == 80
 
 
 HEADERS = st.dictionaries(

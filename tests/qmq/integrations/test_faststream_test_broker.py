@@ -321,7 +321,5 @@ async def test_local_messages_take_every_verdict_and_are_chosen() -> None:
         each.nack()
         each.reject()
         each.release()
-    assert (len(local_batch("orders", []).messages), len(local_batch("orders", []).receipts)) == (
-        0,
-        0,
-    )
+    assert len(local_batch("orders", []).messages) == 0
+    assert len(local_batch("orders", []).receipts) == 0

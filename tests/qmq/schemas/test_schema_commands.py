@@ -63,10 +63,8 @@ def test_a_schema_is_set_listed_shown_and_deleted(server: str, tmp_path: Path) -
         "--json-schema",
         declared(tmp_path / "3.json", id={"type": "string"}),
     )
-    assert (
-        refused.exit_code,
-        "field 'id' changes from long to string: give the field another name" in refused.stderr,
-    ) == (2, True)
+    assert refused.exit_code == 2
+    assert "field 'id' changes from long to string: give the field another name" in refused.stderr
     assert (
         typed(server, "delete", "orders").stdout == "deleted 2 versions of the schema of orders\n"
     )

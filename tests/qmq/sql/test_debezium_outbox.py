@@ -70,12 +70,10 @@ async def test_an_event_commits_with_the_transaction_and_is_sent_as_event_router
                 await write_event(connection, DebeziumEvent("order", "43", "OrderCreated", {}))
                 await connection.rollback()
         (row,) = left(engine, "id, aggregatetype, aggregateid, type, payload", "outboxevent")
-        assert (str(row.id), row.aggregatetype, row.aggregateid, row.type) == (
-            str(ORDER.id),
-            "order",
-            "42",
-            "OrderCreated",
-        )
+        assert str(row.id) == str(ORDER.id)
+        assert row.aggregatetype == "order"
+        assert row.aggregateid == "42"
+        assert row.type == "OrderCreated"
         async with client(node.address) as mq, mq.outbox_watchdog(engine, debezium=DebeziumTable()):
             (message,) = await received(mq, "outbox.event.order", 1)
             await is_empty(engine, "outboxevent")

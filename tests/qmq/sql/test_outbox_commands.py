@@ -54,11 +54,9 @@ def test_what_was_set_aside_is_shown_retried_and_dropped(database: Database) -> 
                 ("order", "k-2", "set aside"),
                 ("order", "k-3", "waits"),
             ]
-            assert (rows[0]["last_error"], rows[0]["attempts"], rows[0]["message_id"]) == (
-                "too large",
-                3,
-                str(ids[0]),
-            )
+            assert rows[0]["last_error"] == "too large"
+            assert rows[0]["attempts"] == 3
+            assert rows[0]["message_id"] == str(ids[0])
         assert len(json.loads(say("list", "--db", database.sync_url, "--aside", "--json"))) == 3
         assert (
             len(json.loads(say("list", "--db", database.sync_url, "--limit", "1", "--json"))) == 1

@@ -67,12 +67,10 @@ async def test_what_an_async_connection_commits_is_sent_and_what_it_rolls_back_n
                 await connection.commit()
                 assert await box.committed()
             (message,) = await received(mq, "order", 1)
-            assert (message.body, message.key, message.tags, message.id) == (
-                b"kept",
-                "2",
-                ("eu",),
-                number,
-            )
+            assert message.body == b"kept"
+            assert message.key == "2"
+            assert message.tags == ("eu",)
+            assert message.id == number
             assert message.headers == {"why": b"ordered", "raw": b"\xff\x00"}
         assert left(engine) == []
         with engine.connect() as connection:
