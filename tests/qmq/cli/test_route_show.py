@@ -38,60 +38,21 @@ SPLIT = change(
     "split", 2, (2,), *TARGETS, phase="done", reason="hot", times_ms=TIMES, sealed={2: 99}
 )
 
-PARTITION_FIELDS = [
-    "partition",
-    "first",
-    "end",
-    "width_percent",
-    "broker_group",
-    "state",
-    "sealed_at",
-    "messages",
-    "bytes",
-    "messages_per_s",
-    "bytes_per_s",
-    "bent_messages",
-]
-GROUP_FIELDS = [
-    "group",
-    "version",
-    "gate",
-    "is_ready",
-    "is_paused",
-    "frontier",
-    "consumers",
-    "left",
-    "parked_keys",
-    "lag_ms",
-    "lanes",
-    "partitions",
-]
-READING_FIELDS = [
-    "partition",
-    "first",
-    "end",
-    "broker_group",
-    "left",
-    "lag_ms",
-    "is_finished",
-    "parked_keys",
-    "parked_messages",
-    "is_full",
-    "holders",
-]
-CHANGE_FIELDS = [
-    "id",
-    "kind",
-    "to_version",
-    "sources",
-    "targets",
-    "phase",
-    "reason",
-    "times_ms",
-    "sealed",
-    "refused_ms",
-    "refused_ms_max",
-]
+PARTITION_FIELDS = (
+    "partition first end width_percent broker_group state sealed_at messages bytes "
+    "messages_per_s bytes_per_s bent_messages"
+)
+GROUP_FIELDS = (
+    "group version gate is_ready is_paused frontier consumers left parked_keys lag_ms lanes "
+    "partitions"
+)
+READING_FIELDS = (
+    "partition first end broker_group left lag_ms is_finished parked_keys parked_messages "
+    "is_full holders"
+)
+CHANGE_FIELDS = (
+    "id kind to_version sources targets phase reason times_ms sealed refused_ms refused_ms_max"
+)
 
 
 def lagging() -> pb.OrderedGroup:
@@ -142,24 +103,15 @@ def asked(meta: FakeMeta, **fields: Any) -> None:
 def test_json_of_a_route_has_all_there_is_to_know(meta: FakeMeta, qmq: Command) -> None:
     asked(meta, change=MOVE, silent_groups=["g3"])
     found = qmq.json("route", "show", "orders")
-    assert list(found) == [
-        "subject",
-        "order",
-        "fencing",
-        "logical_partitions",
-        "version",
-        "latest_version",
-        "partitions",
-        "older_partitions",
-        "groups",
-        "change",
-        "silent_groups",
-    ]
+    assert " ".join(found) == (
+        "subject order fencing logical_partitions version latest_version partitions "
+        "older_partitions groups change silent_groups"
+    )
     assert found["subject"] == "orders"
     assert found["order"] == "strict"
     assert found["fencing"] == "lease"
     assert found["version"] == 2
-    assert [list(each) for each in found["partitions"]] == [PARTITION_FIELDS] * 4
+    assert [" ".join(each) for each in found["partitions"]] == [PARTITION_FIELDS] * 4
     assert [
         (each["partition"], each["width_percent"], each["state"]) for each in found["partitions"]
     ] == [(1, 25.0, "open"), (4, 12.5, "open"), (5, 12.5, "open"), (3, 50.0, "open")]
@@ -171,7 +123,7 @@ def test_json_of_a_route_has_all_there_is_to_know(meta: FakeMeta, qmq: Command) 
     assert old["sealed_at"] == 99
     assert old["messages"] == 99
     (billing,) = found["groups"]
-    assert list(billing) == GROUP_FIELDS
+    assert " ".join(billing) == GROUP_FIELDS
     assert billing["version"] == 1
     assert billing["left"] == 20
     assert billing["lag_ms"] == 700
@@ -188,7 +140,7 @@ def test_json_of_a_route_has_all_there_is_to_know(meta: FakeMeta, qmq: Command) 
         }
     ]
     (reading,) = billing["partitions"]
-    assert list(reading) == READING_FIELDS
+    assert " ".join(reading) == READING_FIELDS
     assert (reading["left"], reading["is_finished"]) == (20, False)
     assert reading["holders"] == [
         {
@@ -200,7 +152,7 @@ def test_json_of_a_route_has_all_there_is_to_know(meta: FakeMeta, qmq: Command) 
             "is_paused": False,
         }
     ]
-    assert list(found["change"]) == CHANGE_FIELDS
+    assert " ".join(found["change"]) == CHANGE_FIELDS
     assert found["silent_groups"] == ["g3"]
 
 
@@ -337,7 +289,7 @@ def test_history_tells_phases_and_for_how_long_writers_were_refused(
     )
     meta.answers["RouteHistory"] = pb.RouteHistoryResponse(changes=[SPLIT, begun])
     first, second = qmq.json("route", "history", "orders")
-    assert list(first) == list(second) == CHANGE_FIELDS
+    assert " ".join(first) == " ".join(second) == CHANGE_FIELDS
     assert first["kind"] == "split"
     assert first["sources"] == [2]
     assert first["phase"] == "done"
@@ -371,14 +323,7 @@ def test_an_explanation_says_what_would_be_done_and_why(meta: FakeMeta, qmq: Com
         last_ms=1,
     )
     found = qmq.json("route", "explain", "orders")
-    assert list(found) == [
-        "policy",
-        "operation",
-        "reasons",
-        "last_operation",
-        "last_reasons",
-        "last_ms",
-    ]
+    assert " ".join(found) == "policy operation reasons last_operation last_reasons last_ms"
     assert found["operation"] == "split 2"
     assert qmq.text("route", "explain", "orders").splitlines() == [
         "automatic resharding of orders is on",
@@ -397,19 +342,11 @@ def test_only_the_given_settings_of_a_policy_change(meta: FakeMeta, qmq: Command
     meta.answers["ExplainReshard"] = explained()
     meta.answers["SetReshardPolicy"] = lambda request: request.policy
     (now,) = qmq.json("route", "policy", "orders")
-    assert list(now) == [
-        "subject",
-        "is_enabled",
-        "split_messages_per_s",
-        "split_bytes_per_s",
-        "split_backlog",
-        "merge_messages_per_s",
-        "merge_bytes_per_s",
-        "merge_quiet_ms",
-        "cool_down_ms",
-        "partitions_min",
-        "partitions_max",
-    ]
+    assert " ".join(now) == (
+        "subject is_enabled split_messages_per_s split_bytes_per_s split_backlog "
+        "merge_messages_per_s merge_bytes_per_s merge_quiet_ms cool_down_ms partitions_min "
+        "partitions_max"
+    )
     words = ("route", "policy", "orders", "--disable", "split_backlog=500", "cool_down_ms=1500")
     (planned,) = qmq.json(*words, "--dry-run")
     assert meta.requests("SetReshardPolicy") == []

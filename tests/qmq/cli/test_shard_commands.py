@@ -68,9 +68,7 @@ def test_a_brokers_name_means_all_its_shards_in_order() -> None:
 
 
 def test_a_broker_group_that_is_not_a_shard_is_its_own_family() -> None:
-    assert [family_of(each) for each in ("g1.2", "g1", "eu.west", "g1.2.3")] == [
-        "g1",
-        "g1",
-        "eu.west",
-        "g1.2",
-    ]
+    assert (
+        " ".join(family_of(each) for each in ("g1.2", "g1", "eu.west", "g1.2.3"))
+        == "g1 g1 eu.west g1.2"
+    )
