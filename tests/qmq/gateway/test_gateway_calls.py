@@ -9,7 +9,6 @@ import time
 import zlib
 from collections import defaultdict
 from collections.abc import AsyncIterator
-from datetime import timedelta
 
 import grpc
 import pytest
@@ -51,17 +50,6 @@ async def test_a_route_names_the_address_by_which_the_client_came(gateway: Gatew
         assert queue.permission == api.READ_WRITE
         assert tuple(queue.accept_message_types) == types
         assert queue.broker.endpoints == gateway.endpoints
-
-
-async def test_an_assignment_has_all_queues_of_the_topic(gateway: GatewayStub) -> None:
-    await gateway.send(message("plain"))
-    request = calls.QueryAssignmentRequest(
-        topic=api.Resource(name="plain"), group=api.Resource(name="G"), endpoints=gateway.endpoints
-    )
-    found = await gateway.stub.QueryAssignment(request, metadata=gateway.headers)
-    assert [each.message_queue for each in found.assignments] == list(
-        (await gateway.route("plain")).message_queues
-    )
 
 
 async def test_a_call_without_a_client_id_is_refused(gateway: GatewayStub) -> None:
@@ -215,19 +203,6 @@ async def test_a_consumer_may_come_before_the_first_message(gateway: GatewayStub
 
 
 # --- delays ---------------------------------------------------------------------------------------
-
-
-async def test_a_delayed_message_is_delivered_when_due_and_never_early() -> None:
-    async with TestCluster(clock=virtual()) as cluster, gateway_on(cluster) as gateway:
-        due_ms = cluster.clock.time_ms() + 86_400_000 * 365
-        answer = await gateway.send(message("later", b"a year", kind=api.DELAY, due_ms=due_ms))
-        assert answer.status.code == api.OK
-        await cluster.clock.advance(days=364)
-        async with gateway.mq.consumer("later", "native") as consumer:
-            assert not await consumer.pull(wait=timedelta(0))
-            await cluster.clock.advance(days=1)
-            got = await anext(consumer)
-        assert (got.body, got.append_time_ms) == (b"a year", due_ms)
 
 
 async def test_a_delay_beyond_two_years_is_refused(gateway: GatewayStub) -> None:

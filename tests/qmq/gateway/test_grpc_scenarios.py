@@ -1,14 +1,11 @@
-"""The ten scenarios of RocketMQ's integration tests of its gRPC API, run against a gateway by the
-same stub.
+"""Scenarios of RocketMQ's integration tests of its gRPC API, run against a gateway by the same
+stub. Those about large bodies, dead letters and order: test_gateway_calls.py.
 """
 
 from __future__ import annotations
 
-import gzip
-import os
 import time
 from collections.abc import AsyncIterator
-from datetime import timedelta
 
 import gateway_stub
 import pytest
@@ -120,14 +117,6 @@ async def test_a_delayed_message_is_recalled(gateway: GatewayStub) -> None:
     assert [each async for each in gateway.mq.delayed.list("orders")] == []
 
 
-async def test_a_big_compressed_body_comes_as_it_was(gateway: GatewayStub) -> None:
-    body = os.urandom(1 << 20) + bytes(2 << 20)
-    sent = message("orders", gzip.compress(body))
-    sent.system_properties.body_encoding = api.GZIP
-    assert (await gateway.send(sent)).status.code == api.OK
-    assert [each.body for each in await gateway.receive("orders")] == [body]
-
-
 async def test_a_changed_handle_is_valid_and_the_one_before_is_not(gateway: GatewayStub) -> None:
     await gateway.send(message("orders"))
     (got,) = await gateway.receive("orders")
@@ -138,29 +127,6 @@ async def test_a_changed_handle_is_valid_and_the_one_before_is_not(gateway: Gate
     answer = await gateway.ack(got, valid)
     assert answer.status.code == api.MULTIPLE_RESULTS
     assert [each.status.code for each in answer.entries] == [api.INVALID_RECEIPT_HANDLE, api.OK]
-
-
-async def test_a_message_goes_to_the_dead_letters_after_its_attempts(gateway: GatewayStub) -> None:
-    await gateway.send(message("orders", b"poison"))
-    for attempt in (1, 2):
-        (got,) = await gateway.receive("orders")
-        assert got.system_properties.delivery_attempt == attempt
-        if attempt == 1:
-            await gateway.change(got, 0)
-    assert (await gateway.forward(got)).status.code == api.OK
-    async with gateway.mq.consumer("%dlq%G", "readers") as dead:
-        assert [each.body for each in await dead.pull(1, timedelta(seconds=20))] == [b"poison"]
-
-
-async def test_messages_of_a_group_are_consumed_orderly(gateway: GatewayStub) -> None:
-    for number in range(6):
-        await gateway.send(message("inorder", b"%d" % number, kind=api.FIFO, group="k"))
-    seen = []
-    while len(seen) < 6:
-        for got in await gateway.receive("inorder"):
-            seen.append(got.body)
-            await gateway.ack(got)
-    assert seen == [b"%d" % number for number in range(6)]
 
 
 async def test_every_call_is_answered_as_the_page_says(gateway: GatewayStub) -> None:

@@ -155,18 +155,8 @@ async def test_a_transaction_of_another_topic_or_none_is_refused(gateway: Gatewa
 
 async def test_a_producer_is_asked_about_a_transaction_that_it_forgot(gateway: GatewayStub) -> None:
     transaction = await half(gateway, "orders", b"forgotten")
-    stream = gateway.stub.Telemetry(metadata=gateway.headers)
-    publishing = api.Publishing(topics=[api.Resource(name="orders")])
-    await stream.write(
-        calls.TelemetryCommand(
-            settings=api.Settings(client_type=api.PRODUCER, publishing=publishing)
-        )
-    )
-    asked = []
-    while len(asked) < 2:
-        command = await stream.read()
-        if command.HasField("recover_orphaned_transaction_command"):
-            asked.append(command.recover_orphaned_transaction_command)
+    async with aclosing(asking(gateway)) as questions:
+        asked = [await anext(questions) for _ in range(2)]
     assert {each.transaction_id for each in asked} == {transaction}
     found = asked[0].message
     assert found.topic.name == "orders"
@@ -175,7 +165,6 @@ async def test_a_producer_is_asked_about_a_transaction_that_it_forgot(gateway: G
     assert await end(gateway, "orders", asked[0].transaction_id, api.COMMIT) == api.OK
     [got] = await gateway.receive("orders")
     assert got.body == b"forgotten"
-    stream.cancel()
 
 
 async def test_an_undecided_transaction_is_rolled_back_without_any_gateway() -> None:
@@ -201,20 +190,12 @@ async def test_a_producer_that_never_knows_is_asked_so_often_and_no_more() -> No
     config = GatewayConfig(port=0, transactions=timing)
     async with TestCluster() as cluster, gateway_on(cluster, config) as gateway:
         transaction = await half(gateway, "orders")
-        stream = gateway.stub.Telemetry(metadata=gateway.headers)
-        publishing = api.Publishing(topics=[api.Resource(name="orders")])
-        await stream.write(
-            calls.TelemetryCommand(
-                settings=api.Settings(client_type=api.PRODUCER, publishing=publishing)
-            )
-        )
-        asked = 0
-        while asked < 3:
-            asked += (await stream.read()).HasField("recover_orphaned_transaction_command")
-        while (await gateway.mq.delayed.show(transaction)).state != "cancelled":
-            await asyncio.sleep(0.01)
+        async with aclosing(asking(gateway)) as asked:
+            for _ in range(3):
+                await anext(asked)
+            while (await gateway.mq.delayed.show(transaction)).state != "cancelled":
+                await asyncio.sleep(0.01)
         assert await end(gateway, "orders", transaction, api.COMMIT) == api.INVALID_TRANSACTION_ID
-        stream.cancel()
 
 
 async def test_another_gateway_decides_and_asks_when_the_first_one_is_gone() -> None:
@@ -223,36 +204,21 @@ async def test_another_gateway_decides_and_asks_when_the_first_one_is_gone() -> 
             first, second = await half(one, "orders", b"1"), await half(one, "orders", b"2")
         async with gateway_on(cluster, CONFIG) as two:
             assert await end(two, "orders", first, api.COMMIT) == api.OK
-            stream = two.stub.Telemetry(metadata=two.headers)
-            publishing = api.Publishing(topics=[api.Resource(name="orders")])
-            await stream.write(
-                calls.TelemetryCommand(
-                    settings=api.Settings(client_type=api.PRODUCER, publishing=publishing)
-                )
-            )
-            while not (command := await stream.read()).HasField(
-                "recover_orphaned_transaction_command"
-            ):
-                pass
-            assert command.recover_orphaned_transaction_command.transaction_id == second
-            assert [each.body for each in await two.receive("orders")] == [b"1"]
-            stream.cancel()
+            async with aclosing(asking(two)) as asked:
+                assert (await anext(asked)).transaction_id == second
+                assert [each.body for each in await two.receive("orders")] == [b"1"]
 
 
-async def asking(gateway: GatewayStub) -> AsyncGenerator[str, None]:
-    """The transactions that a producer of `orders` is asked about, in order."""
-    stream = gateway.stub.Telemetry(metadata=gateway.headers)
-    publishing = api.Publishing(topics=[api.Resource(name="orders")])
-    await stream.write(
-        calls.TelemetryCommand(
-            settings=api.Settings(client_type=api.PRODUCER, publishing=publishing)
-        )
-    )
+async def asking(
+    gateway: GatewayStub,
+) -> AsyncGenerator[calls.RecoverOrphanedTransactionCommand, None]:
+    """What a producer of `orders` is asked, in order."""
+    stream = await producing(gateway, "orders")
     try:
         while True:
             command = await stream.read()
             if command.HasField("recover_orphaned_transaction_command"):
-                yield command.recover_orphaned_transaction_command.transaction_id
+                yield command.recover_orphaned_transaction_command
     finally:
         stream.cancel()
 
@@ -273,15 +239,15 @@ async def test_a_message_says_when_its_transaction_is_asked_about_first() -> Non
         async with aclosing(asking(gateway)) as asked:
             first = asyncio.ensure_future(anext(asked))
             await cluster.clock.advance(seconds=1)
-            assert await first == soon.transaction_id
+            assert (await first).transaction_id == soon.transaction_id
             assert await end(gateway, "orders", soon.transaction_id, api.ROLLBACK) == api.OK
             second = asyncio.ensure_future(anext(asked))
             await cluster.clock.advance(seconds=6)
-            assert await second == neither.transaction_id
+            assert (await second).transaction_id == neither.transaction_id
             assert await end(gateway, "orders", neither.transaction_id, api.ROLLBACK) == api.OK
             third = asyncio.ensure_future(anext(asked))
             await cluster.clock.advance(seconds=3600)
-            assert await third == late.transaction_id
+            assert (await third).transaction_id == late.transaction_id
 
 
 async def test_a_first_check_after_a_transactions_end_is_refused(gateway: GatewayStub) -> None:
@@ -358,6 +324,6 @@ async def test_an_identity_whose_look_does_not_end_delays_no_others_questions() 
             async with aclosing(asking(shop)) as asked:
                 for _ in range(3):
                     transaction = await half(shop, "orders")
-                    assert await anext(asked) == transaction
+                    assert (await anext(asked)).transaction_id == transaction
                     assert await end(shop, "orders", transaction, api.ROLLBACK) == api.OK
             other.cancel()

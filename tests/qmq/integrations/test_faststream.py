@@ -5,7 +5,6 @@ routers and AsyncAPI.
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from datetime import timedelta
 from typing import Annotated, Any
 
 import pytest
@@ -19,7 +18,7 @@ faststream = pytest.importorskip(
 
 from faststream import AckPolicy, Context, Depends, FastStream  # noqa: E402
 
-from qmq.integrations.faststream import QmqBroker, QmqMessage, QmqResponse, QmqRouter  # noqa: E402
+from qmq.integrations.faststream import QmqBroker, QmqMessage  # noqa: E402
 
 
 class Order(BaseModel):
@@ -91,22 +90,6 @@ async def test_a_handler_gets_its_message_parsed_and_its_dependencies(
     assert not await broker.ping(1)
 
 
-async def test_what_a_handler_returns_goes_to_the_publisher_with_its_key(
-    broker: QmqBroker, subject: str, mq: qmq.Client
-) -> None:
-    @broker.subscriber(subject, group="g")
-    @broker.publisher(f"{subject}-out", headers={"by": "billing"})
-    async def bill(order: Order) -> Any:
-        return QmqResponse({"billed": order.id}, key=f"order-{order.id}")
-
-    async with running(broker):
-        await broker.publish({"id": 7}, subject, correlation_id="c-1")
-        async with asyncio.timeout(30):
-            message = await anext(aiter(mq.consumer(f"{subject}-out", "g")))
-    assert (message.json(), message.key) == ({"billed": 7}, "order-7")
-    assert (message.headers["by"], message.headers["correlation_id"]) == (b"billing", b"c-1")
-
-
 async def test_a_header_keeps_its_bytes_and_one_without_a_value_is_refused(
     broker: QmqBroker, subject: str, mq: qmq.Client
 ) -> None:
@@ -123,20 +106,6 @@ async def test_a_header_keeps_its_bytes_and_one_without_a_value_is_refused(
         with pytest.raises(qmq.errors.InvalidArgument, match="'x'"):
             await broker.publish(b"", subject, headers={"x": none})  # type: ignore[dict-item]
     await broker.stop()
-
-
-async def test_an_answer_goes_to_the_subject_that_the_message_names(
-    broker: QmqBroker, subject: str, mq: qmq.Client
-) -> None:
-    @broker.subscriber(subject, group="g")
-    async def double(number: int) -> int:
-        return 2 * number
-
-    async with running(broker):
-        await broker.publish(21, subject, reply_to=f"{subject}-answers", correlation_id="ask-1")
-        async with asyncio.timeout(30):
-            message = await anext(aiter(mq.consumer(f"{subject}-answers", "g")))
-    assert (message.json(), message.headers["correlation_id"]) == (42, b"ask-1")
 
 
 async def test_a_failed_message_comes_again_and_a_rejected_one_is_a_dead_letter(
@@ -277,33 +246,6 @@ async def test_an_ordered_subscriber_that_stops_gives_back_what_it_did_not_begin
     assert len(handled) <= 2
     for key in range(8):
         assert rest[f"k{key}"] == [each for each in range(key, 40, 8) if each not in handled]
-
-
-async def test_a_router_puts_its_prefix_before_subjects(address: str, subject: str) -> None:
-    router = QmqRouter(f"{subject}-")
-    got: asyncio.Queue[Any] = asyncio.Queue()
-
-    @router.subscriber("orders", group="g")
-    async def handle(body: dict[str, int]) -> None:
-        got.put_nowait(body)
-
-    outgoing = router.publisher("orders")
-    broker = QmqBroker(address, routers=[router], state_dir=False)
-    async with running(broker):
-        await outgoing.publish({"id": 7}, delay=timedelta(milliseconds=1))
-        assert await soon(got) == {"id": 7}
-    assert outgoing.subject == f"{subject}-orders"
-
-
-async def test_a_subscriber_without_a_handler_gives_one_message_when_asked(
-    broker: QmqBroker, subject: str
-) -> None:
-    waiting = broker.subscriber(subject, group="g")
-    async with running(broker):
-        await broker.publish("hello", subject)
-        message = await waiting.get_one(timeout=30)
-        assert await message.decode() == "hello"
-        await message.ack()
 
 
 def test_asyncapi_describes_subjects_handlers_and_publishers(

@@ -22,19 +22,6 @@ from qmq.integrations.faststream.annotations import Broker, Client, Message  # n
 from qmq.integrations.faststream.broker import ANNOTATIONS  # noqa: E402
 
 
-async def test_a_handler_gets_each_message_of_its_subject(place: Place, subject: str) -> None:
-    broker, seen = place.broker(), Seen()
-
-    @broker.subscriber(subject, group="g")
-    def handle(body: Any) -> None:
-        seen(body)
-
-    async with place.started(broker):
-        await broker.publish("first", subject)
-        await broker.publish("second", subject)
-        assert sorted(await seen.next(2)) == ["first", "second"]
-
-
 async def test_one_handler_serves_two_subjects(place: Place, subject: str) -> None:
     broker, seen = place.broker(), Seen()
 
@@ -47,25 +34,6 @@ async def test_one_handler_serves_two_subjects(place: Place, subject: str) -> No
         await broker.publish("one", subject)
         await broker.publish("two", f"{subject}-2")
         assert sorted(await seen.next(2)) == ["one", "two"]
-
-
-async def test_two_handlers_get_what_is_sent_to_their_own_subject(
-    place: Place, subject: str
-) -> None:
-    broker, seen = place.broker(), Seen()
-
-    @broker.subscriber(subject, group="g")
-    def first(body: Any) -> None:
-        seen(("first", body))
-
-    @broker.subscriber(f"{subject}-2", group="g")
-    def second(body: Any) -> None:
-        seen(("second", body))
-
-    async with place.started(broker):
-        await broker.publish("one", subject)
-        await broker.publish("two", f"{subject}-2")
-        assert sorted(await seen.next(2)) == [("first", "one"), ("second", "two")]
 
 
 async def test_each_group_gets_a_message_and_one_subscriber_of_it(
@@ -140,19 +108,6 @@ async def test_without_a_serializer_values_come_as_they_are(place: Place, subjec
     async with place.started(broker):
         await broker.publish({"id": 1}, subject)
         assert await seen.next() == [({"id": 1}, "100", broker)]
-
-
-async def test_a_subscriber_may_come_and_go_while_the_broker_runs(
-    place: Place, subject: str
-) -> None:
-    broker, seen = place.broker(), Seen()
-    async with place.started(broker):
-        late = broker.subscriber(subject, group="g")
-        late(lambda body: seen(body))
-        await late.start()
-        await broker.publish("hello", subject)
-        assert await seen.next() == ["hello"]
-        await late.stop()
 
 
 async def test_a_message_is_not_asked_for_beside_a_handler(place: Place, subject: str) -> None:
@@ -272,20 +227,6 @@ async def test_one_message_is_asked_for_or_none_is_there(node: Place, subject: s
         message = await asked
         assert await message.decode() == "hello"
         await message.ack()
-
-
-async def test_messages_are_read_in_a_loop(node: Place, subject: str) -> None:
-    broker, found = node.broker(), []
-    subscriber = broker.subscriber(subject, group="g")
-    async with node.started(broker), asyncio.timeout(60):
-        await broker.publish("one", subject)
-        await broker.publish("two", subject)
-        async for message in subscriber:
-            found.append(await message.decode())
-            await message.ack()
-            if len(found) == 2:
-                break
-    assert sorted(found) == ["one", "two"]
 
 
 async def test_a_handler_stops_its_own_subscriber(node: Place, subject: str) -> None:

@@ -18,7 +18,7 @@ faststream = pytest.importorskip(
     "faststream", reason="needs FastStream: pip install 'qmq[faststream]'"
 )
 
-from faststream import AckPolicy, BaseMiddleware, Context, Response  # noqa: E402
+from faststream import AckPolicy, BaseMiddleware, Context  # noqa: E402
 from faststream._internal._compat import dump_json  # noqa: E402
 from faststream.exceptions import SubscriberNotFound  # noqa: E402
 from faststream.response import ensure_response  # noqa: E402
@@ -102,23 +102,24 @@ async def test_a_dict_fills_parameters_by_name_and_a_list_by_place(
         assert sorted(await seen.next(2)) == [(1, 1), (1, 2, (3, 4))]
 
 
-async def test_an_answer_keeps_its_headers_and_correlation_id(place: Place, subject: str) -> None:
+async def test_an_answer_keeps_its_key_headers_and_correlation_id(
+    place: Place, subject: str
+) -> None:
     broker, seen = place.broker(), Seen()
 
     @broker.subscriber(subject, group="g")
     @broker.publisher(f"{subject}-2", headers={"custom": "0", "by": "publisher"})
-    async def answer() -> Response:
-        return Response(1, headers={"custom": "1"}, correlation_id="c-1")
+    async def answer() -> QmqResponse:
+        return QmqResponse(1, key="k", headers={"custom": "1"}, correlation_id="c-1")
 
     @broker.subscriber(f"{subject}-2", group="g")
     async def handle(message: Annotated[QmqMessage, Context()]) -> None:
-        seen(
-            (message.body, message.headers["custom"], message.headers["by"], message.correlation_id)
-        )
+        seen((message.body, message.headers["custom"], message.headers["by"]))
+        seen((message.raw_message.key, message.correlation_id))
 
     async with place.started(broker):
         await broker.publish(None, subject)
-        assert await seen.next() == [(b"1", "1", "publisher", "c-1")]
+        assert await seen.next(2) == [(b"1", "1", "publisher"), ("k", "c-1")]
 
 
 async def test_publishers_above_and_below_the_subscriber_all_send_the_answer(
@@ -154,7 +155,7 @@ async def test_publishers_above_and_below_the_subscriber_all_send_the_answer(
 
 
 async def test_a_publisher_is_called_by_hand_also_one_made_late(place: Place, subject: str) -> None:
-    broker, seen = place.broker(), Seen()
+    broker, seen, ids = place.broker(), Seen(), Seen()
     outgoing = broker.publisher(f"{subject}-2")
 
     @broker.subscriber(subject, group="g")
@@ -165,24 +166,15 @@ async def test_a_publisher_is_called_by_hand_also_one_made_late(place: Place, su
     async def handle(body: Any, message: Annotated[QmqMessage, Context()]) -> None:
         seen((body, message.raw_message.key, message.raw_message.tags))
 
+    @broker.subscriber(subject, group="ids")
+    async def handle_id(message: Annotated[QmqMessage, Context()]) -> None:
+        ids(message.message_id)
+
     async with place.started(broker):
         receipt = await broker.publisher(subject).publish("hello")
         assert await seen.next() == [("hello", "k-1", ("eu",))]
+        assert await ids.next() == [str(receipt.id)]
     assert receipt.subject == subject
-
-
-async def test_the_receipt_of_a_message_has_the_id_that_the_handler_sees(
-    place: Place, subject: str
-) -> None:
-    broker, seen = place.broker(), Seen()
-
-    @broker.subscriber(subject, group="g")
-    async def handle(message: Annotated[QmqMessage, Context()]) -> None:
-        seen(message.message_id)
-
-    async with place.started(broker):
-        receipt = await broker.publish("hello", subject)
-        assert await seen.next() == [str(receipt.id)]
 
 
 async def test_an_answer_goes_where_the_message_wants_it_unless_forbidden(
@@ -466,21 +458,6 @@ async def test_a_batch_is_asked_for_by_hand(node: Place, subject: str) -> None:
 def test_what_a_handler_returns_is_the_bodies_of_a_batch(body: Any, bodies: Sequence[Any]) -> None:
     command = QmqPublishCommand.from_cmd(ensure_response(body).as_publish_command(), batch=True)
     assert command.batch_bodies == bodies
-
-
-def test_a_plain_answer_becomes_a_command_with_its_headers() -> None:
-    command = QmqPublishCommand.from_cmd(
-        ensure_response(Response(1, headers={"1": 1})).as_publish_command()
-    )
-    assert (command.body, command.headers) == (1, {"1": 1})
-
-
-def test_the_bodies_of_a_command_are_replaced() -> None:
-    command = QmqPublishCommand.from_cmd(ensure_response(None).as_publish_command(), batch=True)
-    command.batch_bodies = (1, 2, 3)
-    assert (command.batch_bodies, command.body, command.extra_bodies) == ((1, 2, 3), 1, (2, 3))
-    command.batch_bodies = ()
-    assert (command.batch_bodies, command.body, command.extra_bodies) == ((), None, ())
 
 
 SHUFFLED = [("A", "1"), ("C", "2"), ("B", "3"), ("A", "4"), ("B", "5"), ("A", "6"), ("A", "7")]

@@ -62,21 +62,6 @@ async def test_a_router_gets_its_prefix_when_it_is_included(place: Place, subjec
         assert await seen.next() == ["hello"]
 
 
-async def test_a_router_without_a_prefix_leaves_subjects_as_they_are(
-    place: Place, subject: str
-) -> None:
-    router, seen = QmqRouter(), Seen()
-
-    @router.subscriber(subject, group="g")
-    async def handle(body: Any) -> None:
-        seen(body)
-
-    broker = place.broker(routers=[router])
-    async with place.started(broker):
-        await broker.publish("hello", subject)
-        assert await seen.next() == ["hello"]
-
-
 async def test_a_subscriber_of_a_nested_router_comes_late(place: Place, subject: str) -> None:
     inner = QmqRouter("2-")
     broker, seen = place.broker(routers=[QmqRouter(f"{subject}-", routers=[inner])]), Seen()
@@ -226,18 +211,6 @@ async def test_a_parser_of_one_subscriber_or_handler_is_not_the_others(
         assert await seen.next() == [{"id": 3}]
         await broker.publish(b"three", f"{subject}-3")
         assert await seen.next(2) == ["parsed for others", b"three"]
-
-
-async def test_a_decoder_may_be_a_plain_function(place: Place, subject: str) -> None:
-    broker, seen = place.broker(decoder=lambda message: message.body.decode().upper()), Seen()
-
-    @broker.subscriber(subject, group="g")
-    async def handle(body: Any) -> None:
-        seen(body)
-
-    async with place.started(broker):
-        await broker.publish(b"hello", subject)
-        assert await seen.next() == ["HELLO"]
 
 
 async def test_a_subscriber_that_is_asked_decodes_when_the_application_wants(
