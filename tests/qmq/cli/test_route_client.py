@@ -23,7 +23,7 @@ from qmq.errors import (
     QmqError,
     RouteConflict,
 )
-from qmq.model import Fencing, Order, SubjectConfig
+from qmq.model import SubjectConfig
 from qmq.proto.v1 import control_pb2 as control
 from qmq.proto.v1 import meta_pb2 as pb
 
@@ -206,27 +206,10 @@ async def test_calls_pass_their_arguments_and_harmless_ones_survive_a_lost_answe
     assert meta.requests(call)[-1] == request_
 
 
-async def test_an_ordered_subject_is_created_with_all_that_was_chosen(
+async def test_only_an_ordered_subject_is_created_with_partitions(
     served: tuple[FakeMeta, MetadataClient],
 ) -> None:
-    meta, client = served
-    meta.answers["CreateSubject"] = pb.CreateSubjectResponse()
-    config = SubjectConfig(
-        "orders", order=Order.BEST_EFFORT, logical_partitions=64, fencing=Fencing.MAJORITY
-    )
-    await client.create_subject(config, partitions=4)
-    (request,) = meta.requests("CreateSubject")
-    found = request.settings
-    assert found.order == "best-effort"
-    assert found.logical_partitions == 64
-    assert found.fencing == "majority"
-    assert found.partitions == 4
-    await client.create_subject(SubjectConfig("plain"))
-    found = meta.requests("CreateSubject")[1].settings
-    assert found.order == ""
-    assert found.logical_partitions == 0
-    assert found.fencing == ""
-    assert found.partitions == 0
+    _, client = served
     with pytest.raises(InvalidArgument, match="is unordered"):
         await client.create_subject(SubjectConfig("plain"), partitions=4)
 

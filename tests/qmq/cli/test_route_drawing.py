@@ -38,16 +38,6 @@ def picture(text: str) -> str:
     return dedent(text).strip("\n")
 
 
-def test_one_partition_fills_the_line() -> None:
-    assert drawn(cells(1024), 40) == picture(
-        """
-        │1░░░░░░░░░░░░░░░░░░░░░░░░░░░░░░░░░░░░░│
-        0                                   1024
-        ░ g1
-        """
-    )
-
-
 def test_cells_are_as_wide_as_their_ranges() -> None:
     assert drawn(cells(256, 384, 512, 1024), 40) == picture(
         """
@@ -129,13 +119,6 @@ def test_walls_stand_at_the_begin_of_ranges_or_as_near_as_possible(widths: list[
     assert all(after > before for before, after in pairwise(at))
     if all(after > before for before, after in pairwise([*exact, 39])):
         assert at[:-1] == exact
-
-
-def test_numbers_on_the_ruler_are_whole_and_stand_below_their_walls() -> None:
-    found = cells(256, 384, 512, 1024)
-    bar, ruler = draw_bar(found, 40, kinds_of(found)).plain, draw_ruler(found, 40).plain
-    for number in ("256", "384", "512"):
-        assert bar[ruler.index(number)] == "│"
 
 
 def test_groups_without_a_pattern_are_distinguished_by_colour() -> None:

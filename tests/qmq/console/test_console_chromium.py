@@ -136,16 +136,19 @@ async def test_subjects_are_filtered_by_the_keyboard_alone(stage: Stage, page: A
     assert await page.locator("tbody tr").count() == 1
 
 
-async def test_help_opens_and_closes_by_the_keyboard(page: Any) -> None:
+async def test_the_overview_has_keys_curves_and_dark_colours(page: Any) -> None:
+    await page.keyboard.press("Tab")
+    assert await page.evaluate("document.activeElement.className") == "skip"
     await page.keyboard.press("?")
     assert await page.locator("#help").is_visible()
     await page.keyboard.press("Escape")
     assert not await page.locator("#help").is_visible()
-
-
-async def test_the_first_tab_stop_skips_to_the_content(page: Any) -> None:
-    await page.keyboard.press("Tab")
-    assert await page.evaluate("document.activeElement.className") == "skip"
+    seen = []
+    for scheme in ("light", "dark"):
+        await page.emulate_media(color_scheme=scheme)
+        seen.append(await page.evaluate("getComputedStyle(document.body).backgroundColor"))
+    assert seen == ["rgb(255, 255, 255)", "rgb(16, 22, 28)"]
+    await page.locator(".chart canvas").first.wait_for()
 
 
 async def test_the_live_tail_shows_what_comes_and_stops(stage: Stage, page: Any) -> None:
@@ -167,10 +170,6 @@ async def test_a_new_subject_appears_without_a_reload(stage: Stage, page: Any) -
     )  # a busy machine rests longest
 
 
-async def test_curves_are_drawn(page: Any) -> None:
-    await page.locator(".chart canvas").first.wait_for()
-
-
 async def test_the_page_says_that_the_console_does_not_answer_until_it_does(
     stage: Stage, page: Any
 ) -> None:
@@ -187,14 +186,6 @@ async def test_the_language_is_switched_and_kept(stage: Stage, page: Any) -> Non
     await page.goto(f"{stage.base}/subjects")
     assert await page.locator("h1").inner_text() == "主题"
     assert await page.evaluate("document.documentElement.lang") == "zh-CN"
-
-
-async def test_dark_is_dark(page: Any) -> None:
-    seen = []
-    for scheme in ("light", "dark"):
-        await page.emulate_media(color_scheme=scheme)
-        seen.append(await page.evaluate("getComputedStyle(document.body).backgroundColor"))
-    assert seen == ["rgb(255, 255, 255)", "rgb(16, 22, 28)"]
 
 
 async def test_a_command_line_is_copied_as_it_stands(stage: Stage, page: Any) -> None:
@@ -493,18 +484,17 @@ async def test_a_message_is_found_by_its_id_or_reported_as_missing(stage: Stage,
     await page.locator(".life").wait_for()
 
 
-@pytest.mark.parametrize(
-    ("label", "text", "found"),
-    [("Tag", "new", 30), ("Header", "trace", 0), ("Content", '"order": 7,', 1)],
-)
-async def test_messages_are_searched_by(
-    label: str, text: str, found: int, stage: Stage, page: Any
-) -> None:
-    await page.goto(f"{stage.base}/subjects/orders")
-    await page.get_by_label(label, exact=True).fill(text)
-    await page.keyboard.press("Enter")
-    await page.wait_for_url(f"**{label.lower()}=**")
-    assert f"{found} found" in await page.locator("main").inner_text()
+async def test_messages_are_searched_by_tag_header_and_content(stage: Stage, page: Any) -> None:
+    for label, text, found in (
+        ("Tag", "new", 30),
+        ("Header", "trace", 0),
+        ("Content", '"order": 7,', 1),
+    ):
+        await page.goto(f"{stage.base}/subjects/orders")
+        await page.get_by_label(label, exact=True).fill(text)
+        await page.keyboard.press("Enter")
+        await page.wait_for_url(f"**{label.lower()}=**")
+        assert f"{found} found" in await page.locator("main").inner_text()
 
 
 async def test_the_back_button_leads_to_the_search_that_was_left(stage: Stage, page: Any) -> None:

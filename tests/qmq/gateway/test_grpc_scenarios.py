@@ -37,7 +37,7 @@ async def assignments(gateway: GatewayStub, topic: str) -> list[api.MessageQueue
     return [each.message_queue for each in answer.assignments]
 
 
-async def test_query_route(gateway: GatewayStub) -> None:
+async def route_is_queried(gateway: GatewayStub) -> None:
     await gateway.send(message("orders"))
     answer = await gateway.route("orders")
     assert answer.status.code == api.OK
@@ -47,7 +47,7 @@ async def test_query_route(gateway: GatewayStub) -> None:
     assert len(answer.message_queues) == GROUPS
 
 
-async def test_query_assignment(gateway: GatewayStub) -> None:
+async def assignment_is_queried(gateway: GatewayStub) -> None:
     await gateway.send(message("orders"))
     assert {each.broker.name for each in await assignments(gateway, "orders")} == {
         "group-1",
@@ -66,7 +66,7 @@ async def test_query_fifo_assignment(gateway: GatewayStub) -> None:
     ]
 
 
-async def test_a_transaction_is_checked_and_then_committed(gateway: GatewayStub) -> None:
+async def transaction_is_checked_and_then_committed(gateway: GatewayStub) -> None:
     stream = gateway.stub.Telemetry(metadata=gateway.headers)
     publishing = api.Publishing(topics=[api.Resource(name="orders")])
     await stream.write(
@@ -105,7 +105,7 @@ async def test_a_delayed_message_is_received_within_two_seconds_of_its_time() ->
         assert due_ms <= stored.seconds * 1000 + stored.nanos // 1_000_000 <= due_ms + 2_000
 
 
-async def test_a_delayed_message_is_recalled(gateway: GatewayStub) -> None:
+async def delayed_message_is_recalled(gateway: GatewayStub) -> None:
     due_ms = time.time_ns() // 1_000_000 + 3_600_000
     sent = message("orders", kind=api.DELAY, due_ms=due_ms)
     receipt = (await gateway.send(sent)).entries[0]
@@ -117,7 +117,7 @@ async def test_a_delayed_message_is_recalled(gateway: GatewayStub) -> None:
     assert [each async for each in gateway.mq.delayed.list("orders")] == []
 
 
-async def test_a_changed_handle_is_valid_and_the_one_before_is_not(gateway: GatewayStub) -> None:
+async def changed_handle_is_valid_and_the_one_before_is_not(gateway: GatewayStub) -> None:
     await gateway.send(message("orders"))
     (got,) = await gateway.receive("orders")
     changed = await gateway.change(got, 30)
@@ -132,14 +132,14 @@ async def test_a_changed_handle_is_valid_and_the_one_before_is_not(gateway: Gate
 async def test_every_call_is_answered_as_the_page_says(gateway: GatewayStub) -> None:
     """One call of each, which is the stub's column of docs/reference/rocketmq_clients.md."""
     stub, headers = gateway.stub, gateway.headers
-    await test_a_changed_handle_is_valid_and_the_one_before_is_not(gateway)
+    await changed_handle_is_valid_and_the_one_before_is_not(gateway)
     await gateway.send(message("letters"))
     (got,) = await gateway.receive("letters")
     await gateway.forward(got)
-    await test_a_transaction_is_checked_and_then_committed(gateway)
-    await test_a_delayed_message_is_recalled(gateway)
-    await test_query_route(gateway)
-    await test_query_assignment(gateway)
+    await transaction_is_checked_and_then_committed(gateway)
+    await delayed_message_is_recalled(gateway)
+    await route_is_queried(gateway)
+    await assignment_is_queried(gateway)
     queue = (await gateway.route("orders")).message_queues[0]
     group = api.Resource(name="P")
     pull = calls.PullMessageRequest(

@@ -42,26 +42,6 @@ def test_a_handle_finds_its_message_until_its_time_is_over() -> None:
     assert len(held) == 0
 
 
-@pytest.mark.parametrize(("subject", "group"), [("other", "g"), ("s", "other")])
-def test_a_handle_of_another_topic_or_group_finds_nothing(subject: str, group: str) -> None:
-    held = table()
-    handle = add(held)
-    with pytest.raises(Refused):
-        held.find(handle, subject, group, 0)
-
-
-def test_a_changed_time_makes_the_old_handle_void() -> None:
-    held = table()
-    handle = add(held)
-    found = held.find(handle, "s", "g", 0)
-    held.change_time(found, now_ms=50, invisible_ms=500)
-    with pytest.raises(Refused):
-        held.find(handle, "s", "g", 50)
-    assert held.find(str(held.handle(found)), "s", "g", 549) is found
-    assert held.remove_over(100, lambda _: False) == []
-    assert held.remove_over(550, lambda _: False) == [found]
-
-
 def test_a_renewed_message_stays_while_its_client_is_alive_and_no_longer_than_told() -> None:
     held = table()
     add(held, renews_until_ms=250)
@@ -99,13 +79,3 @@ def test_a_handle_says_what_it_was_made_of(
 ) -> None:
     handle = ReceiptHandle(gateway, number, change, secret)
     assert ReceiptHandle.parse(str(handle)) == handle
-
-
-def test_a_client_that_ends_leaves_what_it_has_of_that_group() -> None:
-    held = table()
-    add(held)
-    add(held, client="other")
-    assert [each.client_id for each in held.remove_of_client("c", "g")] == ["c"]
-    assert held.remove_of_client("c", "g") == []
-    assert len(held.take_all()) == 1
-    assert held.remove_over(10_000, lambda _: False) == []

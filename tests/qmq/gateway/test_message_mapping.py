@@ -43,7 +43,7 @@ from qmq.gateway.messages import (
     subject_of_topic,
 )
 from qmq.gateway.receiving import wait_s
-from qmq.gateway.sending import CheckPlan, first_check_ms, parse_recall_handle, recall_handle
+from qmq.gateway.sending import CheckPlan, first_check_ms
 from qmq.gateway.service import endpoints_of
 from qmq.gateway.status import Refused, joined_status, status_of_failure
 from qmq.process.event_loop import time_of
@@ -206,10 +206,6 @@ def test_every_error_has_a_code_and_the_ones_to_mend_begin_with_four() -> None:
     ]
     assert "secret" not in status_of_failure(ValueError("secret")).message
     assert joined_status([]).code == api.BAD_REQUEST
-
-
-def test_a_recall_handle_says_what_it_was_made_of() -> None:
-    assert parse_recall_handle(recall_handle("01AB", "00-1-2-delay")) == ("01AB", "00-1-2-delay")
 
 
 def test_an_advertised_address_says_of_which_kind_it_is() -> None:

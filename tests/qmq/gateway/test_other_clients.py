@@ -34,6 +34,9 @@ CONFIG: Final = GatewayConfig(
     port=0, sweep_ms=10, transactions=TransactionTiming(first_check_ms=500, look_ms=100)
 )
 
+NORMAL: Final = ("normal_producer", "normal", "simple_consumer", "normal")
+FIFO: Final = ("fifo_producer", "fifo", "simple_consumer", "fifo")
+
 needs_rust = pytest.mark.skipif(
     not RUST_PROGRAMS.is_file(), reason="needs Rust, and scripts/rocketmq_clients"
 )
@@ -147,34 +150,14 @@ async def test_the_java_clients_programs_see_all_their_messages(
 ) -> None:
     gateway = gateway_with_tls
     await gateway.mq.send_many("pushed", [b"body %d" % number for number in range(COUNT)])
-    names = (
-        "tls",
-        "true",
-        "normal_producer",
-        "normal",
-        "tls",
-        "false",
-        "simple_consumer",
-        "normal",
-    )
-    names += ("fifo_producer", "fifo", "tls", "true", "simple_consumer", "fifo")
+    names = ("tls", "true", *NORMAL[:2], "tls", "false", *NORMAL[2:], *FIFO[:2], "tls", "true")
     more = ("delay_producer", "delayed", "simple_consumer", "delayed", "push_consumer", "pushed")
-    last = (
-        "transaction_producer",
-        "transactions",
-        "simple_consumer",
-        "transactions",
-        "pull_consumer",
-        "normal",
-        "pull_consumer",
-        "fifo",
-    )
+    last = ("transaction_producer", "transactions", "simple_consumer", "transactions")
+    pulls = ("pull_consumer", "normal", "pull_consumer", "fifo")
     command = [
         *java("RocketmqPrograms", QUICK_START),
         f"127.0.0.1:{gateway.gateway.port}",
-        *names,
-        *more,
-        *last,
+        *(*names, *FIFO[2:], *more, *last, *pulls),
     ]
     told = [seen for name, seen in await run(command, tmp_path) if name != "tls"]
     check_normal(told[0], told[1])
@@ -198,22 +181,13 @@ async def test_the_node_clients_programs_see_all_their_messages(
     gateway: GatewayStub, tmp_path: Path
 ) -> None:
     await gateway.mq.send_many("pushed", [b"body %d" % number for number in range(COUNT)])
-    names = (
-        "normal_producer",
-        "normal",
-        "simple_consumer",
-        "normal",
-        "fifo_producer",
-        "fifo",
-        "simple_consumer",
-        "fifo",
-    )
     command = [
         "node",
         str(PROGRAMS / "rocketmq_programs.mjs"),
         str(MODULES),
         f"127.0.0.1:{gateway.gateway.port}",
-        *names,
+        *NORMAL,
+        *FIFO,
     ]
     told = [seen for _, seen in await run([*command, "push_consumer", "pushed"], tmp_path)]
     check_normal(told[0], told[1])
@@ -226,19 +200,16 @@ async def test_the_node_clients_programs_see_all_their_messages(
 async def test_the_rust_clients_programs_see_all_their_messages(
     gateway: GatewayStub, tmp_path: Path
 ) -> None:
-    names = (
-        "normal_producer",
-        "normal",
-        "simple_consumer",
-        "normal",
-        "fifo_producer",
-        "fifo",
-        "simple_consumer",
-        "fifo",
-    )
     more = ("delay_producer", "delayed", "simple_consumer", "delayed")
     last = ("transaction_producer", "transactions", "simple_consumer", "transactions")
-    command = [str(RUST_PROGRAMS), f"127.0.0.1:{gateway.gateway.port}", *names, *more, *last]
+    command = [
+        str(RUST_PROGRAMS),
+        f"127.0.0.1:{gateway.gateway.port}",
+        *NORMAL,
+        *FIFO,
+        *more,
+        *last,
+    ]
     told = [seen for _, seen in await run(command, tmp_path)]
     assert {each.id for each in told[1]} == {each.id for each in told[0]}
     assert {each.tag for each in told[1]} == {"red"}
@@ -259,19 +230,9 @@ async def test_the_go_clients_programs_see_all_their_messages(
     gateway: GatewayStub, tmp_path: Path
 ) -> None:
     await gateway.mq.send_many("pushed", [b"body %d" % number for number in range(COUNT)])
-    names = (
-        "normal_producer",
-        "normal",
-        "simple_consumer",
-        "normal",
-        "fifo_producer",
-        "fifo",
-        "simple_consumer",
-        "fifo",
-    )
     more = ("delay_producer", "delayed", "simple_consumer", "delayed", "push_consumer", "pushed")
     last = ("transaction_producer", "transactions", "simple_consumer", "transactions")
-    command = [str(GO_PROGRAMS), f"127.0.0.1:{gateway.gateway.port}", *names, *more, *last]
+    command = [str(GO_PROGRAMS), f"127.0.0.1:{gateway.gateway.port}", *NORMAL, *FIFO, *more, *last]
     told = [seen for _, seen in await run(command, tmp_path)]
     check_normal(told[0], told[1])
     check_order(told[3])

@@ -139,20 +139,6 @@ async def test_two_brokers_handle_and_publish_for_each_other(place: Place, subje
         assert await seen.next() == ["hello"]
 
 
-async def test_two_brokers_each_handle_their_own(place: Place, subject: str) -> None:
-    one, other, seen = place.broker(), place.broker(), Seen()
-
-    @one.subscriber(subject, group="g")
-    @other.subscriber(f"{subject}-2", group="g")
-    def handle(body: Any) -> None:
-        seen(body)
-
-    async with place.started(one, other):
-        await one.publish("one", subject)
-        await other.publish("two", f"{subject}-2")
-        assert sorted(await seen.next(2)) == ["one", "two"]
-
-
 async def test_a_handler_asks_for_message_broker_and_client_by_hints(
     place: Place, subject: str
 ) -> None:

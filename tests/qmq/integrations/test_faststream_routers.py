@@ -2,7 +2,6 @@
 node.
 """
 
-from collections.abc import Callable
 from typing import Annotated, Any
 
 import pytest
@@ -91,35 +90,6 @@ async def test_routes_are_given_as_values_with_their_publishers(place: Place, su
     async with place.started(broker):
         await broker.publish("hello", f"{subject}-in")
         assert await seen.next() == [("hello", "route")]
-
-
-def test_a_router_knows_the_producer_and_the_broker_that_included_it_last() -> None:
-    first, second = QmqRouter(), QmqRouter()
-    one, two = first.publisher("x"), second.publisher("x")
-    assert one._outer_config.producer is not two._outer_config.producer
-    broker, other = QmqBroker(), QmqBroker()
-    broker.include_routers(first, second)
-    assert one._outer_config.producer is two._outer_config.producer
-    broker.include_router(first)
-    assert (first.parent, broker.routers) == (broker, [first, second])
-    other.include_router(first)
-    assert (first.parent, broker.routers) == (other, [second])
-
-
-@pytest.mark.parametrize(
-    "make",
-    [lambda each: each.subscriber("x", group="g"), lambda each: each.publisher("x")],
-    ids=["subscriber", "publisher"],
-)
-def test_options_of_brokers_and_routers_add_up(make: Callable[[Any], Any]) -> None:
-    broker = QmqBroker(middlewares=[1], graceful_timeout=10)
-    router, inner = QmqRouter("1.", middlewares=[2]), QmqRouter("5.", middlewares=[4])
-    made = make(inner)
-    router.include_router(inner, prefix="4.", middlewares=[3])
-    broker.include_router(router)
-    assert list(made._outer_config.broker_middlewares) == [1, 2, 3, 4]
-    assert (made.subject, made.specification.subject) == ("1.4.5.x", "1.4.5.x")
-    assert made._outer_config.graceful_timeout == 10
 
 
 @pytest.mark.parametrize("of_router", [True, False, None])
@@ -395,33 +365,6 @@ async def test_a_middleware_sees_message_result_and_error(place: Place, subject:
         assert await seen.next(4) == ["received", "good", "handled", "processed"]
         await broker.publish("bad", subject)
         assert await seen.next(4) == ["received", "bad", ("bad",), "processed"]
-
-
-async def test_a_middleware_changes_what_is_published_and_what_is_answered(
-    place: Place, subject: str
-) -> None:
-    seen = Seen()
-
-    class Doubling(BaseMiddleware):
-        async def publish_scope(self, call_next: Any, cmd: Any) -> Any:
-            cmd.body *= 2
-            return await call_next(cmd)
-
-    broker = place.broker(middlewares=[Doubling])
-
-    @broker.subscriber(subject, group="g")
-    @broker.publisher(f"{subject}-2")
-    async def handle(body: Any) -> Any:
-        return body
-
-    @broker.subscriber(f"{subject}-2", group="g")
-    @broker.subscriber(f"{subject}-answers", group="g")
-    async def get(body: Any) -> None:
-        seen(body)
-
-    async with place.started(broker):
-        await broker.publish("r", subject, reply_to=f"{subject}-answers")
-        assert await seen.next(2) == ["rrrr", "rrrr"]
 
 
 class Wrong(Exception):

@@ -77,15 +77,12 @@ def counter(broker: QmqBroker) -> tuple[Any, list[int]]:
     return broker.task(task_name=uuid4().hex)(count), seen
 
 
-async def test_a_task_runs_and_its_result_comes_back(broker: QmqBroker) -> None:
-    async with working(broker):
-        assert await result_of(await adder(broker).kiq(1, 2)) == 3
-
-
-async def test_a_task_is_acknowledged_after_it_ran(broker: QmqBroker, cluster: TestCluster) -> None:
+async def test_a_task_that_ran_is_acknowledged_and_its_result_comes_back(
+    broker: QmqBroker, cluster: TestCluster
+) -> None:
     add = adder(broker)
     async with working(broker):
-        await result_of(await add.kiq(1, 2))
+        assert await result_of(await add.kiq(1, 2)) == 3
     async with cluster.client().consumer(broker.subject, broker.group) as consumer:
         assert not await consumer.pull(1, timedelta(milliseconds=200))
 
