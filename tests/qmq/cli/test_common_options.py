@@ -102,25 +102,9 @@ def shop(tmp_path_factory: pytest.TempPathFactory) -> Iterator[NodeProcess]:
 
 
 def test_a_view_is_shown_again_and_again_until_ctrl_c(shop: NodeProcess) -> None:
-    words = (
-        "subject",
-        "list",
-        "watched",
-        "--watch",
-        "--interval",
-        "0.1",
-        "--json",
-        "--server",
-        shop.address,
-    )
-    command = [
-        "env",
-        "--default-signal=INT",
-        sys.executable,
-        "-m",
-        "qmq.cli",
-        *words,
-    ]  # who runs the tests may ignore it
+    words = f"subject list watched --watch --interval 0.1 --json --server {shop.address}".split()
+    # Who runs the tests may ignore the signal.
+    command = ["env", "--default-signal=INT", sys.executable, "-m", "qmq.cli", *words]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as watching:
         assert watching.stdout is not None
         assert json.loads(watching.stdout.readline()) == []

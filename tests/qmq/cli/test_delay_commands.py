@@ -139,16 +139,20 @@ def test_a_list_ends_at_its_limit_and_says_that_there_is_more(meta: FakeMeta, qm
 @pytest.mark.parametrize(
     "words",
     [
-        ("--from", "tomorrow"),
-        ("--to", "2026-11-21T09:30:00"),
-        ("--from", "+2 hours"),
-        ("--to", "+9999999d"),
+        ("list", "orders", "--from", "tomorrow"),
+        ("list", "orders", "--to", "2026-11-21T09:30:00"),
+        ("list", "orders", "--from", "+2 hours"),
+        ("list", "orders", "--to", "+9999999d"),
+        ("move", ID),
+        ("move", ID, "--to", "+1h", "--by", "1h"),
+        ("move", ID, "--by", "soon"),
+        ("move", ID, "--to", "2026-11-22T09:00:00"),
     ],
 )
 def test_an_invalid_time_is_an_error_before_any_request(
     meta: FakeMeta, qmq: Command, words: tuple[str, ...]
 ) -> None:
-    status, said = qmq.error("delay", "list", "orders", *words)
+    status, said = qmq.error("delay", *words)
     assert (status, "[E102]" in said) == (2, True)
     assert meta.asked == []
 
@@ -284,15 +288,6 @@ def test_a_message_is_moved_to_a_time_or_by_a_duration(
     assert (request.id, request.due_ms) == (ID, due_ms)
 
 
-@pytest.mark.parametrize(
-    "words", [(), ("--to", "+1h", "--by", "1h"), ("--by", "soon"), ("--to", "2026-11-22T09:00:00")]
-)
-def test_a_move_says_one_time(meta: FakeMeta, qmq: Command, words: tuple[str, ...]) -> None:
-    status, said = qmq.error("delay", "move", ID, *words)
-    assert (status, "[E102]" in said) == (2, True)
-    assert meta.asked == []
-
-
 @pytest.mark.parametrize("option", [(), ("--dry-run",)])
 def test_a_move_beyond_two_years_is_refused(
     meta: FakeMeta, qmq: Command, option: tuple[str, ...]
@@ -301,6 +296,8 @@ def test_a_move_beyond_two_years_is_refused(
     meta.answers["MoveDelayed"] = DelayTooLong("not asked")
     status, said = qmq.error("delay", "move", ID, "--to", "+800d", *option)
     assert (status, "[E117] 800 days from now is too long" in said) == (2, True)
+    status, said = qmq.error("delay", "move", ID, "--by", f"{timedelta.max.days}d", *option)
+    assert (status, "outside the calendar" in said) == (2, True)
     assert meta.requests("MoveDelayed") == []
 
 
@@ -444,9 +441,3 @@ def test_without_a_delay_group_stats_say_how_to_start_one(meta: FakeMeta, qmq: C
     )
     status, said = qmq.error("delay", "stats")
     assert (status, "start one with `qmq delay`" in said) == (3, True)
-
-
-def test_a_shift_beyond_the_calendar_is_an_error_that_says_so(meta: FakeMeta, qmq: Command) -> None:
-    meta.answers["ShowDelayed"] = message()
-    status, said = qmq.error("delay", "move", ID, "--by", f"{timedelta.max.days}d")
-    assert (status, "outside the calendar" in said) == (2, True)

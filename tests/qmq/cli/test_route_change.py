@@ -260,14 +260,8 @@ def test_ctrl_c_ends_the_waiting_and_says_that_the_change_continues() -> None:
     with serving() as (meta, address):
         answers(meta, SPLIT, groups=[group("billing", 1, status(2, "g1"))])
         words = ("route", "split", "orders", "2", "--server", address)
-        command = [
-            "env",
-            "--default-signal=INT",
-            sys.executable,
-            "-m",
-            "qmq.cli",
-            *words,
-        ]  # who runs the tests may ignore it
+        # Who runs the tests may ignore the signal.
+        command = ["env", "--default-signal=INT", sys.executable, "-m", "qmq.cli", *words]
         environment = {**os.environ, "COLUMNS": "200"}
         waiting = subprocess.Popen(
             command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment

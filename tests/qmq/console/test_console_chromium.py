@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -267,16 +266,6 @@ async def test_a_letter_is_edited_as_a_whole_and_the_plan_shows_before_and_after
     )
 
 
-async def test_letters_that_cannot_be_edited_by_fields_are_named_before_anything_is_sent(
-    stage: Stage, page: Any
-) -> None:
-    await page.goto(f"{stage.base}/dead-letters/billing")
-    await page.get_by_label("Set fields").fill("retries=0")
-    await page.get_by_role("button", name="Show what would be sent").first.click()
-    assert "has no JSON object as its body" in await page.locator(".failure").inner_text()
-    page.complaints.clear()  # the browser logs that the answer was an error
-
-
 async def test_work_that_ended_with_the_console_is_begun_again_from_its_address(
     stage: Stage, page: Any
 ) -> None:
@@ -285,34 +274,11 @@ async def test_work_that_ended_with_the_console_is_begun_again_from_its_address(
     assert "1 dead letters would be sent again" in await page.locator(".plan").inner_text()
 
 
-async def test_from_a_day_of_the_calendar_to_its_messages(stage: Stage, page: Any) -> None:
-    await page.goto(f"{stage.base}/delays")
-    await page.locator(".calendar a").last.click()
-    await page.wait_for_url("**/delays?start=**")
-    assert "reminders" in await page.locator("details.message").first.inner_text()
-
-
 async def test_a_recurring_message_shows_its_next_runs(stage: Stage, page: Any) -> None:
     await page.goto(f"{stage.base}/delays?subject=reminders")
     recurring = page.locator("details.message", has_text="0 9 * * *")
     await recurring.locator("summary").click()
     assert (await recurring.locator("dl").inner_text()).count("Z") >= 6
-
-
-async def test_a_delayed_message_is_moved_and_its_cancel_asks_for_the_name(
-    stage: Stage, page: Any
-) -> None:
-    await stage.mq.send("movable", b"later", delay=timedelta(days=3))
-    await page.goto(f"{stage.base}/delays?subject=movable")
-    await page.locator("details.message summary").click()
-    await page.get_by_label("New time").fill("2027-06-01T09:00Z")
-    await page.get_by_role("button", name="Move").click()
-    assert "is due at 2027-06-01T09:00" in await page.locator(".note").first.inner_text()
-    await page.goto(f"{stage.base}/delays?subject=movable")
-    await page.locator("details.message summary").click()
-    await page.get_by_label("Type movable to confirm").fill("movable")
-    await page.get_by_role("button", name="Cancel for good").click()
-    assert "is cancelled" in await page.locator(".note").first.inner_text()
 
 
 async def test_a_click_on_the_ring_chooses_a_boundary_and_the_plan_comes_before_the_change(
@@ -327,23 +293,6 @@ async def test_a_click_on_the_ring_chooses_a_boundary_and_the_plan_comes_before_
     await page.wait_for_url("**verb=split**")
     assert "What version" in await page.locator("main").inner_text()
     assert "qmq route split accounts" in await page.locator("main").inner_text()
-
-
-async def test_a_split_is_made_and_shown_after_the_name_was_typed(stage: Stage, page: Any) -> None:
-    await stage.mq.metadata.create_subject(
-        SubjectConfig("ledger", order=Order.STRICT, logical_partitions=1024), partitions=1
-    )
-    await page.goto(f"{stage.base}/subjects/ledger/route?verb=split&partitions=1&at=256")
-    await page.get_by_label("Type ledger to confirm").fill("ledger")
-    await page.get_by_role("button", name="Do it").click()
-    await page.locator(".note", has_text="Version 2").wait_for()
-    assert (
-        await page.locator("[data-ring] path").count() == 3
-    )  # two partitions, and the older one inside
-    assert (
-        "sealed: each old partition ends with its command message"
-        in await page.locator("#route .life").inner_text()
-    )
 
 
 @pytest.mark.sampled
@@ -461,18 +410,6 @@ async def skip(page: Any, typed: str) -> None:
     await parked.get_by_role("button", name="Skip for good").click()
 
 
-async def test_a_group_is_drained_by_its_name_and_resumed(stage: Stage, page: Any) -> None:
-    await page.goto(f"{stage.base}/cluster")
-    acts = page.locator("details", has=page.locator("summary", has_text="group-1"))
-    await acts.locator("summary").click()
-    await acts.get_by_role("button", name="Drain").click()
-    assert await page.locator(".note").count() == 0  # the browser asks for the name
-    await acts.get_by_label("Type group-1 to confirm").fill("group-1")
-    await acts.get_by_role("button", name="Drain").click()
-    await page.locator(".note", has_text="takes no more messages").wait_for()
-    await stage.mq.metadata.set_group_mode("group-1", "read-write")
-
-
 async def test_a_message_is_found_by_its_id_or_reported_as_missing(stage: Stage, page: Any) -> None:
     await page.goto(f"{stage.base}/messages")
     await page.get_by_label("Message id").fill("nonsense")
@@ -520,10 +457,3 @@ async def test_pages_are_whole_without_scripts(stage: Stage) -> None:
     await page.goto(f"{stage.base}/subjects/orders?key=customer-3")
     assert await page.locator("details.message").count() == 4
     await context.close()
-
-
-async def test_who_logs_out_sees_nothing_any_more(stage: Stage, page: Any) -> None:
-    await page.get_by_role("button", name="Log out").click()
-    await page.wait_for_url("**/login")
-    await page.goto(f"{stage.base}/subjects")
-    assert "/login" in page.url

@@ -30,6 +30,7 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::ResourceWarning"),
 ]
 HERE = Path(__file__).parent
+CELERY = (sys.executable, "-m", "celery", "-A", "celery_app")
 SOON_S = 300
 
 
@@ -60,21 +61,8 @@ def tasks(environment: dict[str, str]) -> Iterator[ModuleType]:
 def worker_process(
     environment: dict[str, str], log: Path, *options: str
 ) -> subprocess.Popen[bytes]:
-    command = [
-        sys.executable,
-        "-m",
-        "celery",
-        "-A",
-        "celery_app",
-        "worker",
-        "-c",
-        "2",
-        "-l",
-        "INFO",
-        *options,
-    ]
     return subprocess.Popen(
-        command,
+        [*CELERY, "worker", "-c", "2", "-l", "INFO", *options],
         env={**os.environ, **environment},
         stdout=log.open("wb"),
         stderr=subprocess.STDOUT,
@@ -214,19 +202,8 @@ class TestWorker:
         # Without a destination, celery waits one second for any answer, and fails if no worker was
         # that quick.
         options = ["--destination", "one@here", "--timeout", str(SOON_S)]
-        command = [
-            sys.executable,
-            "-m",
-            "celery",
-            "-A",
-            "celery_app",
-            "control",
-            *options,
-            "revoke",
-            ids[0],
-        ]
         subprocess.run(
-            command,
+            [*CELERY, "control", *options, "revoke", ids[0]],
             env={**os.environ, **environment},
             cwd=HERE,
             check=True,

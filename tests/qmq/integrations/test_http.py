@@ -448,29 +448,18 @@ async def test_schemathesis_finds_no_answer_that_the_description_does_not_name(
     (tmp_path / "openapi.json").write_text(
         found.replace(f'"maximum":{WAIT_S_MAX}', '"maximum":0.01')
     )  # so that it does not wait for messages
-    checks = "not_a_server_error,status_code_conformance,content_type_conformance,response_schema_conformance"
-    drawing = [
-        "--max-examples",
-        str(examples(20)),
-        "--generation-database",
-        "none",
-        "--phases",
-        "examples,coverage,fuzzing",
-    ]
-    command = [
-        "schemathesis.cli",
-        "run",
-        "openapi.json",
-        "--url",
-        str(http.base_url),
-        "--checks",
-        checks,
-        *drawing,
-    ]
+    checks = (
+        "not_a_server_error,status_code_conformance,content_type_conformance,"
+        "response_schema_conformance"
+    )
+    command = (
+        f"-m schemathesis.cli run openapi.json --url {http.base_url} --checks {checks} "
+        f"--max-examples {examples(20)} --generation-database none "
+        "--phases examples,coverage,fuzzing"
+    )
     process = await asyncio.create_subprocess_exec(
         sys.executable,
-        "-m",
-        *command,
+        *command.split(),
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.STDOUT,
         cwd=tmp_path,
