@@ -86,6 +86,18 @@ class GatewayStub:
             async for each in self.stub.ReceiveMessage(request, metadata=self.headers, timeout=30)
         ]
 
+    async def codes(self, topic: str, group: str = "G", **options: Any) -> list[int]:
+        """The status of each answer."""
+        return [each.status.code for each in await self.answers(topic, group, **options)]
+
+    async def produce(self, topic: str) -> Any:
+        """The stream of a producer of the topic, from which nothing was read."""
+        stream = self.stub.Telemetry(metadata=self.headers)
+        publishing = api.Publishing(topics=[api.Resource(name=topic)])
+        settings = api.Settings(client_type=api.PRODUCER, publishing=publishing)
+        await stream.write(calls.TelemetryCommand(settings=settings))
+        return stream
+
     async def receive(self, topic: str, group: str = "G", **options: Any) -> list[api.Message]:
         return [
             each.message

@@ -67,13 +67,7 @@ async def test_query_fifo_assignment(gateway: GatewayStub) -> None:
 
 
 async def transaction_is_checked_and_then_committed(gateway: GatewayStub) -> None:
-    stream = gateway.stub.Telemetry(metadata=gateway.headers)
-    publishing = api.Publishing(topics=[api.Resource(name="orders")])
-    await stream.write(
-        calls.TelemetryCommand(
-            settings=api.Settings(client_type=api.PRODUCER, publishing=publishing)
-        )
-    )
+    stream = await gateway.produce("orders")
     sent = await gateway.send(message("orders", b"half", kind=api.TRANSACTION))
     while not (command := await stream.read()).HasField("recover_orphaned_transaction_command"):
         pass

@@ -260,13 +260,7 @@ async def producing(gateway: GatewayStub, topic: str) -> Any:
     """The stream of a producer of the topic. It has read the gateway's settings, and nothing
     more.
     """
-    stream = gateway.stub.Telemetry(metadata=gateway.headers)
-    publishing = api.Publishing(topics=[api.Resource(name=topic)])
-    await stream.write(
-        calls.TelemetryCommand(
-            settings=api.Settings(client_type=api.PRODUCER, publishing=publishing)
-        )
-    )
+    stream = await gateway.produce(topic)
     assert (await stream.read()).HasField("settings")
     return stream
 
