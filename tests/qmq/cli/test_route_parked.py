@@ -124,8 +124,8 @@ def test_a_replay_follows_a_master_that_changes(meta: FakeMeta, qmq: Command) ->
     [
         (("replay", "orders", "billing", "N99999"), "has not parked the key 'N99999'"),
         (("skip", "orders", "billing", "hex:0"), "'hex:0' is not a key"),
-        (("skip", "orders", "billing", "hex:zz"), "'hex:zz' is not a key"),
-        (("skip", "orders", "billing", "base64:!"), "'base64:!' is not a key"),
+        (("skip", "orders", "billing", "hex:zz"), "a key is text, hex:00ff or base64:AP8="),
+        (("skip", "orders", "billing", "base64:!"), "a key is text, hex:00ff or base64:AP8="),
         (("show", "orders", "billing", "base64:AP8"), "'base64:AP8' is not a key"),
     ],
 )
@@ -133,9 +133,7 @@ def test_an_invalid_key_is_an_error(
     meta: FakeMeta, qmq: Command, words: tuple[str, ...], says: str
 ) -> None:
     status, said = qmq.error("dlq", *words)
-    assert (status, says in said) == (2, True)
-    told = " ".join(said.split())
-    assert "is not a key" not in told or "a key is text, hex:00ff or base64:AP8=" in told
+    assert (status, says in " ".join(said.split())) == (2, True)
     assert meta.requests("Unpark") == []
 
 
