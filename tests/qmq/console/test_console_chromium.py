@@ -410,17 +410,6 @@ async def skip(page: Any, typed: str) -> None:
     await parked.get_by_role("button", name="Skip for good").click()
 
 
-async def test_a_message_is_found_by_its_id_or_reported_as_missing(stage: Stage, page: Any) -> None:
-    await page.goto(f"{stage.base}/messages")
-    await page.get_by_label("Message id").fill("nonsense")
-    await page.keyboard.press("Enter")
-    await page.locator(".failure").wait_for()
-    page.complaints.clear()  # the browser logs that the answer was an error
-    await page.get_by_label("Message id").fill(stage.ids[0])
-    await page.keyboard.press("Enter")
-    await page.locator(".life").wait_for()
-
-
 async def test_messages_are_searched_by_tag_header_and_content(stage: Stage, page: Any) -> None:
     for label, text, found in (
         ("Tag", "new", 30),
