@@ -227,12 +227,7 @@ COMMANDS: Final = (
         ("qmq.operations.messages.text_of",),
         always=values.each_browsed(),
     ),
-    Decoder(
-        "qmq consume",
-        values.received(),
-        consumed,
-        always=values.each_received(),
-    ),
+    Decoder("qmq consume", values.received(), consumed, always=values.each_received()),
     Decoder(
         "qmq delay",
         delayed(),

@@ -708,12 +708,7 @@ TASKS: Final = (
         ("qmq.integrations.kombu.envelope.revoked_tasks",),
         always=values.each_change({"method": "revoke", "arguments": {"task_id": ["a"]}}),
     ),
-    Decoder(
-        "kombu: a queue's name",
-        values.TEXTS,
-        envelope.name_of,
-        always=values.TEXT_EXAMPLES,
-    ),
+    Decoder("kombu: a queue's name", values.TEXTS, envelope.name_of, always=values.TEXT_EXAMPLES),
     Decoder(
         "Dramatiq: a message",
         values.json_of(values.changed(DRAMATIQ)),

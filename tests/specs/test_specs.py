@@ -19,11 +19,7 @@ pytestmark = [
 
 
 @pytest.mark.parametrize(
-    "model",
-    [
-        pytest.param(REPLICATION, id="replication"),
-        pytest.param(ORDERING, id="ordering"),
-    ],
+    "model", [pytest.param(REPLICATION, id="replication"), pytest.param(ORDERING, id="ordering")]
 )
 def test_a_specification_holds_in_every_state_of_a_small_model(
     model: Model, tmp_path: Path

@@ -73,11 +73,7 @@ def test_browse_shows_stored_messages_and_selects_them(orders: NodeProcess) -> N
         '{"total":1500}',
     ]
     large = bodies(said(orders, "browse", "orders", "--json", "--grep", "[0-9]{4}"))
-    assert large == [
-        '{"total":1000}',
-        '{"total":1500}',
-        '{"total":2000}',
-    ]
+    assert large == ['{"total":1000}', '{"total":1500}', '{"total":2000}']
     assert len(said(orders, "browse", "orders", "--tag", "new", "--limit", "2")) == 2
     assert len(said(orders, "browse", "orders", "--at", "1h")) == 6
     assert said(orders, "browse", "orders", "--until", "1h") == []

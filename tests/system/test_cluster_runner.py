@@ -77,13 +77,7 @@ def test_a_name_is_a_host_only_where_a_host_can_stand() -> None:
     )
     assert words.argv(["python", "--host", "g1-a", "--advertise=g1-a", "--replica", "g1-a"])[
         1:
-    ] == [
-        "--host",
-        "127.77.0.1",
-        "--advertise=127.77.0.1",
-        "--replica",
-        "g1-a",
-    ]
+    ] == ["--host", "127.77.0.1", "--advertise=127.77.0.1", "--replica", "g1-a"]
     assert words.argv(["python", "scripts/demo.py"]) == [
         sys.executable,
         str(ROOT / "scripts" / "demo.py"),

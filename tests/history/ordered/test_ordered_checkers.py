@@ -492,10 +492,7 @@ GOOD = [
     Case(
         "a put is slow while its partition is closed",
         lines(
-            route(
-                1,
-                "1:0-8@b1",
-            ),
+            route(1, "1:0-8@b1"),
             put("d1", at="2:0", since_ns=S, until_ns=9 * S),
             route(
                 2,
