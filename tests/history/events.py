@@ -266,7 +266,7 @@ class Anomaly:
 
     name: str
     what: str
-    evidence: tuple[Event, ...]
+    evidence: tuple[Event, ...] = ()
 
     def __str__(self) -> str:
         return "\n    ".join([f"{self.name}: {self.what}", *map(brief, self.evidence)])

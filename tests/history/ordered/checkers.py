@@ -133,7 +133,6 @@ def _shared_tokens(history: OrderedHistory) -> Iterator[Anomaly]:
             yield Anomaly(
                 "shared_token",
                 f"in group {grant.group} one token belongs to {first} and to {grant}",
-                (),
             )
 
 
@@ -157,11 +156,8 @@ def _zombie_acks(history: OrderedHistory, zombies: set[int]) -> Iterator[Anomaly
             )
             yield Anomaly(
                 "zombie_ack",
-                (
-                    f"{what}, {when} messages of the same logical partition from "
-                    f"{seconds(since_ns)} on"
-                ),
-                (),
+                f"{what}, {when} messages of the same logical partition from "
+                f"{seconds(since_ns)} on",
             )
 
 
@@ -215,7 +211,6 @@ def _came_back(history: OrderedHistory, zombies: set[int]) -> Iterator[Anomaly]:
                 yield Anomaly(
                     "came_back",
                     f"{what}, and given to group {group} again, by {history.when(each)}",
-                    (),
                 )
 
 
@@ -247,7 +242,6 @@ def early(history: OrderedHistory, *, strict: Collection[str] = ()) -> Iterator[
                 yield Anomaly(
                     "early",
                     f"{what} from {seconds(opened_ns)} on, in the range of {before}, and {when}",
-                    (),
                 )
 
 
@@ -345,19 +339,17 @@ def _places(history: OrderedHistory) -> Iterator[Anomaly]:
             found = Anomaly(
                 "two_at_one_place",
                 f"{where} holds {history.name(first)} and {history.name(message)}",
-                (),
             )
         elif 0 <= sealed <= sequence:
             what = (
                 f"{history.name(message)} lies at {where}, which was closed by its command "
                 f"message at {sealed}"
             )
-            found = Anomaly("behind_seal", what, ())
+            found = Anomaly("behind_seal", what)
         elif part is None or not part.first <= lp < part.end:
             found = Anomaly(
                 "wrong_partition",
                 f"{history.name(message)}, of logical partition {lp}, lies at {where}: {part}",
-                (),
             )
         else:
             continue
@@ -404,7 +396,7 @@ def _rising(history: OrderedHistory, line: int, copies: list[Copy]) -> Iterator[
                 f"{history.name(early)} was sent before {history.name(late)}, but lies behind "
                 f"it: {_place(before)} and {_place(copy)}"
             )
-            yield Anomaly("log_order", what, ())
+            yield Anomaly("log_order", what)
             return
         before = copy
 
@@ -423,16 +415,12 @@ def _replayed(history: OrderedHistory, line: int, copies: list[Copy]) -> Iterato
                 yield Anomaly(
                     "stored_twice",
                     f"{what}, behind a replay that leaves {history.name(messages[expected])} out",
-                    (),
                 )
             else:
                 yield Anomaly(
                     "stored_twice",
-                    (
-                        f"{what}, right behind {history.name(messages[before[3]])} in the same "
-                        "partition"
-                    ),
-                    (),
+                    f"{what}, right behind {history.name(messages[before[3]])} in the same "
+                    "partition",
                 )
             return
         before = copy
@@ -449,16 +437,12 @@ def _unexcused(history: OrderedHistory) -> Iterator[Anomaly]:
             yield Anomaly(
                 "stored_twice",
                 f"{history.name(message)} lies at {places}, and was not sent again after a fence",
-                (),
             )
         elif any(partition not in fenced for _, partition, _ in copies[:-1]):
             yield Anomaly(
                 "stored_twice",
-                (
-                    f"{history.name(message)} lies at {places}; not all but the last of these "
-                    "were fenced"
-                ),
-                (),
+                f"{history.name(message)} lies at {places}; not all but the last of these "
+                "were fenced",
             )
 
 
@@ -481,7 +465,7 @@ def _other_ids(history: OrderedHistory) -> Iterator[Anomaly]:
                 f"the copies of {history.name(message)} have two ids, {known} and "
                 f"{columns.id[delivery]}: {history.when(delivery)}"
             )
-            yield Anomaly("stored_twice", what, ())
+            yield Anomaly("stored_twice", what)
 
 
 def _place(copy: tuple[int, ...]) -> str:
@@ -550,11 +534,8 @@ class _Reader:
         )
         return Anomaly(
             "skipped",
-            (
-                f"{what} {history.name(before)}{_where(history, before)}, which the group had "
-                "not been given"
-            ),
-            (),
+            f"{what} {history.name(before)}{_where(history, before)}, which the group had "
+            "not been given",
         )
 
     def _gap(self, delivery: int, line: int, last: int) -> Anomaly:
@@ -566,7 +547,7 @@ class _Reader:
             f"{history.name(names[last])}"
         )
         return Anomaly(
-            "torn_replay", f"{what}: {history.name(names[last + 1])} is left out of the replay", ()
+            "torn_replay", f"{what}: {history.name(names[last + 1])} is left out of the replay"
         )
 
     def _late_start(self, delivery: int, line: int, rank: int) -> Anomaly:
@@ -582,7 +563,6 @@ class _Reader:
         return Anomaly(
             "torn_replay",
             f"{what} {history.name(before)}, sent before it, was {told} said to be done",
-            (),
         )
 
 
@@ -628,7 +608,7 @@ def lost(history: OrderedHistory) -> Iterator[Anomaly]:
                 and not (settled and settled[message] == 0)
             ):
                 yield Anomaly(
-                    "lost", f"{_told(history, message)}, and group {group} was never given it", ()
+                    "lost", f"{_told(history, message)}, and group {group} was never given it"
                 )
         yield from _unsettled(history, group, settled)
 
@@ -647,7 +627,7 @@ def _unsettled(history: OrderedHistory, group: str, settled: list[int]) -> Itera
                 f"{history.name(message)} was given to {history.when(delivery)} in group "
                 f"{group}; its acknowledgement was refused, and the"
             )
-            yield Anomaly("unsettled", f"{what} message never came again", ())
+            yield Anomaly("unsettled", f"{what} message never came again")
 
 
 def phantom(history: OrderedHistory) -> Iterator[Anomaly]:
@@ -661,7 +641,7 @@ def phantom(history: OrderedHistory) -> Iterator[Anomaly]:
             f"sequence {handed.sequence} of partition"
         )
         yield Anomaly(
-            "phantom", f"{what} {event.partition}, at {seconds(event.t_ns)}; nobody sent it", ()
+            "phantom", f"{what} {event.partition}, at {seconds(event.t_ns)}; nobody sent it"
         )
     columns, fates, told = history.deliveries, history.messages.fate, set[int]()
     for delivery, message in enumerate(columns.message):
@@ -671,7 +651,7 @@ def phantom(history: OrderedHistory) -> Iterator[Anomaly]:
                 f"{history.name(message)} certainly failed, and was given to "
                 f"{history.when(delivery)}"
             )
-            yield Anomaly("phantom", what, ())
+            yield Anomaly("phantom", what)
 
 
 def _told(history: OrderedHistory, message: int) -> str:
@@ -752,11 +732,8 @@ def stalled(
         also = f"; so did {len(found) - 1} more there" if len(found) > 1 else ""
         yield Anomaly(
             "stalled",
-            (
-                f"{what} and ended as {columns.fate[message]}, while no change or outage touched "
-                f"it{also}"
-            ),
-            (),
+            f"{what} and ended as {columns.fate[message]}, while no change or outage touched "
+            f"it{also}",
         )
 
 
