@@ -100,6 +100,12 @@ def checked(magic: bytes, payloads: Strategy) -> Strategy:
     return payloads.map(lambda payload: with_checksum(magic, payload)) | values.BYTES
 
 
+def checked_examples(magic: bytes) -> tuple[bytes, ...]:
+    """Hostile bytes, alone and behind their checksum."""
+    checked = [with_checksum(magic, each) for each in values.BYTE_EXAMPLES]
+    return (*values.BYTE_EXAMPLES, *checked)
+
+
 def delayed_message(
     found: dict[str, bytes],
     *,

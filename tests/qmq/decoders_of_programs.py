@@ -12,7 +12,6 @@ import json
 from collections.abc import Iterator
 from datetime import datetime
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any, Final
 
 import hostile_values as values
@@ -26,6 +25,7 @@ from decoder import (
     Decoder,
     Strategy,
     checked,
+    checked_examples,
     delayed,
     each_delayed,
     in_file,
@@ -54,7 +54,6 @@ from qmq.client.consuming import settlements
 from qmq.columns import offsets as spark_offsets
 from qmq.columns.files import folders, routes
 from qmq.columns.options import OptionValues
-from qmq.log.segment_index import with_checksum
 from qmq.model import DeclaredSchema, DelayedId, MessageId, SchemaFormat
 from qmq.operations import messages
 from qmq.operations.messages import Followed, Inquiry
@@ -150,12 +149,8 @@ def browsed_line(message: Any) -> None:
 
 
 def consumed(message: Any) -> None:
-    for form in (
-        consume.Form(True, is_raw=False),
-        consume.Form(False, is_raw=True),
-        consume.Form(False, is_raw=False),
-    ):
-        form.line(message, {})
+    for is_json, is_raw in ((True, False), (False, True), (False, False)):
+        consume.Form(is_json, is_raw=is_raw).line(message, {})
 
 
 def loaded(path: Path) -> None:
@@ -371,10 +366,7 @@ STORED: Final = (
         lambda data: manifest.decode_manifest("20261121T130000000Z-ab12", data),
         (errors.BackupDamaged, errors.BackupVersion),
         ("qmq.backup.manifest.decode_manifest",),
-        always=(
-            *values.BYTE_EXAMPLES,
-            *[with_checksum(b"QMK1", each) for each in values.BYTE_EXAMPLES],
-        ),
+        always=checked_examples(b"QMK1"),
     ),
     Decoder(
         "backup: the cluster's keys",
@@ -401,21 +393,15 @@ STORED: Final = (
     Decoder(
         "tiering: a manifest",
         checked(b"QMG1", SEGMENT | PACKED),
-        lambda data: stored_segment.decode_manifest(data),
+        stored_segment.decode_manifest,
         (stored_segment.BadManifest,),
-        always=(
-            *values.BYTE_EXAMPLES,
-            *[with_checksum(b"QMG1", each) for each in values.BYTE_EXAMPLES],
-        ),
+        always=checked_examples(b"QMG1"),
     ),
     Decoder(
         "tiering: the catalog",
         checked(b"QMT1", CATALOG | PACKED),
-        lambda data: stored_segment.decode_catalog(data),
-        always=(
-            *values.BYTE_EXAMPLES,
-            *[with_checksum(b"QMT1", each) for each in values.BYTE_EXAMPLES],
-        ),
+        stored_segment.decode_catalog,
+        always=checked_examples(b"QMT1"),
     ),
 )
 
@@ -456,19 +442,13 @@ def verifier(keys: bytes) -> JwtVerifier:
 VERIFIER: Final = verifier(json.dumps({"keys": [{**PUBLIC, "kid": "one"}]}).encode())
 
 
-def contexts(data: bytes) -> Any:
-    with TemporaryDirectory() as folder:
-        path = Path(folder, "contexts.json")
-        path.touch(0o600)
-        path.write_bytes(data)
-        return ContextFile(path).load()
+def contexts(path: Path) -> Any:
+    path.chmod(0o600)
+    return ContextFile(path).load()
 
 
-def authority(data: bytes) -> Any:
-    with TemporaryDirectory() as folder:
-        path = Path(folder, "ca.pem")
-        path.write_bytes(data)
-        return Credentials(Tls(path)).client_context()
+def authority(path: Path) -> Any:
+    return Credentials(Tls(path)).client_context()
 
 
 IDENTITY: Final = (
@@ -499,7 +479,7 @@ IDENTITY: Final = (
     Decoder(
         "the file of contexts",
         values.json_of(values.changed(CONTEXTS)),
-        contexts,
+        in_file(contexts, "contexts.json"),
         (errors.InvalidArgument,),
         ("qmq.security.contexts.ContextFile.load",),
         always=values.each_change(CONTEXTS),
@@ -507,7 +487,7 @@ IDENTITY: Final = (
     Decoder(
         "certificates",
         values.BYTES,
-        authority,
+        in_file(authority, "ca.pem"),
         (errors.InvalidArgument,),
         ("qmq.security.tls.Credentials._fill",),
         always=values.BYTE_EXAMPLES,
@@ -599,12 +579,8 @@ OBJECT: Final = {
     "type": "object",
     "properties": {"a": {"type": "integer"}, "b": {"type": "array", "items": {"type": "string"}}},
 }
-AVRO_EXAMPLES: Final = (
-    tuple(each.decode("latin-1") for each in values.each_change(RECORD)) + values.TEXT_EXAMPLES
-)
-JSON_EXAMPLES: Final = (
-    tuple(each.decode("latin-1") for each in values.each_change(OBJECT)) + values.TEXT_EXAMPLES
-)
+AVRO_EXAMPLES: Final = values.each_change_as_text(RECORD) + values.TEXT_EXAMPLES
+JSON_EXAMPLES: Final = values.each_change_as_text(OBJECT) + values.TEXT_EXAMPLES
 DECLARED: Final = (
     DeclaredSchema(SchemaFormat.AVRO, json.dumps(RECORD), version=1),
     DeclaredSchema(SchemaFormat.JSON_SCHEMA, json.dumps(OBJECT), version=1),
@@ -915,7 +891,7 @@ SPARK: Final = (
         lambda text: spark_offsets.parse_given("startingOffsets", text),
         (errors.InvalidArgument,),
         ("qmq.columns.offsets.parse_given",),
-        always=tuple(each.decode("latin-1") for each in values.each_change({"s": {"0@g1": 5}})),
+        always=values.each_change_as_text({"s": {"0@g1": 5}}),
     ),
     Decoder(
         "Spark: the offsets of a checkpoint",
@@ -938,10 +914,7 @@ SPARK: Final = (
         progress,
         (errors.InvalidArgument,),
         ("pyspark_qmq.stream._parsed",),
-        always=(
-            *values.JSON_EXAMPLES,
-            *tuple(each.decode("latin-1") for each in values.each_change({"s": {"0@g1": 5}})),
-        ),
+        always=(*values.JSON_EXAMPLES, *values.each_change_as_text({"s": {"0@g1": 5}})),
     ),
     Decoder(
         "Spark: exported routes",
@@ -975,13 +948,10 @@ SPARK: Final = (
     Decoder(
         "Spark: a schedule's files",
         checked(b"QMS1", CHECKPOINT | PACKED),
-        lambda data: schedules.of_mark(data),
+        schedules.of_mark,
         (errors.LogDamaged,),
         ("pyspark_qmq.datasets.schedules.of_mark",),
-        always=(
-            *values.BYTE_EXAMPLES,
-            *[with_checksum(b"QMS1", each) for each in values.BYTE_EXAMPLES],
-        ),
+        always=checked_examples(b"QMS1"),
     ),
     Decoder(
         "Spark: times of jobs",
@@ -1005,7 +975,7 @@ SPARK: Final = (
         lambda text: table.encode_positions("s", table.decode_positions("s", text)),
         (errors.LogDamaged,),
         ("pyspark_qmq.lake.table.decode_positions",),
-        always=tuple(each.decode("latin-1") for each in values.each_change({"0@g1": 5})),
+        always=values.each_change_as_text({"0@g1": 5}),
     ),
     Decoder(
         "lake: the files of rejected messages",
@@ -1015,9 +985,7 @@ SPARK: Final = (
         pending_of,
         (errors.LogDamaged,),
         ("pyspark_qmq.lake.typed.pending_of",),
-        always=tuple(
-            each.decode("latin-1") for each in values.each_change({"round": "1", "files": ["a"]})
-        ),
+        always=values.each_change_as_text({"round": "1", "files": ["a"]}),
     ),
     Decoder(
         "lake: the manifests of an archive",

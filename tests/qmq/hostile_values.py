@@ -240,6 +240,11 @@ def each_change(good: Any) -> tuple[bytes, ...]:
     )
 
 
+def each_change_as_text(good: Any) -> tuple[str, ...]:
+    """The same for a decoder of text."""
+    return tuple(each.decode("latin-1") for each in each_change(good))
+
+
 _GONE: Final = object()
 
 
