@@ -31,8 +31,6 @@ from support import needs
 from qmq.errors import Compacted, CoordinationError, InvalidArgument, LeaseNotFound
 from qmq.proto.etcd import etcd_pb2 as pb
 
-CODE = grpc.StatusCode
-
 
 @pytest.mark.parametrize(
     ("text", "has_tls_files", "expected"),
@@ -52,14 +50,16 @@ def test_an_endpoint_is_read(text: str, has_tls_files: bool, expected: EtcdEndpo
     "text",
     [
         "",
-        "etcd",
-        "etcd:",
-        ":2379",
-        "etcd:0",
-        "etcd:65536",
-        "etcd:http",
-        "ftp://etcd:1",
-        "http://etcd",
+        *[
+            "etcd",
+            "etcd:",
+            ":2379",
+            "etcd:0",
+            "etcd:65536",
+            "etcd:http",
+            "ftp://etcd:1",
+            "http://etcd",
+        ],
     ],
 )
 def test_a_wrong_endpoint_is_refused_when_it_is_given(text: str) -> None:
@@ -90,52 +90,40 @@ def test_many_calls_that_fail_together_move_on_by_one() -> None:
     assert str(rotation) == "e0:1, e1:1, e2:1"
 
 
-@pytest.mark.parametrize(
-    ("code", "details", "expected"),
-    [
-        (
-            CODE.UNAVAILABLE,
-            "failed to connect to all addresses; last error: refused",
-            CallVerdict.NOT_DONE,
-        ),
-        (CODE.UNAVAILABLE, "DNS resolution failed for etcd-0:2379", CallVerdict.NOT_DONE),
-        (CODE.UNAVAILABLE, "etcdserver: no leader", CallVerdict.NOT_DONE),
-        (CODE.RESOURCE_EXHAUSTED, "etcdserver: too many requests", CallVerdict.NOT_DONE),
-        (CODE.UNAUTHENTICATED, "etcdserver: invalid auth token", CallVerdict.OLD_TOKEN),
-        (CODE.INVALID_ARGUMENT, "etcdserver: revision of auth store is old", CallVerdict.OLD_TOKEN),
-        (CODE.NOT_FOUND, "etcdserver: requested lease not found", CallVerdict.REFUSED),
-        (CODE.RESOURCE_EXHAUSTED, "etcdserver: mvcc: database space exceeded", CallVerdict.REFUSED),
-        (
-            CODE.RESOURCE_EXHAUSTED,
-            "grpc: received message larger than max (9 vs. 8)",
-            CallVerdict.REFUSED,
-        ),
-        (CODE.UNIMPLEMENTED, "unknown service etcdserverpb.KV", CallVerdict.REFUSED),
-        (
-            CODE.RESOURCE_EXHAUSTED,
-            "CLIENT: Received message larger than max (9 vs. 8)",
-            CallVerdict.UNKNOWN,
-        ),
-        (CODE.PERMISSION_DENIED, "Received http2 header with status: 403", CallVerdict.UNKNOWN),
-        (CODE.UNAVAILABLE, "etcdserver: request timed out", CallVerdict.UNKNOWN),
-        (
-            CODE.UNAVAILABLE,
-            "etcdserver: request timed out, possibly due to previous leader failure",
-            CallVerdict.UNKNOWN,
-        ),
-        (CODE.UNAVAILABLE, "etcdserver: leader changed", CallVerdict.UNKNOWN),
-        (CODE.UNAVAILABLE, "etcdserver: server stopped", CallVerdict.UNKNOWN),
-        (CODE.UNAVAILABLE, "Socket closed", CallVerdict.UNKNOWN),
-        (CODE.DEADLINE_EXCEEDED, "Deadline Exceeded", CallVerdict.UNKNOWN),
-        (CODE.CANCELLED, "", CallVerdict.UNKNOWN),
-        (CODE.UNKNOWN, "raft proposal dropped", CallVerdict.UNKNOWN),
-        (CODE.INTERNAL, "", CallVerdict.UNKNOWN),
-    ],
-)
-def test_only_certain_failures_are_reported_as_certain(
-    code: grpc.StatusCode, details: str, expected: CallVerdict
-) -> None:
-    assert verdict(code, details) is expected
+VERDICTS = {
+    CallVerdict.NOT_DONE: """
+        UNAVAILABLE failed to connect to all addresses; last error: refused
+        UNAVAILABLE DNS resolution failed for etcd-0:2379
+        UNAVAILABLE etcdserver: no leader
+        RESOURCE_EXHAUSTED etcdserver: too many requests""",
+    CallVerdict.OLD_TOKEN: """
+        UNAUTHENTICATED etcdserver: invalid auth token
+        INVALID_ARGUMENT etcdserver: revision of auth store is old""",
+    CallVerdict.REFUSED: """
+        NOT_FOUND etcdserver: requested lease not found
+        RESOURCE_EXHAUSTED etcdserver: mvcc: database space exceeded
+        RESOURCE_EXHAUSTED grpc: received message larger than max (9 vs. 8)
+        UNIMPLEMENTED unknown service etcdserverpb.KV""",
+    CallVerdict.UNKNOWN: """
+        RESOURCE_EXHAUSTED CLIENT: Received message larger than max (9 vs. 8)
+        PERMISSION_DENIED Received http2 header with status: 403
+        UNAVAILABLE etcdserver: request timed out
+        UNAVAILABLE etcdserver: request timed out, possibly due to previous leader failure
+        UNAVAILABLE etcdserver: leader changed
+        UNAVAILABLE etcdserver: server stopped
+        UNAVAILABLE Socket closed
+        DEADLINE_EXCEEDED Deadline Exceeded
+        CANCELLED
+        UNKNOWN raft proposal dropped
+        INTERNAL""",
+}
+
+
+@pytest.mark.parametrize("expected", VERDICTS, ids=lambda each: each.name)
+def test_only_certain_failures_are_reported_as_certain(expected: CallVerdict) -> None:
+    for line in VERDICTS[expected].split("\n")[1:]:
+        code, _, details = line.strip().partition(" ")
+        assert verdict(grpc.StatusCode[code], details) is expected, line
 
 
 def test_refusals_become_our_errors() -> None:
@@ -229,19 +217,16 @@ def test_what_was_held_back_when_the_stream_broke_comes_again_once() -> None:
     assert revisions.feed([event(5, "a")], has_more=False) == []
 
 
-def test_the_named_binary_is_taken_first(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setenv("QMQ_ETCD_BIN", str(tmp_path / "mine"))
-    assert find_binary() == tmp_path / "mine"
-
-
-def test_a_binary_on_the_path_is_taken_next(
+def test_the_named_binary_is_taken_first_and_then_one_on_the_path(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     binary = tmp_path / "etcd"
     binary.write_bytes(b"\x7fELF")
     binary.chmod(0o755)
-    monkeypatch.delenv("QMQ_ETCD_BIN", raising=False)
     monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setenv("QMQ_ETCD_BIN", str(tmp_path / "mine"))
+    assert find_binary() == tmp_path / "mine"
+    monkeypatch.delenv("QMQ_ETCD_BIN")
     assert find_binary() == binary
 
 
