@@ -16,7 +16,7 @@ from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from random import Random
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
@@ -256,9 +256,14 @@ def answered(events: list[Event]) -> list[int]:
 
 
 def with_record(events: list[Event], place: int, record: Record) -> list[Event]:
-    poll = events[place]
-    assert isinstance(poll, Poll)
-    return [*events[:place], replace(poll, records=(*poll.records, record)), *events[place + 1 :]]
+    poll: Any = events[place]
+    return changed(events, place, records=(*poll.records, record))
+
+
+def changed(events: list[Event], place: int, **fields: Any) -> list[Event]:
+    """The events, of which one has other values in these fields."""
+    event: Any = events[place]
+    return [*events[:place], replace(event, **fields), *events[place + 1 :]]
 
 
 @given(HISTORIES)
@@ -331,13 +336,8 @@ def test_a_polled_value_whose_send_failed_is_a_phantom(
     events: list[Event], data: st.DataObject
 ) -> None:
     place = pick(data, answered(events))
-    send = events[place]
-    assert isinstance(send, Send)
-    lie = [
-        *events[:place],
-        replace(send, type="fail", queue=None, sequence=None),
-        *events[place + 1 :],
-    ]
+    send: Any = events[place]
+    lie = changed(events, place, type="fail", queue=None, sequence=None)
     assert names(lie) == {"phantom"}
     assert check_all(lie, drained=True).names["phantom"] == len(send.values)
 
@@ -373,7 +373,7 @@ def test_two_values_that_changed_places_are_inconsistent(
     swapped = (Record(first.sequence, second.value), Record(second.sequence, first.value), *rest)
     acked = History(events).outcomes.acked
     assume({first.value, second.value} <= acked)
-    lie = [*events[:place], replace(poll, records=swapped), *events[place + 1 :]]
+    lie = changed(events, place, records=swapped)
     found = inconsistent_positions(History(lie))
     assert len(found) == 2
     assert {"duplicate_stored", "inconsistent_positions"} <= names(lie)
