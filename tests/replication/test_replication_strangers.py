@@ -193,13 +193,7 @@ def test_replicas_introduce_themselves() -> None:
 @pytest.mark.parametrize(
     "said",
     [
-        b"",
-        b"{",
-        b"[]",
-        b"3",
-        b"null",
-        b'"x"',
-        b"{}",
+        *(b"", b"{", b"[]", b"3", b"null", b'"x"', b"{}"),
         b'{"version": 1, "group": "g", "replica": "b"}',
         b'{"version": 2}',
         b"\xff\xfe",
