@@ -15,12 +15,12 @@ from support import NodeProcess
 import qmq.blocking
 
 
-def command(node: NodeProcess, *words: str) -> list[str]:
-    return [sys.executable, "-m", "qmq.cli", *words, "--server", node.address]
+def command(node: NodeProcess, words: str) -> list[str]:
+    return [sys.executable, "-m", "qmq.cli", *words.split(), "--server", node.address]
 
 
-def said(node: NodeProcess, *words: str) -> list[str]:
-    done = subprocess.run(command(node, *words), capture_output=True, text=True, check=True)
+def said(node: NodeProcess, words: str) -> list[str]:
+    done = subprocess.run(command(node, words), capture_output=True, text=True, check=True)
     return done.stdout.splitlines()
 
 
@@ -55,7 +55,7 @@ def bodies(lines: Sequence[str]) -> list[object]:
 
 
 def test_browse_shows_stored_messages_and_selects_them(orders: NodeProcess) -> None:
-    found = [json.loads(line) for line in said(orders, "browse", "orders", "--json")]
+    found = [json.loads(line) for line in said(orders, "browse orders --json")]
     assert [each["body"] for each in found] == [
         *[f'{{"total":{number * 500}}}' for number in range(5)],
         None,
@@ -68,35 +68,31 @@ def test_browse_shows_stored_messages_and_selects_them(orders: NodeProcess) -> N
         {"by": "shop"},
         "broker-0",
     )
-    assert bodies(said(orders, "browse", "orders", "--json", "--key", "k1")) == [
+    assert bodies(said(orders, "browse orders --json --key k1")) == [
         '{"total":500}',
         '{"total":1500}',
     ]
-    large = bodies(said(orders, "browse", "orders", "--json", "--grep", "[0-9]{4}"))
+    large = bodies(said(orders, "browse orders --json --grep [0-9]{4}"))
     assert large == ['{"total":1000}', '{"total":1500}', '{"total":2000}']
-    assert len(said(orders, "browse", "orders", "--tag", "new", "--limit", "2")) == 2
-    assert len(said(orders, "browse", "orders", "--at", "1h")) == 6
-    assert said(orders, "browse", "orders", "--until", "1h") == []
-    (line,) = said(orders, "browse", "orders", "--limit", "1")
+    assert len(said(orders, "browse orders --tag new --limit 2")) == 2
+    assert len(said(orders, "browse orders --at 1h")) == 6
+    assert said(orders, "browse orders --until 1h") == []
+    (line,) = said(orders, "browse orders --limit 1")
     assert line.endswith('broker-0@0  k0  {"total":0}')
 
 
 def test_a_wrong_expression_or_subject_says_what_to_do(orders: NodeProcess) -> None:
     for words, text in (
-        (("orders", "--grep", "("), "is not a regular expression"),
-        (("order",), "qmq subject list"),
+        ("browse orders --grep (", "is not a regular expression"),
+        ("browse order", "qmq subject list"),
     ):
-        done = subprocess.run(
-            command(orders, "browse", *words), capture_output=True, text=True, check=False
-        )
+        done = subprocess.run(command(orders, words), capture_output=True, text=True, check=False)
         assert (done.returncode, text in done.stderr) == (2, True), done.stderr
 
 
 def test_tail_shows_the_newest_and_then_what_comes(orders: NodeProcess) -> None:
     process = subprocess.Popen(
-        command(orders, "tail", "orders", "--limit", "2", "--json"),
-        stdout=subprocess.PIPE,
-        text=True,
+        command(orders, "tail orders --limit 2 --json"), stdout=subprocess.PIPE, text=True
     )
     with process, ending(process):
         assert process.stdout is not None
