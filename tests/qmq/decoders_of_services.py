@@ -12,6 +12,7 @@ import json
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from functools import cache
+from itertools import product
 from pickle import dumps
 from queue import PriorityQueue
 from time import monotonic
@@ -254,37 +255,30 @@ def sent(draw: st.DrawFn) -> api.Message:
     return message
 
 
+def _with(body: bytes = b"b", /, **fields: Any) -> api.Message:
+    """A message with these system properties."""
+    return api.Message(topic=TOPIC, body=body, system_properties=api.SystemProperties(**fields))
+
+
 def _each_sent() -> Iterator[api.Message]:
     for text in values.WIRE_EXAMPLES:
         for name in ("message_id", "message_group", "born_host", "trace_context", "tag"):
-            yield api.Message(
-                topic=TOPIC, body=b"b", system_properties=api.SystemProperties(**{name: text})
-            )
-        yield api.Message(
-            topic=TOPIC, body=b"b", system_properties=api.SystemProperties(keys=[text], tag=text)
-        )
+            yield _with(**{name: text})
+        yield _with(keys=[text], tag=text)
         yield api.Message(topic=TOPIC, body=b"b", user_properties={text: text})
-        digest = api.Digest(type=api.MD5, checksum=text)
-        yield api.Message(
-            topic=TOPIC, body=b"b", system_properties=api.SystemProperties(body_digest=digest)
-        )
-    for seconds in (-(2**63), -1, 0, 253_402_300_800, 2**63 - 1):
-        for nanos in (-(2**31), 0, 2**31 - 1):
-            due, after = (
-                Timestamp(seconds=seconds, nanos=nanos),
-                Duration(seconds=seconds, nanos=nanos),
+        yield _with(body_digest=api.Digest(type=api.MD5, checksum=text))
+    for seconds, nanos in product(
+        (-(2**63), -1, 0, 253_402_300_800, 2**63 - 1), (-(2**31), 0, 2**31 - 1)
+    ):
+        due = Timestamp(seconds=seconds, nanos=nanos)
+        after = Duration(seconds=seconds, nanos=nanos)
+        for kind in range(6):
+            yield _with(
+                message_type=kind,
+                delivery_timestamp=due,
+                orphaned_transaction_recovery_duration=after,
             )
-            fields = {"delivery_timestamp": due, "orphaned_transaction_recovery_duration": after}
-            for kind in range(6):
-                yield api.Message(
-                    topic=TOPIC,
-                    body=b"b",
-                    system_properties=api.SystemProperties(message_type=kind, **fields),
-                )
-    yield from [
-        api.Message(topic=TOPIC, body=each, system_properties=api.SystemProperties(body_encoding=2))
-        for each in values.BYTE_EXAMPLES
-    ]
+    yield from [_with(each, body_encoding=2) for each in values.BYTE_EXAMPLES]
 
 
 EACH_SENT: Final = tuple(_each_sent())
@@ -302,26 +296,8 @@ def filtered(given: tuple[str, str, Any]) -> None:
 
 
 PIECES: Final = (
-    "a",
-    "b",
-    "TAGS",
-    "'x'",
-    "''",
-    "1",
-    "1e999",
-    "9" * 400,
-    "²",
-    "=",
-    "<>",
-    ">",
-    "AND",
-    "OR",
-    "NOT",
-    "(",
-    ")",
-    "IN",
-    ",",
-    "IS NULL",
+    *("a", "b", "TAGS", "'x'", "''", "1", "1e999", "9" * 400, "²", "="),
+    *("<>", ">", "AND", "OR", "NOT", "(", ")", "IN", ",", "IS NULL"),
 )
 NESTED: Final = (
     "(" * 900,
@@ -425,13 +401,8 @@ GATEWAY: Final = (
 # --- HTTP, CloudEvents, server-sent events --------------------------------------------------------
 
 ATTRIBUTES: Final = (
-    "ce-id",
-    "ce-source",
-    "ce-type",
-    "ce-specversion",
-    "ce-partitionkey",
-    "content-type",
-    "ce-x",
+    *("ce-id", "ce-source", "ce-type", "ce-specversion", "ce-partitionkey"),
+    *("content-type", "ce-x"),
 )
 EVENT: Final = {"id": "1", "source": "/s", "type": "t", "specversion": "1.0"}
 EVENTS: Final = values.objects(
