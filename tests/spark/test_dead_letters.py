@@ -95,22 +95,21 @@ def test_each_cause_is_found_and_nothing_else(spark: SparkSession) -> None:
     ]
 
 
-def test_a_parked_message_says_whether_it_failed_itself(spark: SparkSession) -> None:
+def test_a_parked_message_says_whether_it_failed_itself_and_is_none_once_replayed(
+    spark: SparkSession,
+) -> None:
     rows = [
         parked(5, "park", attempt=3),
         parked(8, "park", attempt=0),
         parked(5),
         parked(8),
         parked(9),
+        parked(15, "park", attempt=3),
+        parked(15, "replay"),
     ]
     found = failed_ranges(dataset(spark, "deliveries", rows), 5).collect()
     causes = sorted((row.first_sequence, row.cause, row.attempts) for row in found)
     assert causes == [(5, "parked", 3), (8, "follower", 0), (9, "parked", None)]
-
-
-def test_a_replayed_key_is_not_a_dead_letter(spark: SparkSession) -> None:
-    rows = [parked(5, "park", attempt=3), parked(5, "replay")]
-    assert failed_ranges(dataset(spark, "deliveries", rows), 5).collect() == []
 
 
 def test_messages_that_are_kept_are_named_and_others_counted(spark: SparkSession) -> None:
@@ -245,30 +244,10 @@ def test_messages_leave_no_faster_than_the_rate() -> None:
         pace.went(count)
     assert times.slept == [1.0, 0.5]
     assert pace.slice_rows == 100
-
-
-def test_without_a_rate_limit_no_one_waits() -> None:
-    times = Times()
-    pace = Pace(0, lambda: times.now_s, times.sleep)
-    pace.went(10**9)
-    pace.wait()
-    assert times.slept == []
-
-
-def test_slices_are_written_in_order_each_under_a_name_of_its_own(
-    spark: SparkSession, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    written: list[list[int]] = []
-    monkeypatch.setattr(
-        dead_letters,
-        "_write",
-        lambda piece, servers: written.append([row.number for row in piece.collect()]),
-    )
-    rows = outgoing(read(dead(spark, *[{"headers": reasons()}] * 5)))
-    times = Times()
-    assert dead_letters.send(rows, "nowhere:1", Pace(2, lambda: times.now_s, times.sleep)) == 5
-    assert [sorted(each) for each in written] == [[0, 1], [2, 3], [4]]
-    assert times.slept == [1.0, 1.0]
+    unlimited = Pace(0, lambda: times.now_s, times.sleep)
+    unlimited.went(10**9)
+    unlimited.wait()
+    assert times.slept == [1.0, 0.5]
 
 
 # --- whole ----------------------------------------------------------------------------------------

@@ -141,12 +141,6 @@ def plain(found: list[Delivery]) -> list[tuple[object, ...]]:
 # --- shares ---------------------------------------------------------------------------------------
 
 
-def test_an_acknowledged_range_says_when_it_was_handed_out_and_when_it_was_done() -> None:
-    found = replayed(Begin(*NAMES, "", 0), joined(), pulled((0, 10, 1)), settled((0, 9, ACK, 0)))
-    assert plain(found) == [(0, 9, 1, 20, 30, "ack")]
-    assert (found[0].share, found[0].consumer, found[0].lps) == (KEY, "c", None)
-
-
 def test_a_range_that_died_says_so_and_its_copy_ends_nothing_twice() -> None:
     found = replayed(
         joined(),
@@ -203,58 +197,6 @@ def test_a_range_is_cut_by_verdicts_and_what_is_left_is_open() -> None:
     assert found[1].delay_ms == 700
 
 
-def test_a_second_try_is_timed_from_its_own_pull() -> None:
-    found = replayed(
-        joined(),
-        pulled((0, 2, 1)),
-        settled((0, 1, NACK, 0)),
-        pulled((0, 2, 2)),
-        settled((2, 3, ACK, 0)),
-    )
-    assert plain(found) == [(0, 1, 1, 10, 20, "nack"), (0, 1, 2, 30, 40, "ack")]
-
-
-def test_ranges_of_one_pull_keep_their_places_after_another_pull() -> None:
-    found = replayed(
-        joined(), pulled((0, 2, 1), (5, 2, 1)), pulled((7, 1, 1)), settled((0, 4, ACK, 0))
-    )
-    assert plain(found) == [
-        (2, 4, None, None, 10, "passed"),
-        (0, 1, 1, 10, 30, "ack"),
-        (5, 6, 1, 10, 30, "ack"),
-        (7, 7, 1, 20, 30, "ack"),
-    ]
-
-
-@pytest.mark.parametrize(
-    ("action", "fate"),
-    [
-        (Leave(*NAMES, "c", False), "left"),
-        (Leave(*NAMES, "c", True), "lost"),
-        (joined("c", "2"), "again"),
-        (Reset(*NAMES, "", 0), "reset"),
-    ],
-)
-def test_messages_lost_by_a_consumer_are_reported_with_the_reason(
-    action: AnyAction, fate: str
-) -> None:
-    assert (0, 2, 1, 10, 20, fate) in plain(replayed(joined(), pulled((0, 3, 1)), action))
-
-
-def test_what_never_reached_the_consumer_is_returned_and_no_attempt() -> None:
-    found = replayed(joined(), pulled((0, 3, 1)), pulled((3, 3, 1)), Return(*NAMES, "c", 2))
-    assert plain(found) == [
-        (3, 5, 1, 20, 30, "return"),
-        (0, 2, 1, 10, None, "open"),
-        (3, 5, 1, None, None, "waiting"),
-    ]
-
-
-def test_messages_that_the_group_moves_past_are_passed() -> None:
-    found = replayed(Begin(*NAMES, "", 5), joined(), pulled((9, 0, 1)))
-    assert plain(found) == [(5, 8, None, None, 20, "passed")]
-
-
 def test_messages_that_expired_while_waiting_are_reported() -> None:
     found = replayed(
         joined(), pulled((0, 4, 1)), settled((0, 3, NACK, 0)), pulled((0, 3, 0), (3, 1, 2))
@@ -262,19 +204,15 @@ def test_messages_that_expired_while_waiting_are_reported() -> None:
     assert plain(found)[1:] == [(0, 2, None, None, 30, "expired"), (3, 3, 2, 30, None, "open")]
 
 
-def test_a_late_verdict_settles_nothing() -> None:
+def test_overlapping_verdicts_and_those_of_others_settle_nothing_twice() -> None:
+    """A record of a delay group is passed over."""
     found = replayed(
         joined(),
-        pulled((0, 2, 1)),
-        settled((0, 1, ACK, 0)),
-        settled((0, 1, NACK, 0)),
-        settled((0, 1, ACK, 0), consumer="x"),
+        pulled((0, 4, 1)),
+        settled((0, 2, ACK, 0), (1, 3, NACK, 0)),
+        settled((0, 2, ACK, 0), consumer="x"),
+        Cancel(1, 2),
     )
-    assert plain(found) == [(0, 1, 1, 10, 20, "ack")]
-
-
-def test_overlapping_verdicts_of_one_action_settle_once() -> None:
-    found = replayed(joined(), pulled((0, 4, 1)), settled((0, 2, ACK, 0), (1, 3, NACK, 0)))
     assert [each for each in plain(found) if each[4] is not None] == [
         (0, 2, 1, 10, 20, "ack"),
         (3, 3, 1, 10, 20, "nack"),
@@ -298,10 +236,6 @@ def test_a_snapshot_in_the_middle_changes_nothing() -> None:
     every = list(timed([joined(), pulled((0, 4, 1)), settled((0, 1, ACK, 0))]))
     other = snapshot(START_MS + 15, [[*NAMES, GroupState(77).to_state()]])
     assert list(deliveries([*every[:2], other, every[2]])) == list(deliveries(every))
-
-
-def test_actions_of_a_delay_group_are_passed_over() -> None:
-    assert replayed(Cancel(1, 2)) == []
 
 
 def test_a_gap_in_the_log_is_damage_and_no_wrong_answer() -> None:
@@ -432,12 +366,6 @@ def lanes(*actions: AnyAction) -> list[tuple[object, ...]]:
     ]
 
 
-def test_a_lane_is_done_in_its_own_logical_partitions_only() -> None:
-    assert lanes(LaneDone(*LANES, "left", 1, ((0, 9),))) == [
-        (0, 9, 1, "done", "left", (0, 4), None)
-    ]
-
-
 def test_what_was_done_before_is_not_done_again() -> None:
     found = lanes(
         LaneDone(*LANES, "left", 1, ((0, 3), (6, 7))),
@@ -471,17 +399,15 @@ def test_a_void_token_settles_nothing() -> None:
 
 
 def test_a_failed_message_is_done_at_its_next_attempt() -> None:
-    found = lanes(LaneFail(*LANES, "left", 1, 5, 2), LaneDone(*LANES, "left", 1, ((4, 6),)))
+    failed = LaneFail(*LANES, "left", 1, 5, 2)
+    assert lanes(failed)[-1][:4] == (5, 5, 3, "waiting")
+    found = lanes(failed, LaneDone(*LANES, "left", 1, ((4, 6),)))
     assert [each[:4] for each in found] == [
         (5, 5, 2, "nack"),
         (4, 4, 1, "done"),
         (5, 5, 3, "done"),
         (6, 6, 1, "done"),
     ]
-
-
-def test_a_failed_message_waits_for_its_next_attempt() -> None:
-    assert lanes(LaneFail(*LANES, "left", 1, 5, 2))[-1][:4] == (5, 5, 3, "waiting")
 
 
 def test_a_parked_key_says_which_message_failed_and_which_only_followed() -> None:

@@ -6,8 +6,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-import pytest
-from pyspark_qmq.jobs.order_audit import HINTS, change, changes_between, describe, producer
+from pyspark_qmq.jobs.order_audit import HINTS, describe, producer
 from pyspark_qmq.jobs.order_rules import RULES, OrderPlace, Violation
 from qmq_ordering.routes import LpRange
 
@@ -104,26 +103,6 @@ def test_a_message_in_no_route_and_without_key_is_described_all_the_same() -> No
         "  key          none",
         "  message      partition 77 (in no route), sequence 5",
     ]
-
-
-@pytest.mark.parametrize(
-    ("source", "target", "versions"),
-    [
-        (1, 6, [2, 3, 4]),
-        (2, 6, [3, 4]),
-        (2, 3, []),
-        (4, 5, [3]),
-        (5, 4, []),
-        (1, 1, []),
-        (1, 77, []),
-    ],
-)
-def test_the_versions_between_two_partitions(source: int, target: int, versions: list[int]) -> None:
-    assert changes_between(source, target, ROUTES) == versions
-
-
-def test_the_first_version_is_not_shown_as_a_change() -> None:
-    assert change(2, ROUTES).startswith("version 2: partition 1 ")
 
 
 def test_a_producer_of_the_sink_has_no_birth() -> None:

@@ -168,29 +168,6 @@ def test_rows_say_what_the_schedule_says_whatever_batches_look_like(tmp_path: Pa
     assert len(found) == 13
 
 
-def test_states_are_those_of_the_dispatch_log_and_of_open_plans(tmp_path: Path) -> None:
-    store, bucket = Store(tmp_path), START // SECOND
-    store.send([START + each for each in range(6)])
-    store.plan(1, bucket, 0, 1)
-    store.act(PlanDone((1,)))
-    store.act(Cancel(bucket, 2))
-    store.act(Postpone(bucket, 3, START + 5_000))
-    store.plan(2, bucket, 4)
-    store.save()
-    found = store.rows()
-    assert found == store.expected()
-    assert [each["state"] for each in found] == [
-        "delivered",
-        "delivered",
-        "cancelled",
-        "moved",
-        "planned",
-        "pending",
-        "pending",
-    ]
-    assert found[6]["message_id"] == found[3]["message_id"]
-
-
 def test_runs_of_a_recurring_message_have_ids_of_their_own(tmp_path: Path) -> None:
     store, bucket = Store(tmp_path), START // SECOND
     store.send(

@@ -144,15 +144,6 @@ def test_a_bit_flipped_before_the_read_ahead_is_logged_and_found_at_reading(
     schedule.close()
 
 
-def test_a_bit_that_turned_in_a_large_batch_is_found_without_survey(tmp_path: Path) -> None:
-    schedule, _ = restarted(tmp_path, 2, flip=region_at(2) + 50_000)
-    with pytest.raises(
-        LogDamaged, match=f"{LOG} is damaged at byte {region_at(2) - ENVELOPE_BYTES} "
-    ):
-        read(schedule, COUNT)
-    schedule.close()
-
-
 @pytest.mark.parametrize("at", [-ENVELOPE_BYTES + 8, -ENVELOPE_BYTES + 11])
 def test_after_a_damaged_envelope_read_ahead_ends_and_batches_are_read_whole(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, at: int
@@ -192,13 +183,6 @@ def test_read_ahead_goes_piece_by_piece_also_over_batches_larger_than_a_piece(
         bytes([number, 0]) for number in range(1, 10)
     ]
     assert sum(disk.sizes) < 100 * KIB
-    schedule.close()
-
-
-def test_small_batches_are_passed_over_and_read_as_ever(tmp_path: Path) -> None:
-    schedule, _ = restarted(tmp_path, 20, body_bytes=20)
-    assert read_ahead(schedule) == 1
-    assert read(schedule, 3, 19 * COUNT + 3) == [b"\x01\x03", b"\x14\x03"]
     schedule.close()
 
 

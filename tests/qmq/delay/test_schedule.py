@@ -4,7 +4,6 @@ replica's files.
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -125,31 +124,6 @@ def test_large_batches_are_written_at_once_and_small_ones_when_memory_is_used_up
     assert len(contents(reloaded(schedule, checkpoint(schedule)))) == 78
 
 
-def test_with_a_full_disk_everything_stays_in_memory_and_is_written_later(tmp_path: Path) -> None:
-    class Full(Disk):
-        is_full = True
-
-        def write(self, fd: int, buffers: Sequence[bytes], at: int) -> None:
-            if self.is_full:
-                raise DiskFull("no space left (in this test)")
-            super().write(fd, buffers, at)
-
-    disk = Full()
-    schedule = Schedule(tmp_path / "a", disk, SECOND, buffer_bytes_max=0)
-    schedule.load(None)
-    other = filled(tmp_path / "b", [[START], [START + 1, START + SECOND]])
-    for number, due_times_ms in enumerate([[START], [START + 1, START + SECOND]], 1):
-        schedule.take(number, START - 5_000, *delayed(due_times_ms, number=number))
-    for each in (schedule, other):
-        each.take(3, START, *delayed([START], bodies=[bytes(LARGE_BYTES)]))
-        each.check()
-    with pytest.raises(DiskFull):
-        schedule.begin_checkpoint().run()
-    assert len(schedule.read(places([SchedulePlace(BUCKET, each) for each in range(3)]))) == 3
-    disk.is_full = False
-    assert contents(schedule) == contents(other)
-
-
 @pytest.mark.parametrize("refusals", [1, PLENTY], ids=["for a moment", "for long"])
 def test_a_disk_that_fills_at_any_write_leaves_the_schedule_whole(
     tmp_path: Path, refusals: int
@@ -177,19 +151,6 @@ def test_a_disk_that_fills_at_any_write_leaves_the_schedule_whole(
 
     for room in range(writes(tmp_path / "enough", PLENTY)):
         writes(tmp_path / str(room), room)
-
-
-def test_whatever_the_order_of_flushes_replicas_have_the_same_bytes(tmp_path: Path) -> None:
-    due_times_ms = [
-        [START + each * 137 % 4_000 for each in range(batch, batch + 7)] for batch in range(30)
-    ]
-    whole = filled(tmp_path / "a", due_times_ms)
-    at_once = filled(tmp_path / "b", due_times_ms, buffer_bytes_max=0)
-    often = opened(tmp_path / "c", buffer_bytes_max=900)
-    for number, each in enumerate(due_times_ms, 1):
-        often.take(number, START - 5_000, *delayed(each, number=number))
-        often = reloaded(often, checkpoint(often))
-    assert contents(whole) == contents(at_once) == contents(often)
 
 
 def test_a_reader_shows_the_bucket_as_it_was_when_the_reader_was_made(tmp_path: Path) -> None:
@@ -577,17 +538,6 @@ def test_a_plan_of_what_is_not_pending_is_a_broken_invariant(tmp_path: Path) -> 
     schedule.act(2, START, Cancel(BUCKET, 0))
     with pytest.raises(AssertionError, match="not pending"):
         schedule.act(3, START, plan(1, (BUCKET, [0])))
-
-
-def test_a_copied_folder_is_opened_by_another_process_of_the_same_state(tmp_path: Path) -> None:
-    schedule = filled(tmp_path / "a", [[START, START + SECOND]])
-    schedule.act(2, START, plan(5, (BUCKET, [0])))
-    state = msgspec.msgpack.encode(checkpoint(schedule))
-    shutil.copytree(tmp_path / "a", tmp_path / "b")
-    other = opened(tmp_path / "b", msgspec.msgpack.decode(state))
-    assert (other.next_plan, other.plans, other.index) == (6, schedule.plans, 2)
-    assert other.state_of(SchedulePlace(BUCKET, 0)) == "planned"
-    assert contents(other) == contents(schedule)
 
 
 def test_every_replica_skips_a_batch_that_cannot_be_parsed(tmp_path: Path) -> None:

@@ -58,57 +58,10 @@ def test_the_worked_example_of_the_module_holds() -> None:
     assert (len(wheel), wheel.next_due_ms(), wheel.left_ms) == (1, 1500, 900)
 
 
-def test_nothing_leaves_before_the_tick_at_or_after_its_due_time() -> None:
-    wheel = Wheel(500)
-    wheel.add(places([(500, 0, 0), (501, 0, 1)]))
-    assert wheel.next_due_ms() == 500
-    assert rows(wheel.advance(500)) == [(500, 0, 0)]
-    assert wheel.next_due_ms() == 1000
-    assert rows(wheel.advance(999)) == []
-    assert rows(wheel.advance(1000)) == [(501, 0, 1)]
-    assert wheel.next_due_ms() is None
-
-
 def test_the_highest_ordinal_leaves_in_time_too() -> None:
     wheel = Wheel(500)
     wheel.add(places([(500, 0, (1 << 32) - 1), (501, 0, 0)]))
     assert rows(wheel.advance(500)) == [(500, 0, (1 << 32) - 1)]
-
-
-def test_an_older_time_gives_nothing_new_and_breaks_nothing() -> None:
-    wheel = Wheel(500)
-    wheel.add(places([(600, 0, 0), (2000, 0, 1)]))
-    assert rows(wheel.advance(1000)) == [(600, 0, 0)]
-    assert rows(wheel.advance(0)) == []
-    wheel.add(places([(400, 0, 2)]))
-    assert rows(wheel.advance(0)) == []
-    assert rows(wheel.advance(5000)) == [(400, 0, 2), (2000, 0, 1)]
-
-
-def test_a_bulk_load_leaves_in_order_and_whole_through_small_advances() -> None:
-    wheel, loaded, single = Wheel(), many(600_000), many(40_000, 2)
-    wheel.add(loaded)
-    for at in range(0, len(single), 1000):
-        part = slice(at, at + 1000)
-        wheel.add(
-            Places(single.due_times_ms[part], single.buckets[part] + 1, single.ordinals[part])
-        )
-    wheel.check()
-    found = []
-    while len(wheel):
-        found.append(wheel.advance(ERA + 4_000_000, 7000))
-        assert 0 < len(found[-1]) <= 7000
-    due_times_ms, buckets, ordinals = (
-        np.concatenate([getattr(each, name) for each in found])
-        for name in ("due_times_ms", "buckets", "ordinals")
-    )
-    expected = np.concatenate([loaded.due_times_ms, single.due_times_ms])
-    assert np.array_equal(due_times_ms, np.sort(expected))
-    assert np.array_equal(
-        np.lexsort((ordinals, buckets, due_times_ms)), np.arange(len(due_times_ms))
-    )
-    assert np.array_equal(np.sort(ordinals[buckets == 1193]), loaded.ordinals)
-    assert np.array_equal(np.sort(ordinals[buckets == 1194]), single.ordinals)
 
 
 def test_a_message_takes_nine_bytes_at_most_and_memory_follows_what_left() -> None:
@@ -120,16 +73,6 @@ def test_a_message_takes_nine_bytes_at_most_and_memory_follows_what_left() -> No
     wheel.clear()
     assert (len(wheel), wheel.next_due_ms()) == (0, None)
     wheel.check()
-
-
-def test_giving_back_keeps_the_first_whole_milliseconds() -> None:
-    wheel = Wheel(1)
-    wheel.add(places([(due, 0, due * 10 + each) for due in range(1, 6) for each in range(2)]))
-    assert wheel.shrink(10) is None
-    assert wheel.shrink(5) == 3  # the two of 3 ms go together
-    assert (len(wheel), wheel.shrink(1)) == (4, 2)
-    assert wheel.shrink(1) is None  # what is due first stays, however much that is
-    assert rows(wheel.advance(1)) == [(1, 0, 10), (1, 0, 11)]
 
 
 @pytest.mark.parametrize(("floor", "cut"), [(-1, 4), (5, 5)])

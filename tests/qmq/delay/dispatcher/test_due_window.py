@@ -10,7 +10,6 @@ from fake_brokers import due
 from qmq.delay.dispatcher.due_window import WINDOW, DueBatch, DueWindow
 from qmq.delay.interfaces import Draft
 from qmq.delivery.retries import DELAY_SERVER
-from qmq.delivery.window import ASK_S
 from qmq.errors import (
     DiskFull,
     MessageTooLarge,
@@ -188,19 +187,6 @@ def test_a_batch_that_may_be_stored_is_never_void_whatever_is_wrong_with_it(
     assert it.sent() == [batch]
 
 
-def test_batches_of_another_producer_id_wait_until_the_former_are_decided() -> None:
-    it = Driven()
-    old, older = it.resumed(3, 4), it.resumed(3, 5)
-    other = it.resumed(4, 0)
-    assert not it.window.may_admit(it.now)
-    assert it.sent() == [old, older]
-    it.answer(old, HERE)
-    it.answer(older, HERE)
-    assert it.sent() == [other]
-    it.answer(other, HERE)
-    assert it.window.may_admit(it.now)
-
-
 def test_batches_before_a_stored_batch_of_the_same_producer_are_stored() -> None:
     it = Driven()
     first, second = it.admit(2)
@@ -223,40 +209,6 @@ def test_a_sent_batch_is_void_or_lost_when_the_broker_forgot_its_producer() -> N
     it.answer(again, OutOfSequence("x"))
     assert it.window.take_void() == [again]
     assert again.is_lost
-
-
-def test_a_sealed_partition_settles_at_a_batch_that_is_certainly_not_there() -> None:
-    it = Driven()
-    first, second, third = it.admit(3)
-    it.sent()
-    it.answer(first, HERE)
-    it.answer(second, LOST)
-    it.answer(third, RouteChanged("x"))
-    assert it.window.take_void() == []
-    it.window.leave(it.now, is_fenced=False)
-    assert not it.window.is_settled
-    assert it.sent()[0] is second
-    it.answer(second, RouteChanged("x"))
-    assert it.window.is_settled
-    it.window.settle()
-    assert it.window.take_void() == [second, third]
-
-
-def test_a_fenced_partition_is_given_up_after_a_while_of_asking() -> None:
-    it = Driven()
-    maybe, never = it.admit(2)
-    assert it.window.next(it.now) is maybe
-    it.window.disconnected(LOST)
-    it.answer(maybe, LOST)
-    it.window.leave(it.now, is_fenced=True)
-    assert it.window.wake_at(it.now) == ASK_S
-    it.window.tick(ASK_S / 2)
-    assert not it.window.is_settled
-    it.window.tick(ASK_S)
-    assert it.window.is_settled
-    it.window.settle()
-    assert it.window.take_void() == [maybe, never]
-    assert (maybe.is_lost, never.is_lost) == (True, False)
 
 
 def test_a_silent_window_can_be_used_again_when_nothing_is_on_its_way() -> None:
