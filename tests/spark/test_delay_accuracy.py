@@ -61,16 +61,6 @@ def log(spark: SparkSession, rows: Iterable[tuple[str, int]]) -> DataFrame:
     )
 
 
-def verdicts(
-    spark: SparkSession,
-    schedule: list[dict[str, Any]],
-    stored: list[tuple[str, int]],
-    **others: Any,
-) -> dict[str, str]:
-    found = judge(spark, schedule, stored, **others).collect()
-    return {each.message_id: each.verdict for each in found}
-
-
 def judge(
     spark: SparkSession,
     schedule: list[dict[str, Any]],
@@ -87,43 +77,30 @@ def judge(
 # --- verdicts -------------------------------------------------------------------------------------
 
 
-def test_an_early_delivery_is_found(spark: SparkSession) -> None:
-    schedule = [row("right", 100), row("early", 100), row("clocks", 100)]
-    found = verdicts(spark, schedule, [("right", 100), ("early", 89), ("clocks", 91)])
-    assert found == {"right": CAME, "early": EARLY, "clocks": CAME}
-
-
-def test_a_delivered_message_missing_in_the_log_is_lost_or_expired(spark: SparkSession) -> None:
-    schedule = [row("lost", 5_000), row("gone", 4_999), row("nowhere", 9_000, subject="unknown")]
-    assert verdicts(spark, schedule, [], reaches={"s": START_MS + 5_000}) == {
-        "lost": LOST,
-        "gone": "gone",
-        "nowhere": "gone",
-    }
-
-
-def test_future_messages_are_not_lost_and_late_ones_are_overdue(spark: SparkSession) -> None:
-    schedule = [
-        row("later", 9_000, "pending"),
-        row("just", -1_000, "planned"),
-        row("old", -2 * MINUTE, "pending"),
+def test_each_message_has_the_verdict_that_its_state_and_the_log_give_it(
+    spark: SparkSession,
+) -> None:
+    """`later_log` is a subject of whose log the first five seconds are gone."""
+    judgements: list[tuple[dict[str, Any], int | None, str]] = [
+        (row("right", 100), 100, CAME),
+        (row("early", 100), 89, EARLY),
+        (row("clocks differ", 100), 91, CAME),
+        (row("lost", 5_000, subject="later_log"), None, LOST),
+        (row("gone", 4_999, subject="later_log"), None, "gone"),
+        (row("nowhere", 9_000, subject="unknown"), None, "gone"),
+        (row("later", 9_000, "pending"), None, "waiting"),
+        (row("just", -1_000, "planned"), None, "waiting"),
+        (row("old", -2 * MINUTE, "pending"), None, "overdue"),
+        (row("pending at the checkpoint", -2 * MINUTE, "pending"), -2 * MINUTE + 3, CAME),
+        (row("kept", 5, "cancelled"), None, "cancelled"),
+        (row("came all the same", 5, "cancelled"), 6, "resurrected"),
     ]
-    assert verdicts(spark, schedule, []) == {
-        "later": "waiting",
-        "just": "waiting",
-        "old": "overdue",
-    }
-
-
-def test_messages_pending_in_an_old_checkpoint_may_have_been_delivered(spark: SparkSession) -> None:
-    assert verdicts(spark, [row("came", -2 * MINUTE, "pending")], [("came", -2 * MINUTE + 3)]) == {
-        "came": CAME
-    }
-
-
-def test_a_cancelled_message_that_came_all_the_same_is_found(spark: SparkSession) -> None:
-    schedule = [row("kept", 5, "cancelled"), row("came", 5, "cancelled")]
-    assert verdicts(spark, schedule, [("came", 6)]) == {"kept": "cancelled", "came": "resurrected"}
+    stored = [(each["message_id"], time) for each, time, _ in judgements if time is not None]
+    schedule = [each for each, _, _ in judgements]
+    reaches = REACHES_BACK | {"later_log": START_MS + 5_000}
+    assert {
+        each.message_id: each.verdict for each in judge(spark, schedule, stored, reaches).collect()
+    } == {each["message_id"]: verdict for each, _, verdict in judgements}
 
 
 def test_moved_messages_seeds_and_directed_ones_are_left_out(spark: SparkSession) -> None:
@@ -134,7 +111,8 @@ def test_moved_messages_seeds_and_directed_ones_are_left_out(spark: SparkSession
         row("run", 60, is_recurring=True),
         row("directed", 5, is_directed=True),
     ]
-    assert verdicts(spark, schedule, [("moved", 901), ("run", 61)]) == {"moved": CAME, "run": CAME}
+    found = judge(spark, schedule, [("moved", 901), ("run", 61)]).collect()
+    assert {each.message_id: each.verdict for each in found} == {"moved": CAME, "run": CAME}
 
 
 def test_a_message_that_is_there_twice_is_judged_by_the_first(spark: SparkSession) -> None:

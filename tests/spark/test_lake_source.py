@@ -104,25 +104,6 @@ def test_messages_that_retention_deleted_come_from_the_lake(tmp_path: Path) -> N
         traffic.store.close()
 
 
-def test_a_lake_behind_retention_fails_the_read_or_leaves_the_gap_out(
-    history: HistoryReader,
-) -> None:
-    send(history.lake.server, "orders", ["a", "b"])
-    history.follow("orders")
-    send(history.lake.server, "orders", ["c", "d"])
-    history.expire_log("orders")
-    send(history.lake.server, "orders", ["e"])
-    with pytest.raises(
-        MessagesExpired,
-        match=(
-            r"messages 2 to \d of orders/0@.* not in the lake either, which has 0 to 1; "
-            r".*failOnDataLoss"
-        ),
-    ):
-        history.rows(history.options("orders"))
-    assert history.bodies("orders", failOnDataLoss="false") == ["a", "b", "e"]
-
-
 def test_after_messages_that_a_writer_skipped_the_table_counts_from_there(
     history: HistoryReader,
 ) -> None:
@@ -136,18 +117,6 @@ def test_after_messages_that_a_writer_skipped_the_table_counts_from_there(
     assert history.bodies("orders") == ["c", "d"]
     with pytest.raises(MessagesExpired, match="messages 0 to"):
         history.rows(history.options("orders", startingOffsets='{"orders":{"0":0}}'))
-
-
-def test_a_table_that_began_later_is_completed_from_the_log(history: HistoryReader) -> None:
-    send(history.lake.server, "orders", ["a", "b"])
-    assert (
-        list(history.lake.writer(history.lake.asked("orders", startingOffsets="latest")).round())
-        == []
-    )
-    send(history.lake.server, "orders", ["c"])
-    history.follow("orders")
-    send(history.lake.server, "orders", ["d"])
-    assert history.both("orders")["body"].to_pylist() == [b"a", b"b", b"c", b"d"]
 
 
 def test_without_a_table_the_log_must_have_the_beginning(history: HistoryReader) -> None:
@@ -267,15 +236,6 @@ def test_a_catalog_that_does_not_answer_is_waited_for_then_told(history: History
     options = history.options("orders") | {"qmq.lake": "http://127.0.0.1:1", "qmq.retryMs": "300"}
     with pytest.raises(CatalogAway, match="ConnectionError"):
         history.rows(options)
-
-
-def test_a_table_that_is_ahead_of_the_log_is_refused(history: HistoryReader) -> None:
-    send(history.lake.server, "orders", ["a"])
-    history.follow("orders")
-    table = open_table(history.lake.catalog, "qmq", "orders")
-    assert table.commit([], {key: at + 5 for key, at in table.positions().items()})
-    with pytest.raises(InvalidArgument, match="belongs to another cluster"):
-        history.rows(history.options("orders"))
 
 
 def test_a_column_that_tables_do_not_have_is_refused(history: HistoryReader) -> None:

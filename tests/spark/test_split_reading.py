@@ -25,25 +25,6 @@ def test_history_comes_from_the_lake_and_the_tail_from_the_log() -> None:
     assert found == ([PlannedRange(ONE, 0, 70)], [PlannedRange(ONE, 70, 100)])
 
 
-def test_a_queue_that_the_lake_does_not_have_comes_from_the_log() -> None:
-    found = split(
-        {ONE: 0, TWO: 0},
-        {ONE: 9, TWO: 5},
-        {**log(0, 9), **log(0, 5, TWO)},
-        {TWO: LakeExtent(0, 5)},
-        skips_lost=False,
-    )
-    assert found == ([PlannedRange(TWO, 0, 5)], [PlannedRange(ONE, 0, 9)])
-
-
-def test_what_is_older_than_a_table_comes_from_the_log() -> None:
-    found = split({ONE: 0}, {ONE: 100}, log(0, 100), {ONE: LakeExtent(40, 70)}, skips_lost=False)
-    assert found == (
-        [PlannedRange(ONE, 40, 70)],
-        [PlannedRange(ONE, 0, 40), PlannedRange(ONE, 70, 100)],
-    )
-
-
 def test_messages_that_neither_has_fail_the_read_and_are_named() -> None:
     with pytest.raises(
         MessagesExpired,

@@ -112,24 +112,6 @@ def test_appends_show_with_the_next_topology_and_not_before(traffic: Traffic) ->
     assert log.subjects() == ["a"]
 
 
-def test_same_offsets_give_the_same_rows_while_the_log_grows_and_forgets(traffic: Traffic) -> None:
-    for _ in range(30):
-        traffic.send("a")
-        traffic.send("b")
-    mark(traffic.store)
-    first, end = 10, traffic.end("a") - 3
-    wanted = [row for row in traffic.sent["a", 0] if first <= row[0] < end]
-    log = opened(traffic.folder)
-    for _ in range(20):
-        assert rows_of(opened(traffic.folder).pieces(key("a"), first, end, 300)) == wanted
-        assert rows_of(log.pieces(key("a"), first, end, 700)) == wanted
-        traffic.send()
-        if traffic.number % 5 == 0:
-            checkpoint(traffic.store)
-            traffic.reopen()
-        mark(traffic.store)
-
-
 def test_pieces_cover_everything_once_and_are_about_as_large_as_asked_for(traffic: Traffic) -> None:
     for _ in range(200):
         traffic.send("a", count=3)

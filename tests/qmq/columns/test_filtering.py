@@ -6,13 +6,11 @@ from __future__ import annotations
 
 import struct
 
-import pytest
-from qmq_ordering.routes import LpRange
-from row_twin import QUEUE, expected, rows_of, stored, whole
+from row_twin import expected, rows_of, stored, whole
 
 from qmq.columns.model import ALL, QueuePiece, ReadSelection, SourceBatch
 from qmq.columns.projector import Projector
-from qmq.wire.batch_columns import BatchFlag, Columns, Layout, parse_header, tag_hash
+from qmq.wire.batch_columns import Columns, Layout, parse_header, tag_hash
 
 
 def sequences(
@@ -33,17 +31,6 @@ def test_a_tag_with_the_hash_of_another_is_not_taken_for_it() -> None:
     assert sequences([colliding], ReadSelection(tags_any=("AA",))) == []
 
 
-def test_any_tag_and_all_tags() -> None:
-    batches = [
-        stored(Columns([b""] * 4, tags=[("a",), ("b", "a"), (), ("c", "b")])),
-        stored(Columns([b""] * 2), 4),
-    ]
-    assert sequences(batches, ReadSelection(tags_any=("a", "c"))) == [0, 1, 3]
-    assert sequences(batches, ReadSelection(tags_all=("a", "b"))) == [1]
-    assert sequences(batches, ReadSelection(tags_any=("c",), tags_all=("b",))) == [3]
-    assert sequences(batches, ReadSelection(tags_any=("nothing",))) == []
-
-
 def test_keys_compare_as_unsigned_bytes() -> None:
     keys = [b"", b"\x00", b"a", b"a\x00", b"a\xff", b"b", b"\x7f", b"\x80", b"\xff"]
     batch = stored(Columns([b""] * len(keys), keys))
@@ -53,47 +40,6 @@ def test_keys_compare_as_unsigned_bytes() -> None:
             assert sequences([batch], ReadSelection(key_from=low, key_until=high)) == wanted
     assert sequences([batch], ReadSelection(key_from=b"a\xff")) == [4, 5, 6, 7, 8]
     assert sequences([batch], ReadSelection(key_until=b"a\x00")) == [1, 2]
-
-
-@pytest.mark.parametrize(
-    "selection",
-    [ReadSelection(keys=(b"",)), ReadSelection(key_from=b""), ReadSelection(key_until=b"\xff")],
-)
-def test_a_message_without_a_key_is_in_no_selection_of_keys(selection: ReadSelection) -> None:
-    assert (
-        sequences([stored(Columns([b"", b""], [b"", b""])), stored(Columns([b""]), 2)], selection)
-        == []
-    )
-
-
-def test_exact_keys_of_several_batches() -> None:
-    batches = [
-        stored(Columns([b""] * 3, [b"a", b"b", b"c"])),
-        stored(Columns([b""]), 3),
-        stored(Columns([b""] * 2, [b"bb", b"b"]), 4),
-    ]
-    assert sequences(batches, ReadSelection(keys=(b"b", b"c"))) == [1, 2, 5]
-
-
-def test_logical_partitions_of_a_piece() -> None:
-    batches = [
-        stored(Columns([b""] * 4, logical_partitions=[0, 65_535, 40_000, 7])),
-        stored(Columns([b""] * 2), 4),
-    ]
-    assert sequences(
-        batches, ALL, QueuePiece(QUEUE, 0, 9, lps=(LpRange(5, 8), LpRange(40_000, 65_536)))
-    ) == [1, 2, 3]
-    assert sequences(batches, ALL, QueuePiece(QUEUE, 0, 9, lps=(LpRange(1, 5),))) == []
-
-
-def test_directed_batches_are_left_out_unless_they_are_wanted() -> None:
-    batches = [
-        stored(Columns([b""])),
-        stored(Columns([b""]), 1, flags=BatchFlag.DIRECTED),
-        stored(Columns([b""]), 2),
-    ]
-    assert sequences(batches) == [0, 2]
-    assert sequences(batches, ReadSelection(with_directed=True)) == [0, 1, 2]
 
 
 def test_few_rows_of_many_large_batches_are_cut_out_before_anything_else_is_made() -> None:

@@ -80,19 +80,6 @@ async def test_what_an_attempt_stored_before_it_died_is_found_at_the_next_master
             assert await asyncio.to_thread(find, masters) == [[2, 6, 3], [1, 3, 3], [0, 0, 3]]
 
 
-async def test_a_master_that_handed_over_is_left_for_the_new_one(tmp_path: Path) -> None:
-    async with cluster(tmp_path, REPLICATED) as it, qmq.connect(it.servers) as mq:
-        await mq.metadata.create_subject(SubjectConfig("s", groups=("g1",)))
-        with masters_of(it.servers) as masters:
-            assert await asyncio.to_thread(find, masters) == []
-            before = (await it.master("g1")).address
-            await mq.metadata.transfer("g1")
-            assert await asyncio.to_thread(find, masters) == []
-            channel = await asyncio.to_thread(masters.take, "s", "g1")
-            assert channel.address != before
-            masters.give("g1", channel)
-
-
 async def test_a_connection_that_was_given_back_is_used_again_and_one_that_was_lost_is_not(
     tmp_path: Path,
 ) -> None:
@@ -135,17 +122,6 @@ async def test_a_broker_that_does_not_know_a_subject_yet_is_asked_again(tmp_path
             pytest.raises(NotConnected, match="does not know subject 's'"),
         ):
             await asyncio.to_thread(masters.ask, "s", "g1", act)
-
-
-async def test_a_group_without_a_master_is_reported_after_the_timeout(tmp_path: Path) -> None:
-    async with cluster(tmp_path) as it, qmq.connect(it.servers) as mq:
-        await mq.metadata.create_subject(SubjectConfig("s", groups=("g1", "g2")))
-        await it.stop("g2-a")
-        with masters_of(it.servers, 200) as masters:
-            located = await asyncio.to_thread(masters.locate, "s")
-            assert located.hosts == ("g1", "g2")
-            with pytest.raises(NotConnected, match="g2"):
-                await asyncio.to_thread(masters.take, "s", "g2")
 
 
 async def test_a_metaserver_that_is_away_is_passed_over(tmp_path: Path) -> None:

@@ -163,20 +163,6 @@ def split_topology(sealed_at: dict[int, int]) -> Topology:
     return Topology(queues, {SUBJECT: Routes(16, 2, parts, sealed_at)})
 
 
-def test_targets_come_in_the_micro_batch_behind_the_one_that_finished_their_source() -> None:
-    topology = split_topology({1: 100})
-    one, two, three = topology.queues
-    first = admit(topology, {one: 90})
-    assert first == {one: 100}
-    assert admit(topology, first) == {one: 100, two: 10, three: 20}
-
-
-def test_targets_of_a_fenced_partition_wait_for_its_command_message() -> None:
-    topology = split_topology({})
-    one = next(iter(topology.queues))
-    assert admit(topology, {one: 100}) == {one: 100}
-
-
 def test_an_unassigned_source_holds_up_no_target() -> None:
     topology = split_topology({1: 100})
     _, two, three = topology.queues
@@ -199,12 +185,6 @@ def test_a_limit_is_shared_in_proportion_and_starves_no_queue() -> None:
     by_bytes = share_out(dict(zip(keys, (900, 99, 1), strict=True)), queues, Limit(None, 10_000))
     assert by_bytes == shared
     assert share_out({keys[0]: 5}, queues, Limit(100)) == {keys[0]: 5}
-
-
-def test_a_queue_that_is_not_in_the_offsets_begins_at_its_first_message() -> None:
-    key = QueueKey("s", 0, "g1")
-    topology = Topology({key: SourceQueue(key, 0, 7)})
-    assert admit(topology, {}) == {key: 7}
 
 
 def test_an_empty_source_does_not_let_its_targets_pass_the_source_before_it() -> None:

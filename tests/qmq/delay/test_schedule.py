@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-import numpy as np
 import pytest
 from google_crc32c import value as crc32c
 from schedule_support import (
@@ -29,10 +28,10 @@ from support.disks import BadSectors
 
 from qmq.delay import buckets
 from qmq.delay.files import LARGE_BYTES
-from qmq.delay.interfaces import Places, SchedulePlace
+from qmq.delay.interfaces import SchedulePlace
 from qmq.delay.schedule import MARK_FILE, Schedule
 from qmq.errors import DiskFull, InvalidArgument, LogDamaged, MessageNotFound
-from qmq.log.actions import Cancel, Close, PlanDone, Postpone, Recur
+from qmq.log.actions import Cancel, Close, Postpone, Recur
 from qmq.log.disk import Disk
 from qmq.model import SCHEDULE_ID, DelayedId, MessageId
 from qmq.wire.batch import BatchView
@@ -78,23 +77,6 @@ def test_a_batch_of_one_bucket_is_copied_unchanged_under_a_new_envelope(tmp_path
         view.envelope.append_time_ms,
         view.envelope.epoch,
     ) == (1, 8, START - 8, 0)
-
-
-def test_messages_due_before_the_first_kept_bucket_go_into_that_bucket(tmp_path: Path) -> None:
-    schedule = opened(tmp_path)
-    schedule.act(1, START, Close(BUCKET + 10))
-    schedule.take(2, START, *delayed([START, START + 11 * SECOND, START + 10 * SECOND]))
-    assert [(info.bucket, info.messages) for info in schedule.buckets()] == [
-        (BUCKET + 10, 2),
-        (BUCKET + 11, 1),
-    ]
-    assert [each.due_ms for each in schedule.scan("orders")] == [
-        START,
-        START + 10 * SECOND,
-        START + 11 * SECOND,
-    ]
-    assert [each.due_ms for each in schedule.scan("orders", START, START + 1)] == [START]
-    assert schedule.find(id_of(0, 0, START, START)) == SchedulePlace(BUCKET + 10, 0)
 
 
 def test_a_batch_without_due_times_changes_nothing_but_the_index(tmp_path: Path) -> None:
@@ -190,19 +172,6 @@ def test_files_of_a_closed_bucket_stay_while_a_kept_checkpoint_names_them(tmp_pa
     assert (tmp_path / f"{NAME}.log").exists()
     checkpoint(older)
     assert not list(tmp_path.glob(f"{NAME}.*"))
-
-
-def test_a_bucket_in_which_something_is_left_is_not_closed(tmp_path: Path) -> None:
-    schedule = filled(tmp_path, [[START], [START + SECOND], [START + 2 * SECOND]])
-    schedule.act(4, START, Cancel(BUCKET, 0))
-    schedule.act(4, START, plan(1, (BUCKET + 1, [0])))
-    schedule.act(5, START, Close(BUCKET + 5))
-    assert schedule.closed_before == BUCKET + 1
-    schedule.act(6, START, PlanDone((1,)))
-    schedule.act(7, START, Close(BUCKET + 2))
-    assert schedule.closed_before == BUCKET + 2
-    schedule.act(8, START, Close(BUCKET))
-    assert schedule.closed_before == BUCKET + 2
 
 
 def test_what_a_crash_left_behind_the_checkpoint_is_cut_off(tmp_path: Path) -> None:
@@ -457,46 +426,6 @@ def test_messages_are_found_by_id_among_many_of_one_append_time(tmp_path: Path) 
             schedule.find(wrong)
 
 
-def test_a_moved_message_keeps_its_id_and_after_its_end_the_id_tells_of_it(tmp_path: Path) -> None:
-    schedule = filled(tmp_path, [[START, START + 1]])
-    known = id_of(1, 1, START + 1)
-    schedule.act(2, START, Postpone(BUCKET, 1, START + 2 * SECOND))
-    schedule.act(3, START, Postpone(BUCKET + 2, 0, START + 7))
-    assert schedule.find(known) == SchedulePlace(BUCKET, 2)
-    assert [
-        schedule.state_of(each) for each in (SchedulePlace(BUCKET, 1), SchedulePlace(BUCKET + 2, 0))
-    ] == ["moved", "moved"]
-    schedule.act(4, START, plan(1, (BUCKET, [2])))
-    assert schedule.find(known) == SchedulePlace(BUCKET, 2)
-    schedule.act(5, START, PlanDone((1,)))
-    schedule = reloaded(schedule, checkpoint(schedule))
-    assert schedule.alias(known.message_id.to_bytes()) is None
-    assert schedule.find(known) == SchedulePlace(BUCKET, 2)
-    assert schedule.state_of(SchedulePlace(BUCKET, 2)) == "delivered"
-
-
-def test_a_recurring_message_is_found_by_its_first_id_through_its_runs(tmp_path: Path) -> None:
-    schedule = opened(tmp_path)
-    schedule.take(
-        1, START - 5_000, *delayed([START], number=1, flags=4, headers=[{"qmq-cron": b"* * * * *"}])
-    )
-    known = id_of(1, 0, START)
-    schedule.act(2, START, Recur(BUCKET, 0, START + SECOND))
-    schedule.act(2, START, Cancel(BUCKET, 0))
-    for run in (1, 2, 3):
-        place = schedule.find(known)
-        assert place.bucket == BUCKET + run
-        schedule.act(2 + run, START, plan(run, (BUCKET + run, [0])))
-        schedule.act(2 + run, START, Recur(BUCKET + run, 0, START + SECOND * (run + 1)))
-    ids = [
-        each.message_id
-        for each in schedule.read(places(SchedulePlace(BUCKET + each, 0) for each in range(5)))
-    ]
-    assert len(set(ids)) == 5
-    schedule.act(9, START, Postpone(BUCKET + 4, 0, START + 9 * SECOND))
-    assert schedule.find(known) == SchedulePlace(BUCKET + 9, 0)
-
-
 def test_a_large_scan_reads_a_bucket_several_times_and_returns_each_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -516,21 +445,6 @@ def test_a_large_scan_reads_a_bucket_several_times_and_returns_each_once(
     assert [each.due_ms for each in schedule.scan("", START + 10, START + 20)] == [
         due for due, _ in every if 10 <= due - START < 20
     ]
-
-
-def test_pending_messages_are_reported_in_the_order_of_their_batch(tmp_path: Path) -> None:
-    schedule = opened(tmp_path)
-    told: list[Places] = []
-    schedule.subscribe(told.append)
-    schedule.take(1, START, *delayed([START + SECOND, START, START + SECOND + 1]))
-    assert told[0].due_times_ms.tolist() == [START + SECOND, START, START + SECOND + 1]
-    assert (told[0].buckets - BUCKET).tolist() == [1, 0, 1]
-    assert told[0].ordinals.tolist() == [0, 0, 1]
-    assert (told[0].due_times_ms.dtype, told[0].buckets.dtype, told[0].ordinals.dtype) == (
-        np.int64,
-        np.int32,
-        np.uint32,
-    )
 
 
 def test_a_plan_of_what_is_not_pending_is_a_broken_invariant(tmp_path: Path) -> None:

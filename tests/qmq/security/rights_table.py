@@ -176,8 +176,18 @@ class Row:
     is_shown: Callable[[Any], bool] | None = None
 
 
-def servers(ask: Ask) -> Row:
-    return Row(ask, None, QmqError)
+def row(
+    name: str,
+    ask: Ask,
+    needs: tuple[Choice, ...] | None = (),
+    fails: type[QmqError] | None = None,
+    is_shown: Callable[[Any], bool] | None = None,
+) -> tuple[str, Row]:
+    return name, Row(ask, needs, fails, is_shown)
+
+
+def servers(name: str, ask: Ask) -> tuple[str, Row]:
+    return row(name, ask, None, QmqError)
 
 
 async def fresh(made: Awaitable[Any], request: Callable[[Any], Any]) -> Any:
@@ -208,278 +218,223 @@ SEES_SUBJECT: Final = (describing("subject"),)
 SEES_GROUP: Final = (describing("group"),)
 
 META: Final[list[tuple[str, Row]]] = [
-    ("Locate", Row(named(meta.LocateRequest), SEES_SUBJECT)),
-    (
+    row("Locate", named(meta.LocateRequest), SEES_SUBJECT),
+    row(
         "Locate",
-        Row(
-            lambda w: meta.LocateRequest(subject=w.name(), create_if_missing=True),
-            on("subject", "create"),
-        ),
+        lambda w: meta.LocateRequest(subject=w.name(), create_if_missing=True),
+        on("subject", "create"),
     ),
-    ("Watch", Row(lambda _: meta.WatchRequest())),
-    (
+    row("Watch", lambda _: meta.WatchRequest()),
+    row(
         "CreateSubject",
-        Row(
-            lambda w: meta.CreateSubjectRequest(settings=meta.SubjectSettings(name=w.name())),
-            on("subject", "create"),
-        ),
+        lambda w: meta.CreateSubjectRequest(settings=meta.SubjectSettings(name=w.name())),
+        on("subject", "create"),
     ),
-    (
+    row(
         "PlaceSubject",
-        Row(
-            lambda w: meta.PlaceSubjectRequest(subject=w.subject, broker_groups=[w.broker_group]),
-            on("subject", "configure"),
-        ),
+        lambda w: meta.PlaceSubjectRequest(subject=w.subject, broker_groups=[w.broker_group]),
+        on("subject", "configure"),
     ),
-    (
+    row(
         "SetSubjectFlush",
-        Row(named(meta.SetSubjectFlushRequest, flush="sync"), on("subject", "configure")),
+        named(meta.SetSubjectFlushRequest, flush="sync"),
+        on("subject", "configure"),
     ),
-    (
+    row(
         "AlterSubject",
-        Row(named(meta.AlterSubjectRequest, retention_ms=3_600_000), on("subject", "configure")),
+        named(meta.AlterSubjectRequest, retention_ms=3600000),
+        on("subject", "configure"),
     ),
-    (
+    row(
         "SetSubjectSchema",
-        Row(
-            named(meta.SetSubjectSchemaRequest, format="json-schema", text=SCHEMA, dry_run=True),
-            on("subject", "configure"),
-        ),
+        named(meta.SetSubjectSchemaRequest, format="json-schema", text=SCHEMA, dry_run=True),
+        on("subject", "configure"),
     ),
-    ("ListSubjectSchemas", Row(named(meta.ListSubjectSchemasRequest), SEES_SUBJECT)),
-    (
-        "DeleteSubjectSchemas",
-        Row(named(meta.DeleteSubjectSchemasRequest), on("subject", "configure")),
+    row("ListSubjectSchemas", named(meta.ListSubjectSchemasRequest), SEES_SUBJECT),
+    row(
+        "DeleteSubjectSchemas", named(meta.DeleteSubjectSchemasRequest), on("subject", "configure")
     ),
-    (
+    row(
         "DeleteSubject",
-        Row(
-            lambda w: fresh(w.new_subject(), lambda name: control.DropSubjectRequest(subject=name)),
-            on("subject", "delete"),
-        ),
+        lambda w: fresh(w.new_subject(), lambda name: control.DropSubjectRequest(subject=name)),
+        on("subject", "delete"),
     ),
-    (
+    row(
         "PurgeSubject",
-        Row(
-            lambda w: fresh(w.new_subject(), lambda name: control.DropSubjectRequest(subject=name)),
-            on("subject", "delete"),
-        ),
+        lambda w: fresh(w.new_subject(), lambda name: control.DropSubjectRequest(subject=name)),
+        on("subject", "delete"),
     ),
-    (
+    row(
         "DeleteDeadLetters",
-        Row(
-            lambda w: control.DropSubjectRequest(subject=DEAD_LETTERS + w.group),
-            on("group", "delete"),
-            UnknownSubject,
-        ),
+        lambda w: control.DropSubjectRequest(subject=DEAD_LETTERS + w.group),
+        on("group", "delete"),
+        UnknownSubject,
     ),
-    (
+    row(
         "ListSubjects",
-        Row(
-            lambda _: meta.ListSubjectsRequest(),
-            (describing("subject", "cluster"),),
-            is_shown=lambda a: bool(a.subjects),
-        ),
+        lambda _: meta.ListSubjectsRequest(),
+        (describing("subject", "cluster"),),
+        is_shown=lambda a: bool(a.subjects),
     ),
-    ("DescribeGroups", Row(in_group(control.DescribeGroupsRequest), SEES_GROUP)),
-    (
+    row("DescribeGroups", in_group(control.DescribeGroupsRequest), SEES_GROUP),
+    row(
         "DescribeGroups",
-        Row(
-            named(control.DescribeGroupsRequest),
-            (describing("group", "cluster"),),
-            is_shown=lambda a: bool(a.groups),
-        ),
+        named(control.DescribeGroupsRequest),
+        (describing("group", "cluster"),),
+        is_shown=lambda a: bool(a.groups),
     ),
-    ("ResetGroup", Row(in_group(control.ResetGroupRequest, earliest=True), CONSUMING)),
-    (
+    row("ResetGroup", in_group(control.ResetGroupRequest, earliest=True), CONSUMING),
+    row(
         "DeleteGroup",
-        Row(
-            lambda w: control.DeleteGroupRequest(subject=w.subject, group=w.name()),
-            on("group", "delete"),
-            UnknownGroup,
-        ),
+        lambda w: control.DeleteGroupRequest(subject=w.subject, group=w.name()),
+        on("group", "delete"),
+        UnknownGroup,
     ),
-    (
+    row(
         "SetGroupSettings",
-        Row(in_group(meta.SetGroupSettingsRequest, attempts_max=5), on("group", "configure")),
+        in_group(meta.SetGroupSettingsRequest, attempts_max=5),
+        on("group", "configure"),
     ),
-    ("DescribeGroupSettings", Row(in_group(meta.DescribeGroupSettingsRequest), SEES_GROUP)),
-    (
+    row("DescribeGroupSettings", in_group(meta.DescribeGroupSettingsRequest), SEES_GROUP),
+    row(
         "DescribeGroupSettings",
-        Row(lambda _: meta.DescribeGroupSettingsRequest(), (SEES_CLUSTER,), InvalidName),
+        lambda _: meta.DescribeGroupSettingsRequest(),
+        (SEES_CLUSTER,),
+        InvalidName,
     ),
-    (
+    row(
         "SetPause",
-        Row(
-            lambda w: meta.SetPauseRequest(
-                pause=meta.Pause(kind="group", subject=w.subject, group=w.group), is_paused=True
-            ),
-            on("group", "configure"),
+        lambda w: meta.SetPauseRequest(
+            pause=meta.Pause(kind="group", subject=w.subject, group=w.group), is_paused=True
         ),
+        on("group", "configure"),
     ),
-    (
+    row(
         "SetPause",
-        Row(
-            lambda w: meta.SetPauseRequest(
-                pause=meta.Pause(kind="client", name=w.name()), is_paused=True
-            ),
-            (OPERATES,),
+        lambda w: meta.SetPauseRequest(
+            pause=meta.Pause(kind="client", name=w.name()), is_paused=True
         ),
+        (OPERATES,),
     ),
-    (
+    row(
         "ListPauses",
-        Row(
-            lambda _: meta.ListPausesRequest(),
-            (describing("group", "cluster"),),
-            is_shown=lambda a: any(p.group for p in a.pauses),
-        ),
+        lambda _: meta.ListPausesRequest(),
+        (describing("group", "cluster"),),
+        is_shown=lambda a: any(p.group for p in a.pauses),
     ),
-    (
+    row(
         "ListPauses",
-        Row(
-            lambda _: meta.ListPausesRequest(),
-            (SEES_CLUSTER,),
-            is_shown=lambda a: any(not p.group for p in a.pauses),
-        ),
+        lambda _: meta.ListPausesRequest(),
+        (SEES_CLUSTER,),
+        is_shown=lambda a: any(not p.group for p in a.pauses),
     ),
-    (
-        "DescribeDeadLetters",
-        Row(lambda w: meta.DescribeDeadLettersRequest(group=w.group), SEES_GROUP),
+    row(
+        "DescribeDeadLetters", lambda w: meta.DescribeDeadLettersRequest(group=w.group), SEES_GROUP
     ),
-    ("DescribeDeadLetters", Row(lambda _: meta.DescribeDeadLettersRequest(), (SEES_CLUSTER,))),
-    (
+    row("DescribeDeadLetters", lambda _: meta.DescribeDeadLettersRequest(), (SEES_CLUSTER,)),
+    row(
         "DescribeParked",
-        Row(lambda w: control.DescribeParkedRequest(subject=w.ordered, group=w.group), SEES_GROUP),
+        lambda w: control.DescribeParkedRequest(subject=w.ordered, group=w.group),
+        SEES_GROUP,
     ),
-    (
+    row(
         "Unpark",
-        Row(
-            lambda w: control.UnparkRequest(subject=w.ordered, group=w.group, key=b"k"),
-            on("group", "configure"),
-            UnknownPartition,
-        ),
+        lambda w: control.UnparkRequest(subject=w.ordered, group=w.group, key=b"k"),
+        on("group", "configure"),
+        UnknownPartition,
     ),
-    (
+    row(
         "SyncMember",
-        Row(
-            lambda w: meta.SyncMemberRequest(
-                subject=w.ordered,
-                group=w.group,
-                consumer=w.name(),
-                incarnation="i",
-                lease_ms=1_000,
-                start="earliest",
-                leaves=True,
-            ),
-            CONSUMING,
+        lambda w: meta.SyncMemberRequest(
+            subject=w.ordered,
+            group=w.group,
+            consumer=w.name(),
+            incarnation="i",
+            lease_ms=1000,
+            start="earliest",
+            leaves=True,
         ),
+        CONSUMING,
     ),
-    (
+    row(
         "FindMessage",
-        Row(
-            lambda w: control.FindMessageRequest(subject=w.subject, message_id=w.message_id),
-            on("subject", "browse"),
-        ),
+        lambda w: control.FindMessageRequest(subject=w.subject, message_id=w.message_id),
+        on("subject", "browse"),
     ),
-    ("FindTime", Row(named(control.FindTimeRequest, time_ms=1), SEES_SUBJECT)),
-    (
+    row("FindTime", named(control.FindTimeRequest, time_ms=1), SEES_SUBJECT),
+    row(
         "TraceMessage",
-        Row(
-            lambda w: control.TraceMessageRequest(subject=w.subject, broker_group=w.broker_group),
-            on("subject", "browse"),
-        ),
+        lambda w: control.TraceMessageRequest(subject=w.subject, broker_group=w.broker_group),
+        on("subject", "browse"),
     ),
-    (
+    row(
         "ShowDelayed",
-        Row(
-            lambda w: fresh(w.delayed(), lambda i: delay.ShowDelayedRequest(id=i)),
-            (any_of("subject produce", "subject browse"),),
-        ),
+        lambda w: fresh(w.delayed(), lambda i: delay.ShowDelayedRequest(id=i)),
+        (any_of("subject produce", "subject browse"),),
     ),
-    (
+    row(
         "ShowDelayed",
-        Row(
-            lambda w: fresh(w.delayed(), lambda i: delay.ShowDelayedRequest(id=i)),
-            on("subject", "browse"),
-            is_shown=lambda a: bool(a.body),
-        ),
+        lambda w: fresh(w.delayed(), lambda i: delay.ShowDelayedRequest(id=i)),
+        on("subject", "browse"),
+        is_shown=lambda a: bool(a.body),
     ),
-    (
+    row(
         "CancelDelayed",
-        Row(
-            lambda w: fresh(w.delayed(), lambda i: delay.CancelDelayedRequest(id=i)),
-            on("subject", "produce"),
-        ),
+        lambda w: fresh(w.delayed(), lambda i: delay.CancelDelayedRequest(id=i)),
+        on("subject", "produce"),
     ),
-    (
+    row(
         "MoveDelayed",
-        Row(
-            lambda w: fresh(
-                w.delayed(), lambda i: delay.MoveDelayedRequest(id=i, due_ms=tomorrow_ms())
-            ),
-            on("subject", "produce"),
+        lambda w: fresh(
+            w.delayed(), lambda i: delay.MoveDelayedRequest(id=i, due_ms=tomorrow_ms())
         ),
+        on("subject", "produce"),
     ),
-    ("ListDelayed", Row(named(delay.ListDelayedRequest, messages_max=1), on("subject", "browse"))),
-    (
+    row("ListDelayed", named(delay.ListDelayedRequest, messages_max=1), on("subject", "browse")),
+    row(
         "ListDelayed",
-        Row(
-            named(delay.ListDelayedRequest, messages_max=1, is_half=True),
-            (any_of("subject produce", "subject browse"),),
-        ),
+        named(delay.ListDelayedRequest, messages_max=1, is_half=True),
+        (any_of("subject produce", "subject browse"),),
     ),
-    (
-        "ListDelayed",
-        Row(lambda _: delay.ListDelayedRequest(messages_max=1), on("cluster", "browse")),
-    ),
-    ("DescribeDelays", Row(lambda _: meta.DescribeDelaysRequest(), (SEES_CLUSTER,))),
-    (
+    row("ListDelayed", lambda _: delay.ListDelayedRequest(messages_max=1), on("cluster", "browse")),
+    row("DescribeDelays", lambda _: meta.DescribeDelaysRequest(), (SEES_CLUSTER,)),
+    row(
         "ChangeRoute",
-        Row(
-            lambda w: meta.ChangeRouteRequest(
-                subject=w.ordered,
-                from_version=w.route_version,
-                split=meta.SplitOperation(partition=1, parts=2),
-                dry_run=True,
-            ),
-            on("subject", "reshard"),
+        lambda w: meta.ChangeRouteRequest(
+            subject=w.ordered,
+            from_version=w.route_version,
+            split=meta.SplitOperation(partition=1, parts=2),
+            dry_run=True,
         ),
+        on("subject", "reshard"),
     ),
-    ("DescribeRoute", Row(lambda w: meta.DescribeRouteRequest(subject=w.ordered), SEES_SUBJECT)),
-    ("RouteHistory", Row(lambda w: meta.RouteHistoryRequest(subject=w.ordered), SEES_SUBJECT)),
-    (
+    row("DescribeRoute", lambda w: meta.DescribeRouteRequest(subject=w.ordered), SEES_SUBJECT),
+    row("RouteHistory", lambda w: meta.RouteHistoryRequest(subject=w.ordered), SEES_SUBJECT),
+    row(
         "SetReshardPolicy",
-        Row(
-            lambda w: meta.SetReshardPolicyRequest(policy=meta.ReshardPolicy(subject=w.ordered)),
-            on("subject", "reshard"),
-        ),
+        lambda w: meta.SetReshardPolicyRequest(policy=meta.ReshardPolicy(subject=w.ordered)),
+        on("subject", "reshard"),
     ),
-    ("ExplainReshard", Row(lambda w: meta.ExplainReshardRequest(subject=w.ordered), SEES_SUBJECT)),
-    ("DescribeCluster", Row(lambda _: meta.DescribeClusterRequest(), (SEES_CLUSTER,))),
-    (
+    row("ExplainReshard", lambda w: meta.ExplainReshardRequest(subject=w.ordered), SEES_SUBJECT),
+    row("DescribeCluster", lambda _: meta.DescribeClusterRequest(), (SEES_CLUSTER,)),
+    row(
         "SetGroupMode",
-        Row(
-            lambda w: meta.SetGroupModeRequest(broker_group=w.broker_group, mode="read-write"),
-            (OPERATES,),
-        ),
+        lambda w: meta.SetGroupModeRequest(broker_group=w.broker_group, mode="read-write"),
+        (OPERATES,),
     ),
-    (
+    row(
         "Transfer",
-        Row(
-            lambda w: meta.GroupTransferRequest(broker_group=w.broker_group, to="nobody"),
-            (OPERATES,),
-            InvalidArgument,
-        ),
+        lambda w: meta.GroupTransferRequest(broker_group=w.broker_group, to="nobody"),
+        (OPERATES,),
+        InvalidArgument,
     ),
-    (
+    row(
         "ChangeReplicas",
-        Row(
-            lambda w: meta.GroupChangeReplicasRequest(
-                broker_group=w.broker_group, change=control.ChangeReplicasRequest(remove="nobody")
-            ),
-            (OPERATES,),
-            InvalidArgument,
+        lambda w: meta.GroupChangeReplicasRequest(
+            broker_group=w.broker_group, change=control.ChangeReplicasRequest(remove="nobody")
         ),
+        (OPERATES,),
+        InvalidArgument,
     ),
 ]
 
@@ -491,180 +446,150 @@ def rule_on(pattern: str, kind: str = "subject") -> Any:
 
 
 ACCESS: Final[list[tuple[str, Row]]] = [
-    ("WhoAmI", Row(lambda _: access.WhoAmIRequest())),
-    ("ListRules", Row(lambda _: access.ListRulesRequest(), (ADMINISTERS,))),
-    (
-        "ListRules",
-        Row(lambda _: access.ListRulesRequest(namespace=NAMESPACE), (ITS_ADMINISTRATOR,)),
-    ),
-    ("PutRule", Row(lambda w: access.PutRuleRequest(rule=rule_on(w.name())), (ITS_ADMINISTRATOR,))),
-    ("PutRule", Row(lambda _: access.PutRuleRequest(rule=rule_on("*")), (ADMINISTERS,))),
-    (
+    row("WhoAmI", lambda _: access.WhoAmIRequest()),
+    row("ListRules", lambda _: access.ListRulesRequest(), (ADMINISTERS,)),
+    row("ListRules", lambda _: access.ListRulesRequest(namespace=NAMESPACE), (ITS_ADMINISTRATOR,)),
+    row("PutRule", lambda w: access.PutRuleRequest(rule=rule_on(w.name())), (ITS_ADMINISTRATOR,)),
+    row("PutRule", lambda _: access.PutRuleRequest(rule=rule_on("*")), (ADMINISTERS,)),
+    row(
         "DeleteRule",
-        Row(
-            lambda w: fresh(w.rule(), lambda i: access.DeleteRuleRequest(id=i)),
-            (ITS_ADMINISTRATOR,),
-        ),
+        lambda w: fresh(w.rule(), lambda i: access.DeleteRuleRequest(id=i)),
+        (ITS_ADMINISTRATOR,),
     ),
-    ("SetAccessMode", Row(lambda _: access.SetAccessModeRequest(mode="enforce"), (ADMINISTERS,))),
-    (
+    row("SetAccessMode", lambda _: access.SetAccessModeRequest(mode="enforce"), (ADMINISTERS,)),
+    row(
         "TestAccess",
-        Row(
-            lambda w: access.TestAccessRequest(
-                principal="app:else", operation="produce", kind="subject", name=w.subject
-            ),
-            (ITS_ADMINISTRATOR,),
+        lambda w: access.TestAccessRequest(
+            principal="app:else", operation="produce", kind="subject", name=w.subject
         ),
+        (ITS_ADMINISTRATOR,),
     ),
-    (
+    row(
         "TestAccess",
-        Row(
-            lambda _: access.TestAccessRequest(
-                principal="app:else", operation="operate", kind="cluster"
-            ),
-            (ADMINISTERS,),
+        lambda _: access.TestAccessRequest(
+            principal="app:else", operation="operate", kind="cluster"
         ),
+        (ADMINISTERS,),
     ),
-    (
+    row(
         "ChangeRole",
-        Row(
-            lambda w: access.ChangeRoleRequest(name=w.name(), add=["app:else"]),
-            (ITS_ADMINISTRATOR,),
-        ),
+        lambda w: access.ChangeRoleRequest(name=w.name(), add=["app:else"]),
+        (ITS_ADMINISTRATOR,),
     ),
-    (
+    row(
         "ChangeRole",
-        Row(lambda _: access.ChangeRoleRequest(name="other", add=["app:else"]), (ADMINISTERS,)),
+        lambda _: access.ChangeRoleRequest(name="other", add=["app:else"]),
+        (ADMINISTERS,),
     ),
-    (
+    row(
         "CreateToken",
-        Row(lambda w: access.CreateTokenRequest(principal=f"app:{w.name()}"), (ITS_ADMINISTRATOR,)),
+        lambda w: access.CreateTokenRequest(principal=f"app:{w.name()}"),
+        (ITS_ADMINISTRATOR,),
     ),
-    (
+    row(
         "CreateToken",
-        Row(lambda w: access.CreateTokenRequest(principal=f"op:{w.name()}"), (ADMINISTERS,)),
+        lambda w: access.CreateTokenRequest(principal=f"op:{w.name()}"),
+        (ADMINISTERS,),
     ),
-    ("ListTokens", Row(lambda _: access.ListTokensRequest(), (ADMINISTERS,))),
-    (
-        "ListTokens",
-        Row(lambda _: access.ListTokensRequest(namespace=NAMESPACE), (ITS_ADMINISTRATOR,)),
+    row("ListTokens", lambda _: access.ListTokensRequest(), (ADMINISTERS,)),
+    row(
+        "ListTokens", lambda _: access.ListTokensRequest(namespace=NAMESPACE), (ITS_ADMINISTRATOR,)
     ),
-    (
+    row(
         "DeleteTokens",
-        Row(
-            lambda w: fresh(w.token(), lambda i: access.DeleteTokensRequest(id=i)),
-            (ITS_ADMINISTRATOR,),
-        ),
+        lambda w: fresh(w.token(), lambda i: access.DeleteTokensRequest(id=i)),
+        (ITS_ADMINISTRATOR,),
     ),
-    (
+    row(
         "PutQuota",
-        Row(
-            lambda w: access.PutQuotaRequest(
-                quota=access.AccessQuota(principal=f"app:{w.name()}", limits={"subjects": 5})
-            ),
-            (ITS_ADMINISTRATOR,),
+        lambda w: access.PutQuotaRequest(
+            quota=access.AccessQuota(principal=f"app:{w.name()}", limits={"subjects": 5})
         ),
+        (ITS_ADMINISTRATOR,),
     ),
-    (
+    row(
         "PutQuota",
-        Row(
-            lambda _: access.PutQuotaRequest(
-                quota=access.AccessQuota(principal="app:else", limits={"subjects": 5})
-            ),
-            (ADMINISTERS,),
+        lambda _: access.PutQuotaRequest(
+            quota=access.AccessQuota(principal="app:else", limits={"subjects": 5})
         ),
+        (ADMINISTERS,),
     ),
-    (
+    row(
         "DeleteQuota",
-        Row(lambda w: fresh(w.quota(), lambda i: access.DeleteQuotaRequest(id=i)), (ADMINISTERS,)),
+        lambda w: fresh(w.quota(), lambda i: access.DeleteQuotaRequest(id=i)),
+        (ADMINISTERS,),
     ),
-    ("ListQuotas", Row(lambda _: access.ListQuotasRequest(), (ADMINISTERS,))),
-    (
-        "ListQuotas",
-        Row(lambda _: access.ListQuotasRequest(namespace=NAMESPACE), (ITS_ADMINISTRATOR,)),
+    row("ListQuotas", lambda _: access.ListQuotasRequest(), (ADMINISTERS,)),
+    row(
+        "ListQuotas", lambda _: access.ListQuotasRequest(namespace=NAMESPACE), (ITS_ADMINISTRATOR,)
     ),
 ]
 
 BROKER: Final[list[tuple[str, Row]]] = [
-    ("DescribeQueues", Row(lambda _: control.DescribeQueuesRequest(), (SEES_CLUSTER,))),
-    ("DescribeGroups", Row(lambda _: control.DescribeGroupsRequest(), (SEES_CLUSTER,))),
-    ("DescribeReplica", Row(lambda _: control.DescribeReplicaRequest(), (SEES_CLUSTER,))),
-    (
-        "DescribeLanes",
-        Row(lambda w: control.DescribeLanesRequest(subject=w.ordered), (SEES_CLUSTER,)),
+    row("DescribeQueues", lambda _: control.DescribeQueuesRequest(), (SEES_CLUSTER,)),
+    row("DescribeGroups", lambda _: control.DescribeGroupsRequest(), (SEES_CLUSTER,)),
+    row("DescribeReplica", lambda _: control.DescribeReplicaRequest(), (SEES_CLUSTER,)),
+    row(
+        "DescribeLanes", lambda w: control.DescribeLanesRequest(subject=w.ordered), (SEES_CLUSTER,)
     ),
-    (
+    row(
         "DescribeParked",
-        Row(
-            lambda w: control.DescribeParkedRequest(subject=w.ordered, group=w.group),
-            (SEES_CLUSTER,),
-        ),
+        lambda w: control.DescribeParkedRequest(subject=w.ordered, group=w.group),
+        (SEES_CLUSTER,),
     ),
-    ("FindTime", Row(named(control.FindTimeRequest, time_ms=1), (SEES_CLUSTER,))),
-    ("ConfirmClock", Row(lambda _: control.ConfirmClockRequest(time_ms=1), (OPERATES,), QmqError)),
-    ("Transfer", Row(lambda _: control.TransferRequest(to="nobody"), (OPERATES,), QmqError)),
-    (
+    row("FindTime", named(control.FindTimeRequest, time_ms=1), (SEES_CLUSTER,)),
+    row("ConfirmClock", lambda _: control.ConfirmClockRequest(time_ms=1), (OPERATES,), QmqError),
+    row("Transfer", lambda _: control.TransferRequest(to="nobody"), (OPERATES,), QmqError),
+    row(
         "ChangeReplicas",
-        Row(lambda _: control.ChangeReplicasRequest(remove="nobody"), (OPERATES,), QmqError),
+        lambda _: control.ChangeReplicasRequest(remove="nobody"),
+        (OPERATES,),
+        QmqError,
     ),
-    (
-        "ResetGroup",
-        Row(in_group(control.ResetGroupRequest, earliest=True), CONSUMING, UnknownGroup),
-    ),
-    (
+    row("ResetGroup", in_group(control.ResetGroupRequest, earliest=True), CONSUMING, UnknownGroup),
+    row(
         "ReadLog",
-        Row(
-            lambda _: control.ReadLogRequest(bytes_max=100),
-            on("cluster", "browse"),
-            InvalidArgument,
-        ),
+        lambda _: control.ReadLogRequest(bytes_max=100),
+        on("cluster", "browse"),
+        InvalidArgument,
     ),
-    ("DeleteGroup", servers(in_group(control.DeleteGroupRequest))),
-    ("DropSubject", servers(lambda w: control.DropSubjectRequest(subject=w.name()))),
-    ("PurgeSubject", servers(lambda w: control.DropSubjectRequest(subject=w.name()))),
-    (
+    servers("DeleteGroup", in_group(control.DeleteGroupRequest)),
+    servers("DropSubject", lambda w: control.DropSubjectRequest(subject=w.name())),
+    servers("PurgeSubject", lambda w: control.DropSubjectRequest(subject=w.name())),
+    servers(
         "FindMessage",
-        servers(lambda w: control.FindMessageRequest(subject=w.subject, message_id=w.message_id)),
+        lambda w: control.FindMessageRequest(subject=w.subject, message_id=w.message_id),
     ),
-    (
+    servers(
         "TraceMessage",
-        servers(
-            lambda w: control.TraceMessageRequest(subject=w.subject, broker_group=w.broker_group)
-        ),
+        lambda w: control.TraceMessageRequest(subject=w.subject, broker_group=w.broker_group),
     ),
-    ("HoldWrites", servers(lambda _: control.HoldWritesRequest(token="t", hold_ms=1))),
-    ("DescribeHold", servers(lambda _: control.DescribeHoldRequest(token="t"))),
-    ("ReleaseWrites", servers(lambda _: control.ReleaseWritesRequest(token="t"))),
-    ("Seal", servers(lambda w: control.SealRequest(subject=w.name(), change_id="c", to_version=2))),
-    ("PlaceLanes", servers(lambda w: control.PlaceLanesRequest(subject=w.name(), group=w.group))),
-    (
-        "InheritParked",
-        servers(lambda w: control.InheritParkedRequest(subject=w.name(), group=w.group)),
+    servers("HoldWrites", lambda _: control.HoldWritesRequest(token="t", hold_ms=1)),
+    servers("DescribeHold", lambda _: control.DescribeHoldRequest(token="t")),
+    servers("ReleaseWrites", lambda _: control.ReleaseWritesRequest(token="t")),
+    servers("Seal", lambda w: control.SealRequest(subject=w.name(), change_id="c", to_version=2)),
+    servers("PlaceLanes", lambda w: control.PlaceLanesRequest(subject=w.name(), group=w.group)),
+    servers(
+        "InheritParked", lambda w: control.InheritParkedRequest(subject=w.name(), group=w.group)
     ),
-    ("Unpark", servers(lambda w: control.UnparkRequest(subject=w.name(), group=w.group))),
+    servers("Unpark", lambda w: control.UnparkRequest(subject=w.name(), group=w.group)),
 ]
 
 DELAY: Final[list[tuple[str, Row]]] = [
-    ("DescribeDelay", Row(lambda _: delay.DescribeDelayRequest(), (SEES_CLUSTER,))),
-    (
-        "CancelDelayed",
-        servers(lambda w: fresh(w.delayed(), lambda i: delay.CancelDelayedRequest(id=i))),
+    row("DescribeDelay", lambda _: delay.DescribeDelayRequest(), (SEES_CLUSTER,)),
+    servers(
+        "CancelDelayed", lambda w: fresh(w.delayed(), lambda i: delay.CancelDelayedRequest(id=i))
     ),
-    (
+    servers(
         "MoveDelayed",
-        servers(
-            lambda w: fresh(
-                w.delayed(), lambda i: delay.MoveDelayedRequest(id=i, due_ms=tomorrow_ms())
-            )
+        lambda w: fresh(
+            w.delayed(), lambda i: delay.MoveDelayedRequest(id=i, due_ms=tomorrow_ms())
         ),
     ),
-    (
-        "ShowDelayed",
-        servers(lambda w: fresh(w.delayed(), lambda i: delay.ShowDelayedRequest(id=i))),
-    ),
-    ("ListDelayed", servers(named(delay.ListDelayedRequest, messages_max=1))),
-    ("DescribeSchedule", servers(lambda _: delay.DescribeScheduleRequest())),
-    ("ReadSchedule", servers(lambda _: delay.ReadScheduleRequest(file="missing", bytes_max=10))),
+    servers("ShowDelayed", lambda w: fresh(w.delayed(), lambda i: delay.ShowDelayedRequest(id=i))),
+    servers("ListDelayed", named(delay.ListDelayedRequest, messages_max=1)),
+    servers("DescribeSchedule", lambda _: delay.DescribeScheduleRequest()),
+    servers("ReadSchedule", lambda _: delay.ReadScheduleRequest(file="missing", bytes_max=10)),
 ]
 
 CALLS: Final = {

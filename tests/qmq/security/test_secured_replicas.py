@@ -131,21 +131,6 @@ async def test_a_replica_without_a_certificate_is_not_heard(tmp_path: Path) -> N
         assert not heard
 
 
-@pytest.mark.parametrize("options", [{}, {"requires_clients": False}])
-def test_environments_encrypt_only_with_certificates(
-    tmp_path: Path, options: dict[str, bool]
-) -> None:
-    create_authority(tmp_path)
-    made = issue(tmp_path, "a", "node", [HOST])
-    assert environment_with(None).network.credentials is None
-    assert (
-        environment_with(
-            Tls(tmp_path / "ca.pem", made.cert, made.key, **options)
-        ).network.credentials
-        is not None
-    )
-
-
 async def test_a_replicated_group_continues_while_rules_are_enforced(tmp_path: Path) -> None:
     async with secured(tmp_path) as (nodes, address, orders):
         admin = papers(tmp_path / "papers", "admin", "op")

@@ -232,25 +232,6 @@ def test_messages_of_a_deleted_subject_wait_for_it_while_others_continue() -> No
     play(scene)
 
 
-def test_a_subject_deleted_meanwhile_delivers_again_when_recreated() -> None:
-    async def scene() -> None:
-        world = World(1)
-        world.add()
-        dispatcher = world.dispatcher()
-        dispatcher.put([due(0)])
-        await until(lambda: all_done(world, 1))
-        gone = world.subjects.pop("s")
-        dispatcher.put([due(n) for n in range(1, 10)])
-        await asyncio.sleep(600)
-        assert dispatcher.troubles()[0][1] == 9
-        world.subjects["s"] = gone
-        await until(lambda: all_done(world, 10), 60)
-        assert sorted(map(int, world.stored())) == list(range(10))
-        await dispatcher.stop()
-
-    play(scene)
-
-
 def test_only_messages_that_are_too_large_wait_when_the_limit_is_lowered() -> None:
     async def scene() -> None:
         world = World(1)
