@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from publishing import create_ordered, send, send_ordered
-from pyiceberg.catalog import Catalog
+from pyiceberg.catalog import Catalog, load_catalog
 from pyspark_qmq.lake import maintenance
 from pyspark_qmq.lake.catalog import open_catalog
 from pyspark_qmq.lake.day_files import DayFile
@@ -253,6 +253,15 @@ def expiry_deletes_what_no_snapshot_names_and_nothing_else(lake: Lake, tmp_path:
     send_ordered(lake.server, "bank", [("k0", "last")])
     lake.drain(lake.asked("bank"))
     assert len(lake.rows("bank")) == 201
+
+
+@pytest.fixture
+def lake(node_process: NodeProcess, tmp_path: Path) -> Iterator[Lake]:
+    node_process.start()
+    uri, warehouse = f"sqlite:///{tmp_path}/catalog.db", f"file://{tmp_path}/warehouse"
+    found = Lake(load_catalog("lake", uri=uri, warehouse=warehouse), node_process.address)
+    yield found
+    found.close()
 
 
 @pytest.fixture

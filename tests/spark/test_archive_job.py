@@ -29,12 +29,7 @@ def catalog(tmp_path: Path) -> Iterator[Catalog]:
 
 
 def archived(spark: SparkSession, node: Path, out: Path, *more: str) -> int:
-    catalog = [
-        "--catalog-uri",
-        f"sqlite:///{out}/catalog.db",
-        "--warehouse",
-        f"file://{out}/warehouse",
-    ]
+    catalog = f"--catalog-uri sqlite:///{out}/catalog.db --warehouse file://{out}/warehouse".split()
     return main(
         ArchiveJob(), ["--path", str(node), "--pattern", "orders|pay", *catalog, *more], spark
     )

@@ -300,16 +300,7 @@ async def test_a_folder_of_a_node_tells_what_failed_and_why(
 ) -> None:
     async with running(node_config(tmp_path / "node")) as node, qmq.connect(node.address) as mq:
         await fail(mq)
-    argv = [
-        "--path",
-        str(tmp_path / "node"),
-        "--pattern",
-        ".*",
-        "--attempts",
-        "3",
-        "--out",
-        str(tmp_path / "out"),
-    ]
+    argv = f"--path {tmp_path / 'node'} --pattern .* --attempts 3 --out {tmp_path / 'out'}".split()
     assert main(dead_letters.JOB, argv, spark) == 1, capsys.readouterr().err
     tables = dict(tables_of(tmp_path / "out"))
     assert {

@@ -242,15 +242,9 @@ async def test_brokers_and_a_delay_groups_folder_tell_the_same(
 ) -> None:
     await send(tmp_path / "node")
     async with running(node_config(tmp_path / "node", delay=True)) as node:
-        argv = [
-            "--servers",
-            node.address,
-            "--delay-path",
-            str(tmp_path / "node"),
-            "--subject",
-            "s",
-            "--json",
-        ]
+        argv = (
+            f"--servers {node.address} --delay-path {tmp_path / 'node'} --subject s --json".split()
+        )
         assert await asyncio.to_thread(main, delay_accuracy.JOB, argv, spark) == 0, (
             capsys.readouterr().err
         )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -16,10 +16,10 @@ from lake_support import (
     Lake,
     expiry_deletes_what_no_snapshot_names_and_nothing_else,
     filled,
+    lake,
     of_two_writers_one_commits_and_the_other_begins_again,
 )
 from publishing import change_route, create_ordered, send, send_ordered, until_in_files
-from pyiceberg.catalog import load_catalog
 from pyspark_qmq.lake import maintenance
 from pyspark_qmq.lake.writer import LakeWriter
 from support import NodeProcess
@@ -27,18 +27,9 @@ from support import NodeProcess
 from qmq.columns.options import parse
 from qmq.proto.v1 import meta_pb2 as pb
 
+__all__ = ["lake"]
+
 pytestmark = pytest.mark.sampled
-
-
-@pytest.fixture
-def lake(node_process: NodeProcess, tmp_path: Path) -> Iterator[Lake]:
-    node_process.start()
-    catalog = load_catalog(
-        "lake", uri=f"sqlite:///{tmp_path}/catalog.db", warehouse=f"file://{tmp_path}/warehouse"
-    )
-    found = Lake(catalog, node_process.address)
-    yield found
-    found.close()
 
 
 def test_committed_messages_are_in_the_table_with_all_columns(lake: Lake) -> None:

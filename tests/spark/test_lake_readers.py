@@ -4,21 +4,18 @@ over all routes as a SQL query.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import duckdb
 import polars as pl
 import pytest
-from lake_support import Lake, tomorrow
+from lake_support import Lake, lake
 from publishing import change_route, create_ordered, send_ordered
-from pyiceberg.catalog import load_catalog
-from pyspark_qmq.lake import maintenance
 from pyspark_qmq.lake.table import LakeTable, find_table
-from support import NodeProcess
 
 from qmq.proto.v1 import meta_pb2 as pb
+
+__all__ = ["lake"]
 
 pytestmark = pytest.mark.sampled
 
@@ -29,17 +26,6 @@ select count(*) from (
 )
 where cast(decode(body) as integer) <= cast(decode(before) as integer)
 """
-
-
-@pytest.fixture
-def lake(node_process: NodeProcess, tmp_path: Path) -> Iterator[Lake]:
-    node_process.start()
-    catalog = load_catalog(
-        "lake", uri=f"sqlite:///{tmp_path}/catalog.db", warehouse=f"file://{tmp_path}/warehouse"
-    )
-    found = Lake(catalog, node_process.address)
-    yield found
-    found.close()
 
 
 @pytest.fixture
@@ -83,20 +69,6 @@ def test_the_order_of_a_key_over_all_routes_is_a_query(bank: LakeTable) -> None:
         "sequence"
     )
     assert [int(body) for (body,) in in_duckdb(bank, order)] == list(range(3, 600, 7))
-
-
-def test_the_query_says_the_same_of_a_compacted_table(bank: LakeTable, lake: Lake) -> None:
-    send_ordered(lake.server, "bank", [("k0", "602")])
-    lake.drain(lake.asked("bank"))
-    bank.iceberg.refresh()
-    assert [each.rows for each in maintenance.compact(bank, tomorrow())] == [601]
-    assert len(paths(bank)) == 1
-    assert in_duckdb(bank, OUT_OF_ORDER) == [(0,)]
-    unsorted = (
-        "select count(*) from (select logical_partition, key, lag((logical_partition, key)) over "
-        "() as before from messages)"
-    )
-    assert in_duckdb(bank, f"{unsorted} where (logical_partition, key) < before") == [(0,)]
 
 
 def test_duckdb_reads_what_pyiceberg_scans(bank: LakeTable) -> None:

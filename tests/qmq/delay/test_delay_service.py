@@ -279,12 +279,7 @@ FILE = "20261121T130000Z.log"
         ("ListDelayed", {"from_ms": 5, "to_ms": 5}, InvalidArgument, "not after its beginning"),
         ("ListDelayed", {"after": "yesterday"}, InvalidArgument, "`next` of the previous page"),
         ("ReadSchedule", {"file": "../secret"}, InvalidArgument, "not a file of a schedule"),
-        (
-            "ReadSchedule",
-            {"file": "20261121T130000Z.log\n"},
-            InvalidArgument,
-            "not a file of a schedule",
-        ),
+        ("ReadSchedule", {"file": FILE + "\n"}, InvalidArgument, "not a file of a schedule"),
         (
             "ReadSchedule",
             {"file": FILE, "offset": -1},

@@ -233,57 +233,31 @@ def rule(
     return AccessRule("r", is_deny, BOB, operations, kind, pattern)
 
 
+PAY = rule(ResourceKind.NAMESPACE, "pay.")
+ALL = rule(ResourceKind.CLUSTER, "*")
+NOT_ALL = rule(ResourceKind.CLUSTER, "*", is_deny=True)
+NOT_KEYS = rule(ResourceKind.NAMESPACE, "pay.keys.", is_deny=True)
+OPERATE = rule(ResourceKind.CLUSTER, "*", operations=frozenset({Operation.OPERATE}))
+EVERYTHING_ON_SUBJECTS = rule(ResourceKind.SUBJECT, "*", operations=frozenset())
+
+
 @pytest.mark.parametrize(
     ("rules", "prefix", "is_allowed"),
     [
-        ([rule(ResourceKind.NAMESPACE, "pay.")], "pay.x", True),
-        ([rule(ResourceKind.NAMESPACE, "pay.")], "pay", False),
-        ([rule(ResourceKind.NAMESPACE, "pay.")], "", False),
-        ([rule(ResourceKind.CLUSTER, "*")], "pay.", True),
-        (
-            [rule(ResourceKind.CLUSTER, "*", operations=frozenset({Operation.OPERATE}))],
-            "pay.",
-            False,
-        ),
-        ([rule(ResourceKind.SUBJECT, "*", operations=frozenset())], "pay.", False),
-        (
-            [
-                rule(ResourceKind.CLUSTER, "*"),
-                rule(ResourceKind.NAMESPACE, "pay.keys.", is_deny=True),
-            ],
-            "pay.keys.x",
-            False,
-        ),
-        (
-            [
-                rule(ResourceKind.CLUSTER, "*"),
-                rule(ResourceKind.NAMESPACE, "pay.keys.", is_deny=True),
-            ],
-            "pay.",
-            False,
-        ),
-        (
-            [
-                rule(ResourceKind.CLUSTER, "*"),
-                rule(ResourceKind.NAMESPACE, "pay.keys.", is_deny=True),
-            ],
-            "pay.other",
-            True,
-        ),
-        (
-            [rule(ResourceKind.NAMESPACE, "pay."), rule(ResourceKind.CLUSTER, "*", is_deny=True)],
-            "pay.",
-            False,
-        ),
+        ([PAY], "pay.x", True),
+        ([PAY], "pay", False),
+        ([PAY], "", False),
+        ([ALL], "pay.", True),
+        ([OPERATE], "pay.", False),
+        ([EVERYTHING_ON_SUBJECTS], "pay.", False),
+        ([ALL, NOT_KEYS], "pay.keys.x", False),
+        ([ALL, NOT_KEYS], "pay.", False),
+        ([ALL, NOT_KEYS], "pay.other", True),
+        ([PAY, NOT_ALL], "pay.", False),
     ],
 )
 def test_a_namespace_is_administered_by_rules_on_it_around_it_or_on_the_cluster(
     rules: list[AccessRule], prefix: str, is_allowed: bool
 ) -> None:
     assert decide(rules, on_namespace(prefix)).is_allowed is is_allowed
-
-
-def test_a_namespace_does_not_make_an_administrator_of_the_cluster() -> None:
-    assert not decide(
-        [rule(ResourceKind.NAMESPACE, "pay.")], on_cluster(Operation.ADMINISTER)
-    ).is_allowed
+    assert not decide([PAY], on_cluster(Operation.ADMINISTER)).is_allowed

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from access_support import HOST, WRONG_SERVERS, Papers, node_with, wrong_clients, wrong_server
+from access_support import HOST, Papers, node_with, wrong_clients
 from support import eventually, node_config
 from support.first_calls import CALLS, KnownMasters
 
@@ -60,18 +60,6 @@ async def test_each_call_names_the_broker_that_it_cannot_trust(tmp_path: Path, c
             TlsRefused, match=r"no TLS with localhost:[0-9]+: .*not for this address"
         ):
             await CALLS[call](mq)
-
-
-@pytest.mark.parametrize("what", WRONG_SERVERS)
-async def test_send_says_that_no_metaserver_can_be_trusted(tmp_path: Path, what: str) -> None:
-    papers = Papers(tmp_path / "papers")
-    wrong = wrong_server(what, tmp_path, papers)
-    async with (
-        node_with(tmp_path / "data", wrong) as addresses,
-        client(addresses["metaserver"], papers.client) as mq,
-    ):
-        with pytest.raises(TlsRefused, match=WRONG_SERVERS[what]):
-            await mq.send("s", b"x")
 
 
 @pytest.mark.parametrize("what", ["none", "another authority's", "expired", "not yet valid"])

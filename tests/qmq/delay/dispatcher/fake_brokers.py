@@ -667,3 +667,17 @@ KEYS = [b"key-%d" % number for number in range(24)]
 def keyed(count: int, *, begin: int = 0, keys: list[bytes] = KEYS) -> list[DueMessage]:
     """Messages with keys, one after another."""
     return [due(number, key=keys[number % len(keys)]) for number in range(begin, begin + count)]
+
+
+def expected(messages: list[DueMessage]) -> dict[bytes, list[int]]:
+    """The numbers of each key, in order."""
+    found: dict[bytes, list[int]] = {}
+    for message in messages:
+        found.setdefault(message.key, []).append(int(message.body))
+    return found
+
+
+def all_done(world: World, count: int) -> bool:
+    """Whether so many messages were planned, and all of them are stored."""
+    states = list(world.plan_log.states.values())
+    return len(states) == count and set(states) == {"done"}

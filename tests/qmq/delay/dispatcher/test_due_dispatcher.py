@@ -8,26 +8,13 @@ import asyncio
 from collections.abc import Awaitable
 
 import pytest
-from fake_brokers import World, due, keyed, places, play, until
+from fake_brokers import World, all_done, due, expected, keyed, places, play, until
 
 from qmq import model
 from qmq.client.metadata.cache import Placement
-from qmq.delay.interfaces import DueMessage, SchedulePlace
-from qmq.errors import DiskFull, Overloaded, QmqError
+from qmq.delay.interfaces import SchedulePlace
+from qmq.errors import DiskFull
 from qmq.wire.batch_columns import BatchFlag
-
-
-def expected(messages: list[DueMessage]) -> dict[bytes, list[int]]:
-    found: dict[bytes, list[int]] = {}
-    for message in messages:
-        found.setdefault(message.key, []).append(int(message.body))
-    return found
-
-
-def all_done(world: World, count: int) -> bool:
-    states = list(world.plan_log.states.values())
-    return len(states) == count and set(states) == {"done"}
-
 
 # --- unordered ------------------------------------------------------------------------------------
 
@@ -90,22 +77,6 @@ def test_directed_messages_go_in_batches_of_their_own_for_each_group() -> None:
     play(scene)
 
 
-def test_batches_are_kept_by_count_and_bytes_and_groups_take_turns() -> None:
-    async def scene() -> None:
-        world = World(2)
-        world.add()
-        dispatcher = world.dispatcher(batch_messages=10, batch_bytes=2_000)
-        dispatcher.put([due(n) for n in range(100)])
-        dispatcher.put([due(200, body=b"x" * 5_000), due(201)])
-        await until(lambda: all_done(world, 102))
-        assert max(view.count for view in world.views()) == 10
-        assert [view.count for view in world.views() if len(view.bodies()[0]) == 5_000] == [1]
-        assert all(len(group.queues["s", 0].log) >= 4 for group in world.groups.values())
-        await dispatcher.stop()
-
-    play(scene)
-
-
 def test_a_broker_group_that_is_away_holds_up_neither_its_subject_nor_others() -> None:
     async def scene() -> None:
         world = World(2)
@@ -151,23 +122,6 @@ def test_unanswered_batches_stay_with_their_group_and_the_rest_goes_elsewhere() 
         world.groups["g0"].is_silent = False
         await until(lambda: all_done(world, 400))
         assert sorted(map(int, world.stored())) == list(range(400))
-        await dispatcher.stop()
-
-    play(scene)
-
-
-@pytest.mark.parametrize("failure", [Overloaded("busy"), DiskFull("full")])
-def test_what_a_group_refuses_is_void_and_goes_to_another_one(failure: QmqError) -> None:
-    async def scene() -> None:
-        world = World(2)
-        world.add()
-        world.groups["g0"].failure = failure
-        dispatcher = world.dispatcher(batch_messages=10)
-        dispatcher.put([due(n) for n in range(200)])
-        await until(lambda: all_done(world, 200))
-        assert world.groups["g0"].queues["s", 0].log == []
-        assert any(what == "void" for what, _ in world.plan_log.log)
-        assert sorted(map(int, world.stored())) == list(range(200))
         await dispatcher.stop()
 
     play(scene)

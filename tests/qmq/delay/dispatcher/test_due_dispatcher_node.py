@@ -106,31 +106,6 @@ async def test_due_messages_of_many_subjects_are_stored_once_with_their_ids(tmp_
         ) == (0, 0, [], 0)
 
 
-async def test_consumers_see_the_message_ids_that_the_messages_had(tmp_path: Path) -> None:
-    plan_log = MemoryLedger()
-    async with (
-        running(node_config(tmp_path)) as node,
-        qmq.connect(node.address) as mq,
-        delivering(mq, plan_log) as dispatcher,
-    ):
-        consumer = mq.consumer("s", "g")
-        dispatcher.put(keyed("s", 30))
-        seen = []
-        async with asyncio.timeout(30):
-            async for message in consumer:
-                seen.append(message)
-                await message.ack_sync()
-                if len(seen) == 30:
-                    break
-        assert [str(message.id) for message in seen] == [
-            number.to_bytes(16, "big").hex() for number in range(30)
-        ]
-        assert [dict(message.headers) for message in seen] == [
-            {"h": b"%d" % number} for number in range(30)
-        ]
-        await consumer.close()
-
-
 async def test_an_ordered_subject_is_split_under_way_and_each_key_stays_in_order(
     tmp_path: Path,
 ) -> None:

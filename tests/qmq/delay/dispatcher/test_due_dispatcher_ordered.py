@@ -7,40 +7,23 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-import pytest
-from fake_brokers import KEYS, Fault, MemoryLedger, World, due, keyed, lp, places, play, until
+from fake_brokers import (
+    KEYS,
+    Fault,
+    MemoryLedger,
+    World,
+    all_done,
+    due,
+    expected,
+    keyed,
+    lp,
+    places,
+    play,
+    until,
+)
 
 from qmq.delay.interfaces import DueMessage
-from qmq.errors import DiskFull, Overloaded, QmqError, RightLapsed
-
-
-def expected(messages: list[DueMessage]) -> dict[bytes, list[int]]:
-    found: dict[bytes, list[int]] = {}
-    for message in messages:
-        found.setdefault(message.key, []).append(int(message.body))
-    return found
-
-
-def all_done(world: World, count: int) -> bool:
-    states = list(world.plan_log.states.values())
-    return len(states) == count and set(states) == {"done"}
-
-
-@pytest.mark.parametrize("failure", [Overloaded("busy"), RightLapsed("lapsed"), DiskFull("full")])
-def test_a_refusal_in_the_middle_fails_all_packets_behind_it(failure: QmqError) -> None:
-    async def scene() -> None:
-        world = World(1, [Fault.NONE, Fault.REFUSED, Fault.NONE, Fault.NONE, Fault.REFUSED] * 5)
-        world.add(is_ordered=True)
-        world.refusal = failure
-        dispatcher = world.dispatcher(batch_messages=10)
-        messages = keyed(600)
-        dispatcher.put(messages)
-        await until(lambda: all_done(world, 600))
-        assert world.per_key() == expected(messages)
-        assert not any(what == "void" for what, _ in world.plan_log.log)
-        await dispatcher.stop()
-
-    play(scene)
+from qmq.errors import DiskFull
 
 
 def test_the_rest_of_a_sealed_partition_goes_first_by_the_next_route() -> None:
@@ -181,52 +164,6 @@ def test_a_partition_that_has_forgotten_the_producer_gets_a_new_one() -> None:
 
 
 # --- after a crash --------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("is_ordered", [False, True])
-def test_open_plans_of_an_earlier_master_keep_their_numbers_and_are_stored_once(
-    is_ordered: bool,
-) -> None:
-    async def scene() -> None:
-        world = World(2, [Fault.SILENT, Fault.NONE, Fault.SILENT])
-        world.add(is_ordered=is_ordered)
-        first = world.dispatcher(batch_messages=5)
-        messages = keyed(120)
-        first.put(messages)
-        await until(lambda: len(world.stored()) >= 30)
-        await first.stop()
-        again = await after_crash(world, messages, batch_messages=5)
-        await until(lambda: all_done(world, 120))
-        assert sorted(map(int, world.stored())) == list(range(120))
-        if is_ordered:
-            assert world.per_key() == expected(messages)
-        assert again.planned == 0
-        await again.stop()
-
-    play(scene)
-
-
-def test_plans_of_an_earlier_master_for_a_gone_partition_go_before_newer_messages() -> None:
-    async def scene() -> None:
-        world = World(2)
-        world.add(is_ordered=True)
-        world.groups["g0"].is_silent = True
-        first = world.dispatcher(batch_messages=5)
-        messages = keyed(60)
-        first.put(messages)
-        await until(lambda: any(plan.partition == 1 for plan in world.plan_log.open()))
-        await asyncio.sleep(0.1)
-        await first.stop()
-        world.groups["g0"].is_silent = False
-        world.publish("s", [1], [(0, 4, "g1")])
-        again = await after_crash(world, messages, batch_messages=5)
-        again.put(keyed(60, begin=60))
-        await until(lambda: all_done(world, 120))
-        assert world.per_key() == expected(keyed(120))
-        assert world.queue("s", 1).log == []
-        await again.stop()
-
-    play(scene)
 
 
 def test_a_plan_from_before_the_order_is_given_up_if_a_message_has_no_key() -> None:
