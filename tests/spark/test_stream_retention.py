@@ -62,7 +62,7 @@ def lose_the_beginning(traffic: Traffic) -> int:
     return queue.start_sequence
 
 
-def test_a_stream_fails_with_the_missing_and_the_remaining_range(
+def test_a_stream_fails_with_the_missing_range_and_continues_with_the_rest_if_asked(
     spark: SparkSession, traffic: Traffic, tmp_path: Path
 ) -> None:
     traffic.send("a", count=5)
@@ -76,15 +76,5 @@ def test_a_stream_fails_with_the_missing_and_the_remaining_range(
     ):
         reading.run()
     assert reading.sequences == [0, 1, 2, 3, 4], "nothing was given that would hide the loss"
-
-
-def test_the_query_continues_with_the_rest_if_failondataloss_is_false(
-    spark: SparkSession, traffic: Traffic, tmp_path: Path
-) -> None:
-    traffic.send("a", count=5)
-    mark(traffic.store)
-    reading = Reading(spark, traffic.folder, tmp_path)
-    reading.run(failOnDataLoss="false")
-    oldest = lose_the_beginning(traffic)
     reading.run(failOnDataLoss="false")
     assert reading.sequences == [0, 1, 2, 3, 4, *range(oldest, traffic.end("a"))]

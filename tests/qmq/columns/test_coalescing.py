@@ -5,7 +5,7 @@ from __future__ import annotations
 import pyarrow as pa
 from hypothesis import given
 from hypothesis import strategies as st
-from row_twin import QUEUE, rows_of, stored, whole
+from row_twin import rows_of, stored, whole
 
 from qmq import limits
 from qmq.columns.joined_batches import (
@@ -18,7 +18,7 @@ from qmq.columns.joined_batches import (
     shaped,
     spans,
 )
-from qmq.columns.model import QueuePiece, ReadSelection
+from qmq.columns.model import ReadSelection
 from qmq.columns.projector import Projector
 from qmq.wire.batch_columns import Columns, Compression
 
@@ -63,15 +63,6 @@ def test_a_batch_of_the_most_messages_comes_whole() -> None:
     batch = stored(Columns([b""] * limits.BATCH_MESSAGES_MAX))
     assert [each.num_rows for each in Projector(["place"]).convert([batch], whole())] == [
         limits.BATCH_MESSAGES_MAX
-    ]
-
-
-def test_only_what_lies_in_the_piece_is_walked() -> None:
-    batches = [stored(Columns([b"0", b"1", b"2"]), base) for base in (0, 3, 6, 9)]
-    found = list(spans(batches, QueuePiece(QUEUE, 4, 7), with_directed=False))
-    assert [(span.envelope.base_sequence, span.first, span.end) for span in found] == [
-        (3, 1, 3),
-        (6, 0, 1),
     ]
 
 

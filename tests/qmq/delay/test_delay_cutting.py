@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from schedule_support import PRODUCER, START, delayed
+from schedule_support import START, delayed
 
 from qmq.delay.batches import Pieces, run_id
 from qmq.errors import CorruptBatch
@@ -145,8 +145,3 @@ def test_bodies_that_cannot_be_decompressed_are_reported_as_corrupt() -> None:
     region, _ = delayed([START], bodies=[b"x" * 100], compression=Compression.ZSTD)
     with pytest.raises(CorruptBatch):
         Pieces(region[:-24] + bytes(24))
-
-
-def test_the_producer_is_kept() -> None:
-    region, _ = delayed([START, START + 1], number=5)
-    assert BatchView(UNPLACED, Pieces(region).one(1)).header.producer_id == PRODUCER

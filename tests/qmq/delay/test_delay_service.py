@@ -230,13 +230,6 @@ async def test_a_cancelled_message_is_reported_as_cancelled_at_every_request(
     )
 
 
-async def test_a_message_keeps_its_id_when_it_is_moved(service: Service) -> None:
-    (name,) = service.admin.add(message(1, HOUR))
-    moved = await service("MoveDelayed", pb.MoveDelayedRequest(id=name, due_ms=2 * HOUR))
-    assert (moved.id, moved.due_ms, moved.state) == (name, 2 * HOUR, "pending")
-    assert (await service("ShowDelayed", pb.ShowDelayedRequest(id=name))).due_ms == 2 * HOUR
-
-
 @pytest.mark.parametrize(
     "failure",
     [

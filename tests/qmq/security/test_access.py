@@ -68,17 +68,13 @@ async def test_unknown_principals_are_refused(tmp_path: Path) -> None:
             await stranger.access.rules()
 
 
-@pytest.mark.parametrize(
-    "token", ["qmq_" + "0" * 12 + "_" + "A" * 43, "nonsense", "a.b.c", "qmqs_" + "A" * 43]
-)
-async def test_an_unknown_token_is_refused(tmp_path: Path, token: str) -> None:
-    async with (
-        guarded(tmp_path) as cluster,
-        qmq.connect(cluster.node.address, token=token) as stranger,
-    ):
-        with pytest.raises(NotAuthenticated) as refused:
-            await stranger.send("orders", b"1")
-        assert token not in str(refused.value)
+async def test_an_unknown_token_is_refused(tmp_path: Path) -> None:
+    async with guarded(tmp_path) as cluster:
+        for token in ("qmq_" + "0" * 12 + "_" + "A" * 43, "nonsense", "a.b.c", "qmqs_" + "A" * 43):
+            async with qmq.connect(cluster.node.address, token=token) as stranger:
+                with pytest.raises(NotAuthenticated) as refused:
+                    await stranger.send("orders", b"1")
+            assert token not in str(refused.value)
 
 
 async def test_a_refusal_does_not_reveal_which_tokens_exist(tmp_path: Path) -> None:

@@ -211,16 +211,17 @@ async def test_a_namespace_has_so_many_records_and_leaves_room_for_others(
         await cluster.allow("app:orders", "produce", "subject", "orders")
 
 
-@pytest.mark.parametrize(
-    ("operations", "pattern"),
-    [(["produce"], "pay."), ([], "pay."), (["administer"], "*"), (["administer"], "pay.*")],
-)
-async def test_a_namespace_is_a_prefix_and_is_administered_only(
-    tmp_path: Path, operations: list[str], pattern: str
-) -> None:
+async def test_a_namespace_is_a_prefix_and_is_administered_only(tmp_path: Path) -> None:
+    wrong: list[tuple[list[str], str]] = [
+        (["produce"], "pay."),
+        ([], "pay."),
+        (["administer"], "*"),
+        (["administer"], "pay.*"),
+    ]
     async with guarded(tmp_path) as cluster:
-        with pytest.raises((InvalidArgument, InvalidName)):
-            await cluster.admin.access.put_rule(BOB, operations, "namespace", pattern)
+        for operations, pattern in wrong:
+            with pytest.raises((InvalidArgument, InvalidName)):
+                await cluster.admin.access.put_rule(BOB, operations, "namespace", pattern)
 
 
 def rule(
