@@ -98,10 +98,6 @@ def test_importing_the_package_loads_neither_pyspark_nor_arrow_nor_numpy() -> No
     assert python(f"import sys, pyspark_qmq; print(sorted({heavy} & set(sys.modules)))") == "[]"
 
 
-def test_the_name_that_discovery_looks_for_is_the_source() -> None:
-    assert python("import pyspark_qmq; print(pyspark_qmq.DefaultSource.name())") == "qmq"
-
-
 def test_without_its_libraries_the_package_still_imports() -> None:
     program = (
         "import sys, pyspark_qmq; sys.modules['pyspark_qmq.source'] = None; "
@@ -110,5 +106,6 @@ def test_without_its_libraries_the_package_still_imports() -> None:
     assert python(program) == "False"
 
 
-def test_the_package_has_no_other_names() -> None:
-    assert python("import pyspark_qmq; print(hasattr(pyspark_qmq, 'Nothing'))") == "False"
+def test_the_package_has_the_source_that_discovery_looks_for_and_no_other_names() -> None:
+    program = "import pyspark_qmq as p; print(p.DefaultSource.name(), hasattr(p, 'Nothing'))"
+    assert python(program) == "qmq False"

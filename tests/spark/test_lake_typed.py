@@ -120,16 +120,6 @@ def test_bodies_become_columns_and_misfits_are_kept_apart_with_a_reason(lake: Ty
     )
 
 
-def test_a_round_of_bad_bodies_only_moves_on(lake: TypedLake) -> None:
-    lake.send('{"id":1}')
-    lake.declare({"id": INT})
-    lake.drain()
-    lake.send("bad")
-    assert lake.drain() == (1, 1)
-    assert list(lake.writer().round()) == []
-    assert (len(lake.values()), len(lake.rejected())) == (1, 1)
-
-
 def test_every_kind_of_value_comes_through(lake: TypedLake) -> None:
     item = {
         "type": "object",

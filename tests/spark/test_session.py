@@ -73,25 +73,11 @@ def test_what_the_environment_says_stands(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("no_jvm")
-def test_another_interpreter_gets_the_archive(tmp_path: Path) -> None:
-    environment = {
-        "PATH": os.environ["PATH"],
-        "XDG_CACHE_HOME": str(tmp_path),
-        "PYSPARK_PYTHON": "/opt/python",
-    }
-    assert "SPARK_HOME" not in session.variables(environment, local=True)
-
-
-@pytest.mark.usefixtures("no_jvm")
-def test_a_clusters_driver_keeps_its_home_and_its_addresses(tmp_path: Path) -> None:
-    found = session.variables(
-        {"PATH": os.environ["PATH"], "XDG_CACHE_HOME": str(tmp_path)}, local=False
-    )
-    assert set(found) == {"PYSPARK_PYTHON", "JAVA_HOME"}
-
-
-@pytest.mark.usefixtures("no_jvm")
-def test_a_program_of_spark_submit_looks_for_no_java() -> None:
+def test_another_interpreter_a_cluster_and_spark_submit_keep_what_is_theirs(tmp_path: Path) -> None:
+    known = {"PATH": os.environ["PATH"], "XDG_CACHE_HOME": str(tmp_path)}
+    other = session.variables({**known, "PYSPARK_PYTHON": "/opt/python"}, local=True)
+    assert "SPARK_HOME" not in other, "it needs the archive"
+    assert set(session.variables(known, local=False)) == {"PYSPARK_PYTHON", "JAVA_HOME"}
     assert session.variables({"PYSPARK_GATEWAY_PORT": "4711", "PATH": ""}, local=True) == {}
 
 
@@ -132,15 +118,17 @@ def test_a_cache_that_cannot_hold_a_home_is_an_error_that_says_what_to_do(tmp_pa
         home_without_archive(tmp_path / "file")
 
 
-def test_a_session_of_ours_counts_in_utc(spark: SparkSession) -> None:
+def test_a_session_of_ours_counts_in_utc_is_this_machines_and_knows_the_source(
+    spark: SparkSession,
+) -> None:
     assert spark.sql("select date_format(timestamp_micros(0), 'yyyy-MM-dd HH:mm z')").first() == (
         "1970-01-01 00:00 UTC",
     )
-
-
-def test_a_local_session_listens_on_this_machine_only(spark: SparkSession) -> None:
     assert spark.conf.get("spark.driver.host") == "127.0.0.1"
     assert spark.conf.get("spark.driver.bindAddress") == "127.0.0.1"
+    assert spark.read.format("qmq").load().columns == [
+        name for name in COLUMNS if name != "headers"
+    ]
 
 
 def test_executors_run_this_interpreter_and_load_pyspark_from_its_packages(
@@ -162,9 +150,3 @@ def test_the_start_of_a_session_leaves_the_environment_as_it_was(spark: SparkSes
     assert spark.range(1).count() == 1
     assert os.environ["PYSPARK_PYTHON"] == sys.executable
     assert not os.environ.get("SPARK_HOME", "").startswith(str(cache_folder(os.environ)))
-
-
-def test_the_source_is_known_to_a_session_of_ours(spark: SparkSession) -> None:
-    assert spark.read.format("qmq").load().columns == [
-        name for name in COLUMNS if name != "headers"
-    ]

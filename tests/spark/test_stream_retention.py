@@ -32,8 +32,7 @@ class Reading:
     def run(self, **options: str) -> None:
         frame = (
             self._spark.readStream.format("qmq")
-            .option("subscribe", "a")
-            .option("startingOffsets", "earliest")
+            .options(**{"subscribe": "a", "startingOffsets": "earliest"})
             .options(**options)
         )
         query = (
@@ -62,7 +61,7 @@ def lose_the_beginning(traffic: Traffic) -> int:
     return queue.start_sequence
 
 
-def test_a_stream_fails_with_the_missing_range_and_continues_with_the_rest_if_asked(
+def test_a_stream_names_the_missing_range_and_continues_with_the_rest_if_asked(
     spark: SparkSession, traffic: Traffic, tmp_path: Path
 ) -> None:
     traffic.send("a", count=5)

@@ -98,20 +98,6 @@ def traffic(data: Path) -> Iterator[Traffic]:
     found.store.close()
 
 
-def test_appends_show_with_the_next_topology_and_not_before(traffic: Traffic) -> None:
-    traffic.send("a", count=3)
-    mark(traffic.store)
-    log = opened(traffic.folder)
-    before = log.topology(["a"]).queues[key("a")]
-    traffic.send("a", count=2)
-    assert (
-        log.topology(["a"]).queues[key("a")] == before
-    )  # written and committed, but nobody says so yet
-    mark(traffic.store)
-    assert log.topology(["a"]).queues[key("a")].end == 5
-    assert log.subjects() == ["a"]
-
-
 def test_pieces_cover_everything_once_and_are_about_as_large_as_asked_for(traffic: Traffic) -> None:
     for _ in range(200):
         traffic.send("a", count=3)

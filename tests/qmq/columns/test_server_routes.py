@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from qmq_ordering.routes import LpRange
-
 from qmq.columns.servers.metaservers import routes_of
 from qmq.proto.v1 import control_pb2 as control
 from qmq.proto.v1 import meta_pb2 as pb
@@ -38,31 +36,6 @@ FIRST = pb.OrderedRoute(
 SPLIT = change(2, [1], part(3, 0, 4), part(4, 4, 8, "g2"), sealed={1: 10})
 MERGE = change(3, [4, 2], part(5, 4, 16), sealed={2: 20, 4: 0})
 MOVE = change(4, [5], part(6, 4, 16, "g3"), phase="published", sealed={5: -1})
-
-
-def test_a_first_route_has_no_sources() -> None:
-    found = routes_of(FIRST, [])
-    assert (found.version, found.logical_partitions, dict(found.sealed_at)) == (1, 16, {})
-    assert [
-        (each.number, each.lps, each.broker_group, each.version, each.sources)
-        for each in found.partitions.values()
-    ] == [
-        (1, LpRange(0, 8), "g1", 1, ()),
-        (2, LpRange(8, 16), "g2", 1, ()),
-    ]
-
-
-def test_each_target_knows_the_version_that_opened_it_and_what_was_closed_for_it() -> None:
-    found = routes_of(FIRST, [MOVE, SPLIT, MERGE])
-    assert found.version == 4
-    assert {number: (each.version, each.sources) for number, each in found.partitions.items()} == {
-        1: (1, ()),
-        2: (1, ()),
-        3: (2, (1,)),
-        4: (2, (1,)),
-        5: (3, (2, 4)),
-        6: (4, (5,)),
-    }
 
 
 def test_a_fenced_partition_has_no_known_end_until_its_broker_group_reports_it() -> None:
