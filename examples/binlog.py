@@ -2,8 +2,9 @@
 that follows it change by change.
 
     source = Source(seed=1, keys=10_000)
-    for change in source.changes(1_000_000): ...            # send change.encode() under the key change.key
-    replica.apply(Change.decode(body))                      # in the order of each key: then replica.dump() == source.dump()
+    for change in source.changes(1_000_000): ...    # send change.encode() under change.key
+    replica.apply(Change.decode(body))              # in the order of each key
+    assert replica.dump() == source.dump()          # then
 
 A few keys change all the time and most hardly ever, as in real tables (Zipf: the n-th key changes n
 times more seldom than the first).

@@ -5,9 +5,10 @@ alarm and dashboards.
     python examples/log_collection.py --server localhost:20880    on a cluster that is there
     python examples/log_collection.py --lines 300000 --json
 
-    services ──▶ files ──▶ collector ──▶ logs ──▶ archive      a group of two: each line once, a compressed file a service
-                                               ──▶ alarm        a group that wants lines tagged ERROR only
-                                               ──▶ dashboard    a broadcast group: each of its two consumers counts all lines
+    services ──▶ files ──▶ collector ──▶ logs
+         ──▶ archive      a group of two: each line once, a compressed file a service
+         ──▶ alarm        a group that wants lines tagged ERROR only
+         ──▶ dashboard    a broadcast group: each of its two consumers counts all lines
 
 The collector sends a line only when it is whole, and keeps how far it has sent each file in a
 checkpoint, written after the broker has the lines. It is stopped in the middle and started again:
@@ -199,9 +200,9 @@ async def collect(server: str, folder: Path, count: int, *, quiet: bool = False)
             collector = Collector(mq, folder, result)
             is_writing, is_old = True, True
             while is_writing or await collector.collect():
-                is_writing = any(
-                    [service.write(8_000 + 13 * at) for at, service in enumerate(services)]
-                )
+                # Not a generator: each of them writes.
+                turns = [service.write(8_000 + 13 * at) for at, service in enumerate(services)]
+                is_writing = any(turns)
                 await collector.collect()
                 if is_old and result.sent > result.lines // 2:
                     collector, is_old = (

@@ -5,35 +5,53 @@
     │   ├── InvalidName             E101  a subject, group or consumer name breaks the grammar
     │   ├── InvalidArgument         E102  a value has the wrong type or is out of range
     │   ├── MessageTooLarge         E103  body or batch over the limit
-    │   ├── ClientClosed            E104  the client, producer or consumer was closed before the call
-    │   ├── UnknownSubject          E105  the subject does not exist and may not be created by sending
+    │   ├── ClientClosed            E104  the client, producer or consumer was closed before the
+    │   │                                 call
+    │   ├── UnknownSubject          E105  the subject does not exist and may not be created by
+    │   │                                 sending
     │   ├── UnknownGroup            E106  the group has never consumed this subject
     │   ├── SubjectExists           E107  the subject exists with other settings
     │   ├── UnknownConsumer         E108  the broker knows no such consumer session: attach again
-    │   ├── StaleDelivery           E109  the messages were handed to another consumer since (lease lost, group reset)
+    │   ├── StaleDelivery           E109  the messages were handed to another consumer since (lease
+    │   │                                 lost, group reset)
     │   ├── MessagesExpired         E110  retention deleted the group's next messages
     │   ├── MessageNotFound         E111  no stored message has this id
     │   ├── BufferFull              E112  the producer's buffer is full: await drain() first
-    │   ├── OrderMismatch           E113  an ordered subject was used as an unordered one, or the other way round
-    │   ├── RouteConflict           E114  another change is in progress, or the route has changed since the request was prepared
-    │   ├── LaneLost                E115  the lane belongs to another consumer now, or its lease has ended: attach again
+    │   ├── OrderMismatch           E113  an ordered subject was used as an unordered one, or the
+    │   │                                 other way round
+    │   ├── RouteConflict           E114  another change is in progress, or the route has changed
+    │   │                                 since the request was prepared
+    │   ├── LaneLost                E115  the lane belongs to another consumer now, or its lease has
+    │   │                                 ended: attach again
     │   ├── UnknownPartition        E116  the subject has no such partition
-    │   ├── DelayTooLong            E117  a delay beyond what the delay servers keep (two years by default)
-    │   ├── TooLate                 E118  the delayed message is being delivered or was delivered: it can no longer be cancelled or moved
-    │   ├── ProducerFenced          E121  a newer session of this producer has written to the partition: the older session can store nothing
-    │   ├── NumberTaken             E122  another batch of this producer has the number: send this one under a new number
-    │   ├── AccessDenied            E123  no rule allows the request, or a rule denies it: an operator can allow it (`qmq acl allow`)
-    │   ├── NotAuthenticated        E124  neither the certificate nor the token identifies the caller
-    │   ├── QuotaExceeded           E125  the quota is used up: delete some, or raise it (`qmq quota set`)
+    │   ├── DelayTooLong            E117  a delay beyond what the delay servers keep (two years by
+    │   │                                 default)
+    │   ├── TooLate                 E118  the delayed message is being delivered or was delivered:
+    │   │                                 it can no longer be cancelled or moved
+    │   ├── ProducerFenced          E121  a newer session of this producer has written to the
+    │   │                                 partition: the older session can store nothing
+    │   ├── NumberTaken             E122  another batch of this producer has the number: send this
+    │   │                                 one under a new number
+    │   ├── AccessDenied            E123  no rule allows the request, or a rule denies it: an
+    │   │                                 operator can allow it (`qmq acl allow`)
+    │   ├── NotAuthenticated        E124  neither the certificate nor the token identifies the
+    │   │                                 caller
+    │   ├── QuotaExceeded           E125  the quota is used up: delete some, or raise it (`qmq quota
+    │   │                                 set`)
     │   ├── BackupNotFound          E126  there is no such backup, or it was not finished
-    │   ├── NotEmpty                E127  a restore goes into an empty folder and an empty coordination store only
+    │   ├── NotEmpty                E127  a restore goes into an empty folder and an empty
+    │   │                                 coordination store only
     │   ├── SchemaMismatch          E128  a body does not fit its subject's schema
-    │   ├── IncompatibleSchema      E129  a new version of a schema breaks the subject's compatibility
+    │   ├── IncompatibleSchema      E129  a new version of a schema breaks the subject's
+    │   │                                 compatibility
     │   └── NeverReached            the client never reached a server, and waiting does not help
-    │       ├── UnknownHost         E130  the name of a server has no address: correct the name, or add it to DNS
-    │       └── TlsRefused          E131  no TLS with a server: correct the certificate that the text names, or the settings for TLS
+    │       ├── UnknownHost         E130  the name of a server has no address: correct the name, or
+    │       │                             add it to DNS
+    │       └── TlsRefused          E131  no TLS with a server: correct the certificate that the
+    │                                     text names, or the settings for TLS
     ├── PeerError                   the other side broke the protocol; the connection is closed
-    │   ├── ProtocolViolation       E201  bytes that are not a frame, or a frame that is not allowed here
+    │   ├── ProtocolViolation       E201  bytes that are not a frame, or a frame that is not allowed
+    │   │                                 here
     │   └── CorruptBatch            E202  a checksum is wrong
     ├── Unavailable                 try again after retry_after_ms
     │   ├── NotConnected            E301  the server cannot be reached
@@ -42,29 +60,43 @@
     │   ├── Overloaded              E302  a limit of the server is reached for now
     │   ├── DiskFull                E303  the broker refuses writes until there is space again
     │   ├── Stopping                E304  the server is shutting down
-    │   ├── DeadlineExceeded        E305  no answer in time; `outcome` says whether the messages may be stored
-    │   ├── NotMaster               E306  this replica is not the master of its group: ask a metaserver for the master
+    │   ├── DeadlineExceeded        E305  no answer in time; `outcome` says whether the messages may
+    │   │                                 be stored
+    │   ├── NotMaster               E306  this replica is not the master of its group: ask a
+    │   │                                 metaserver for the master
     │   ├── NoQuorum                E307  the master reaches no majority of its group
-    │   ├── ReadOnly                E308  the broker group takes no messages for now (drained): send to another group
-    │   ├── RouteChanged            E309  the partition is sealed, or not known there yet: ask for the route, send to the successor
-    │   ├── OutOfSequence           E310  an earlier batch of this producer is missing: send that one first
+    │   ├── ReadOnly                E308  the broker group takes no messages for now (drained): send
+    │   │                                 to another group
+    │   ├── RouteChanged            E309  the partition is sealed, or not known there yet: ask for
+    │   │                                 the route, send to the successor
+    │   ├── OutOfSequence           E310  an earlier batch of this producer is missing: send that
+    │   │                                 one first
     │   ├── LaneHeld                E311  another consumer still holds the lane or a part of it
     │   ├── LaneNotOpen             E312  the group has not finished the partitions before the lane
-    │   ├── RightLapsed             E313  the master may not take ordered messages: its lease in the coordination store has run out
-    │   └── TlsFailed               E314  no TLS with the server: a certificate is not trusted, or only one side speaks TLS
-    │       └── TlsEnded            E317  the server ended the handshake without a reason: it refuses this side's certificate, or is away
+    │   ├── RightLapsed             E313  the master may not take ordered messages: its lease in the
+    │   │                                 coordination store has run out
+    │   └── TlsFailed               E314  no TLS with the server: a certificate is not trusted, or
+    │       │                             only one side speaks TLS
+    │       └── TlsEnded            E317  the server ended the handshake without a reason: it
+    │                                     refuses this side's certificate, or is away
     ├── StorageError                the server's own data
-    │   ├── LogDamaged              E401  the log is damaged in a place that recovery must not cut away
-    │   ├── FlushFailed             E402  fsync failed: the log stops, and the broker must be restarted
+    │   ├── LogDamaged              E401  the log is damaged in a place that recovery must not cut
+    │   │                                 away
+    │   ├── FlushFailed             E402  fsync failed: the log stops, and the broker must be
+    │   │                                 restarted
     │   ├── FolderInUse             E403  another process uses this data folder
-    │   ├── BackupDamaged           E404  an object of a backup is missing or damaged: use another backup
+    │   ├── BackupDamaged           E404  an object of a backup is missing or damaged: use another
+    │   │                                 backup
     │   └── BackupVersion           E405  a newer release of QMQ wrote the backup: use that release
     └── CoordinationError           the coordination store
-        ├── Compacted               E501  the revision is compacted away: list again, then watch from there
+        ├── Compacted               E501  the revision is compacted away: list again, then watch
+        │                                 from there
         ├── LeaseNotFound           E502  the lease has ended, and its keys are deleted
         ├── CoordinationUnavailable E503  no member of the coordination store answers
-        │   ├── CoordinationTlsFailed E505  no TLS with the coordination store: one side does not trust the other's certificate
-        │   └── WrongCoordinationStore E506  etcd's addresses lead to another etcd cluster than before: correct them
+        │   ├── CoordinationTlsFailed E505  no TLS with the coordination store: one side does not
+        │   │                               trust the other's certificate
+        │   └── WrongCoordinationStore E506  etcd's addresses lead to another etcd cluster than
+        │                                    before: correct them
         └── CoordinationUnknown     E504  the answer to a change was lost: read back the outcome
 
 Each error says what happened, to what, and what to do next. `outcome` is the outcome of the message

@@ -1,8 +1,9 @@
 """RocketMQ's Java client sends and receives through gateways while they are killed, brokers fail
 over, and routes split, merge and move.
 
-    tools/run gateway_faults --count 1000000 --kills 20 --failovers 20          0 lost
-    tools/run gateway_faults --count 20000 --groups 64 --changes 50             in order by message group, too
+    tools/run gateway_faults --count 1000000 --kills 20 --failovers 20   0 lost
+    tools/run gateway_faults --count 20000 --groups 64 --changes 50      in order by message group,
+                                                                         too
 
 Exit status 1 if a message was lost, or came out of its message group's order. Needs
 scripts/rocketmq_clients.

@@ -7,7 +7,8 @@ Each public method of a class becomes a method of the same name, with the same p
 same docstring:
 
     async def                   runs in the event loop's thread, and the caller waits
-    def                         the same, since the asyncio client may only be used in its loop's thread
+    def                         the same, since the asyncio client may only be used in its loop's
+                                thread
     an asynchronous generator   an iterator whose items are fetched one by one
     a property                  the value; a part of the client becomes the part's blocking class
 
@@ -154,11 +155,21 @@ def connect(
 
 
 def beside(client: Client, loop: asyncio.AbstractEventLoop) -> BlockingClient:
-    """A blocking client beside an asyncio client, for the threads of plain handlers. Its `close` does nothing."""
+    """A blocking client beside an asyncio client, for the threads of plain handlers. Its `close`
+    does nothing.
+    """
     return BlockingClient(client, LoopThread(loop))
 
 
-__all__ = ["BlockingAccess", "BlockingClient", "BlockingConsumer", "BlockingDelayed", "BlockingMetadata", "beside", "connect"]
+__all__ = [
+    "BlockingAccess",
+    "BlockingClient",
+    "BlockingConsumer",
+    "BlockingDelayed",
+    "BlockingMetadata",
+    "beside",
+    "connect",
+]
 '''
 IMPORTS: Final = """
 import asyncio
@@ -174,7 +185,9 @@ from qmq.security.contexts import default_server
 from qmq.security.tls import Tls
 from qmq.rpc.tls_network import network_of
 """
-PARTS_HEAD: Final = '''"""The parts of the blocking client: delayed messages that wait, administration, and access rules."""
+PARTS_HEAD: Final = '''"""The parts of the blocking client: delayed messages that wait,
+administration, and access rules.
+"""
 '''
 PARTS_IMPORTS: Final = """
 from qmq.blocking.loop_thread import BlockingPart, LoopThread

@@ -29,7 +29,8 @@ def main(target: Path, kubernetes: Path, definitions: list[Path]) -> None:
     for path in definitions:
         spec = yaml.safe_load(path.read_text())["spec"]
         for version in spec["versions"]:
-            name = f"{spec['names']['kind']}-{spec['group'].partition('.')[0]}-{version['name']}.json".lower()
+            kind, group = spec["names"]["kind"], spec["group"].partition(".")[0]
+            name = f"{kind}-{group}-{version['name']}.json".lower()
             (target / name).write_text(json.dumps(strict(version["schema"]["openAPIV3Schema"])))
 
 

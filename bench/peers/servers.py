@@ -249,8 +249,10 @@ def rocketmq(cache: Path, is_flushed: bool = False) -> Server:
         (home / "broker.conf").write_text(
             "brokerClusterName=DefaultCluster\nbrokerName=b\nbrokerId=0\nbrokerRole=ASYNC_MASTER\n"
             f"flushDiskType={'SYNC' if is_flushed else 'ASYNC'}_FLUSH\n"
-            "maxTransferCountOnMessageInMemory=1000\nmaxTransferBytesOnMessageInMemory=4194304\nwaitTimeMillsInSendQueue=30000\n"
-            f"listenPort={broker}\nhaListenPort={slaves}\nnamesrvAddr={HOST}:{names}\nbrokerIP1={HOST}\nstorePathRootDir={home / 'store'}\n"
+            "maxTransferCountOnMessageInMemory=1000\nmaxTransferBytesOnMessageInMemory=4194304\n"
+            "waitTimeMillsInSendQueue=30000\n"
+            f"listenPort={broker}\nhaListenPort={slaves}\nnamesrvAddr={HOST}:{names}\n"
+            f"brokerIP1={HOST}\nstorePathRootDir={home / 'store'}\n"
         )
         opens = (
             "java.base/jdk.internal.ref",

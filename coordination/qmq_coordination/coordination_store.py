@@ -18,11 +18,14 @@ continues. So the caller must not simply repeat the request. Instead one of its 
 value that no other process and no other attempt of ours ever writes (a new token for each attempt).
 Then
 
-    proof.key holds the value                                         DONE
-    it held the value at a revision since the attempt began           DONE     (read from the key's history, by a watch)
-    neither, and one of the compares can never hold again             NOT_DONE (read before the history, so that no write is missed)
-    neither, but the compares may hold now or later                   NOT_YET
-    there is no such key now, or the history is compacted away        CoordinationUnknown: written and deleted since, or never written
+    proof.key holds the value                                    DONE
+    it held the value at a revision since the attempt began      DONE (read from the key's history,
+                                                                 by a watch)
+    neither, and one of the compares can never hold again        NOT_DONE (read before the history,
+                                                                 so that no write is missed)
+    neither, but the compares may hold now or later              NOT_YET
+    there is no such key now, or the history is compacted away   CoordinationUnknown: written and
+                                                                 deleted since, or never written
 
 A compare can never hold again if it is `mod_revision = X` or `create_revision = X` (X a past
 revision) and the key has another revision now, or is deleted: revisions only grow. If the compare

@@ -65,8 +65,9 @@ from qmq_coordination.coordination_store import (
 
 _SCHEMA: Final = """
 CREATE TABLE IF NOT EXISTS kv(
-    key TEXT NOT NULL, mod INTEGER NOT NULL, sub INTEGER NOT NULL, created INTEGER NOT NULL, version INTEGER NOT NULL,
-    value BLOB, lease INTEGER NOT NULL, PRIMARY KEY(key, mod)) WITHOUT ROWID;
+    key TEXT NOT NULL, mod INTEGER NOT NULL, sub INTEGER NOT NULL, created INTEGER NOT NULL,
+    version INTEGER NOT NULL, value BLOB, lease INTEGER NOT NULL,
+    PRIMARY KEY(key, mod)) WITHOUT ROWID;
 CREATE INDEX IF NOT EXISTS kv_mod ON kv(mod, sub);
 CREATE TABLE IF NOT EXISTS lease(id INTEGER PRIMARY KEY, ttl_s REAL NOT NULL);
 CREATE TABLE IF NOT EXISTS meta(name TEXT PRIMARY KEY, number INTEGER NOT NULL);
@@ -175,7 +176,7 @@ class Rows:
         """Keys as of a revision, in order, without the deleted ones."""
         end = prefix_end(key) if is_prefix else key + "\0"
         found = self._db.execute(
-            f"SELECT {_COLUMNS} FROM kv AS a WHERE key >= ? AND (? IS NULL OR key < ?) AND "
+            f"SELECT {_COLUMNS} FROM kv AS a WHERE key >= ? AND (? IS NULL OR key < ?) AND "  # noqa: S608
             "value IS NOT NULL AND mod = "
             "(SELECT max(mod) FROM kv AS b WHERE b.key = a.key AND b.mod <= ?) ORDER BY key",
             (key, end, end, revision),

@@ -14,10 +14,11 @@ therefore never change.
 
 Worked example, N = 1,000:
 
-    first_route(1000, 2, ["a", "b"])           version 1:  1 [0, 500) a    2 [500, 1000) b
-    split(route, 2, [600], groups=["b", "c"])  version 2:  1 [0, 500) a    3 [500, 600) b   4 [600, 1000) c
-    merge(route, [3, 1])                       version 3:  5 [0, 600) a    4 [600, 1000) c
-    move(route, 4, "a")                        version 4:  5 [0, 600) a    6 [600, 1000) a
+    first_route(1000, 2, ["a", "b"])           version 1:  1 [0, 500) a   2 [500, 1000) b
+    split(route, 2, [600], groups=["b", "c"])  version 2:  1 [0, 500) a   3 [500, 600) b
+                                                           4 [600, 1000) c
+    merge(route, [3, 1])                       version 3:  5 [0, 600) a   4 [600, 1000) c
+    move(route, 4, "a")                        version 4:  5 [0, 600) a   6 [600, 1000) a
 """
 
 from __future__ import annotations

@@ -24,9 +24,12 @@ Worked example. Partition 1 [0, 1000) is the only one; consumers x, y: 1 [0, 500
 y. It is split, and z joins:
 
     x and y have finished nothing   R = 1, C = 3   [0, 333) x   [333, 666) z   [666, 1000) y
-    x finishes [0, 333)             R = 2, C = 3   2 [0, 333) has a backlog of 100, 1 [333, 1000) of 900: their shares are 0.3 and 2.7
-                                                   consumers, so 1 and 2: 2 [0, 333) x   1 [333, 666) z   1 [666, 1000) y; no lane moves
-    all is finished                 R = 2, C = 3   2 [0, 500) and 3 [500, 1000), 50 and 50: shares 1.5 and 1.5; the first gets the third
+    x finishes [0, 333)             R = 2, C = 3   2 [0, 333) has a backlog of 100, 1 [333, 1000) of
+                                                   900: their shares are 0.3 and 2.7 consumers, so 1
+                                                   and 2; no lane moves
+                                                   2 [0, 333) x   1 [333, 666) z   1 [666, 1000) y
+    all is finished                 R = 2, C = 3   2 [0, 500) and 3 [500, 1000), 50 and 50: shares
+                                                   1.5 and 1.5; the first gets the third
                                                    2 [0, 250) x   2 [250, 500) z   3 [500, 1000) y
     z leaves                        R = 2, C = 2   2 [0, 500) x   3 [500, 1000) y
 
@@ -41,10 +44,13 @@ that the change to v + 1 closed: a partition of both versions stays open.
 Worked example, N = 1,000. Version 1 is partition 1; version 2 splits it into 2 [0, 500) and 3 [500,
 1000); version 3 moves 2 to 4.
 
-    frontier       gate    finished                       then
-    [0, 1000) v1   strict  1 in [0, 500)                  nothing moves: [500, 1000) has messages left
-    [0, 1000) v1   lanes   1 in [0, 500)                  [0, 500) v2, [500, 1000) v1: partition 2 is open, partition 3 is not
-    [0, 500) v2, [500, 1000) v1   lanes   2 in all of it  [0, 500) v3, [500, 1000) v1: partition 4 is open
+    frontier                      gate    finished       then
+    [0, 1000) v1                  strict  1 in [0, 500)  nothing moves: [500, 1000) has messages
+                                                         left
+    [0, 1000) v1                  lanes   1 in [0, 500)  [0, 500) v2, [500, 1000) v1: partition 2 is
+                                                         open, partition 3 is not
+    [0, 500) v2, [500, 1000) v1   lanes   2 in all of    [0, 500) v3, [500, 1000) v1: partition 4 is
+                                          it             open
 
 The gate may be changed at any time. From lanes to strict, ranges that are ahead stay open in their
 version and wait until the others have caught up; then all ranges advance together. From strict to

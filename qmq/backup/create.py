@@ -18,7 +18,9 @@ entry's checksums, and that indexes rise.
 
 The moment is a revision of the coordination store, and the end of each group's logs:
 
-    hold the writes of every master ─▶ ask each for its logs' ends, and the store for its revision ─▶ release every master
+    hold the writes of every master
+    ─▶ ask each for its logs' ends, and the store for its revision
+    ─▶ release every master
 
 While all are held, no group's log gets an entry that a client wrote after it saw another group's
 log grow. So the ends belong together: every cause of an entry before them (the message that a

@@ -2,8 +2,10 @@
 lost for good.
 
     identity    exactly: each `replica.json` has the cluster's, so clients that run continue
-    groups      exactly: the members, the secret and the highest promised epoch are in each `replica.json`; an election finds the master
-    subjects    from the queues in the logs; their settings from a backup, if there is one, else the defaults
+    groups      exactly: the members, the secret and the highest promised epoch are in each
+                `replica.json`; an election finds the master
+    subjects    from the queues in the logs; their settings from a backup, if there is one, else the
+                defaults
     routes      from a backup that is new enough, else deduced
     consumer groups of ordered subjects    from their lanes; their progress is in the logs
 

@@ -2,7 +2,8 @@
 broker would.
 
 every chunk      exists, and its bytes have the digest in its name
-every log        its segments join, and each entry's checksums hold; the indexes of a log rise, up to the backup's index
+every log        its segments join, and each entry's checksums hold; the indexes of a log rise, up
+                 to the backup's index
 every schedule   its state can be read, and its files have the lengths that the state names
 the keys         can be read; each group has the parts that a restore needs
 """

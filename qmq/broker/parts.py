@@ -2,11 +2,13 @@
 
     BrokerParts         passed when the broker is made; none is set later
     ServingBroker       the broker, as its parts see it
-    Committer           when an entry is committed: on a single node the node itself decides, on a replica qmq_replication/driver.py
+    Committer           when an entry is committed: on a single node the node itself decides, on a
+                        replica qmq_replication/driver.py
     ReplicaConnection   what replication needs of a connection from another replica
     ReplicaPeer         what such a connection needs of replication
     GroupRules          the operators' settings for consumer groups: retries and pauses
-    PendingResponses    answers that wait for their index, and coroutines of this process that wait for a commit
+    PendingResponses    answers that wait for their index, and coroutines of this process that wait
+                        for a commit
 
 Group rules are in the coordination store (docs/DELIVERY.md); a broker reads them from its view,
 which may lag a moment. Replicas need not agree on them: the master decides by them, and writes its

@@ -13,10 +13,11 @@ In any queue a number names one batch, and in a partition of an ordered subject 
 order of writes (`Admission`):
 
     number n, other content      refused for good, in any queue: NumberTaken
-    sealed                       a stored batch is answered again; any other is refused for good: RouteChanged
-    number n of a producer       taken if n - 1 was its last one here, or n is the first of a newer session than that (or of any, if it
-                                 never sent here, or was forgotten and does not say AGAIN); a stored
-                                 batch is answered again
+    sealed                       a stored batch is answered again; any other is refused for good:
+                                 RouteChanged
+    number n of a producer       taken if n - 1 was its last one here, or n is the first of a newer
+                                 session than that (or of any, if it never sent here, or was
+                                 forgotten and does not say AGAIN); a stored batch is answered again
     of an older session          refused for good: ProducerFenced. The producer gave it up, and it
                                  must not follow newer batches
     anything else                refused: OutOfSequence

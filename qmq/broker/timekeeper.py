@@ -5,10 +5,13 @@ The *kept* time is CLOCK_BOOTTIME (which continues while the machine sleeps, and
 an offset. The offset follows the wall clock, by one table:
 
     wall clock - kept time       the witnesses confirm       then
-    under 1 s                    (not asked)                 the kept time moves to it by 500 ppm: it never stops, never goes back
-    1 s or more: a *step*        the wall clock              accepted immediately: the kept time becomes the wall clock's
+    under 1 s                    (not asked)                 the kept time moves to it by 500 ppm:
+                                                             it never stops, never goes back
+    1 s or more: a *step*        the wall clock              accepted immediately: the kept time
+                                                             becomes the wall clock's
                                  the kept time               refused, as long as they confirm it
-                                 neither, or no answers      accepted after 60 s, if it stayed within 1 s and no witness denied it;
+                                 neither, or no answers      accepted after 60 s, if it stayed
+                                                             within 1 s and no witness denied it;
                                                              never with `accepts_alone` false, which
                                                              brokers set that have peers
 

@@ -1,12 +1,15 @@
-"""`qmq delay` lists, shows, cancels and moves delayed messages, and shows delivery statistics: JSON values for programs, tables and a
-histogram for people. Without a verb it runs one replica of a delay group.
+"""`qmq delay` lists, shows, cancels and moves delayed messages, and shows delivery statistics: JSON
+values for programs, tables and a histogram for people. Without a verb it runs one replica of a
+delay group.
 
-The histogram counts pending messages by hour for the next day, by day for the next month, by month after that:
+The histogram counts pending messages by hour for the next day, by day for the next month, by month
+after that:
 
 * Hours, days and months are in UTC, as the buckets are. The first hour is the current one.
-* Every pending message is counted once: the bars plus `late` add up to the number of pending messages.
-* A bucket counts in the bar where the bucket begins, or in the current hour if the bucket has begun. Messages of a bucket that has ended
-  count as *late*.
+* Every pending message is counted once: the bars plus `late` add up to the number of pending
+  messages.
+* A bucket counts in the bar where the bucket begins, or in the current hour if the bucket has
+  begun. Messages of a bucket that has ended count as *late*.
 """
 
 from __future__ import annotations
@@ -77,7 +80,9 @@ class Due(NamedTuple):
 
 
 class DelayHistogram(NamedTuple):
-    """Adjoining bars: `hours`, then `days`, then `months` up to the last one with a message. `late` counts messages due before now."""
+    """Adjoining bars: `hours`, then `days`, then `months` up to the last one with a message. `late`
+    counts messages due before now.
+    """
 
     late: int
     hours: list[Bar]
@@ -104,7 +109,9 @@ def histogram(buckets: Iterable[Due], now: datetime) -> DelayHistogram:
 
 
 def _edges(first: datetime, last: datetime) -> tuple[list[datetime], int, int]:
-    """The start of each bar and the end of the last one; the number of hours; the number of days."""
+    """The start of each bar and the end of the last one; the number of hours; the number of
+    days.
+    """
     edges = [first + number * _HOUR for number in range(HOURS + 1)]
     midnight = edges[-1].replace(hour=0) + _DAY
     edges += [midnight + number * _DAY for number in range(DAYS)]
@@ -119,7 +126,9 @@ def _next_month(time: datetime) -> datetime:
 
 
 def shown(bars: list[Bar]) -> list[Bar | None]:
-    """The bars to draw, up to the last one that is not empty. None stands for a gap of three or more empty bars."""
+    """The bars to draw, up to the last one that is not empty. None stands for a gap of three or
+    more empty bars.
+    """
     kept: list[Bar | None] = []
     gap: list[Bar] = []
     for bar in bars:
@@ -170,7 +179,7 @@ def moment(time: datetime) -> str:
     return time.astimezone(UTC).isoformat(timespec="milliseconds")
 
 
-# --- one message --------------------------------------------------------------------------------------------------------
+# --- one message ----------------------------------------------------------------------------------
 
 
 def message_facts(found: DelayedMessage) -> dict[str, Any]:
@@ -213,7 +222,7 @@ def _cell(value: Any) -> str:
     return f"{value:,}" if isinstance(value, int) else str(value)
 
 
-# --- lists --------------------------------------------------------------------------------------------------------------
+# --- lists ----------------------------------------------------------------------------------------
 
 
 def row_facts(found: DelayedMessage) -> dict[str, Any]:
@@ -249,7 +258,7 @@ def list_table(rows: list[dict[str, Any]], now_ms: int) -> LineTable:
     return table
 
 
-# --- delivery statistics --------------------------------------------------------------------------------------------
+# --- delivery statistics --------------------------------------------------------------------------
 
 
 def stats_facts(found: DelayStats, now: datetime) -> dict[str, Any]:
@@ -316,7 +325,9 @@ def _histogram_facts(found: DelayHistogram) -> dict[str, Any]:
 
 
 def stats_view(facts: dict[str, Any], columns: int) -> list[RenderableType]:
-    """The statistics for people: groups, failures, the histogram, and groups that did not answer."""
+    """The statistics for people: groups, failures, the histogram, and groups that did not
+    answer.
+    """
     view: list[RenderableType] = [
         Text(f"delayed messages at {facts['time']}: {facts['pending']:,} pending", "bold")
     ]
@@ -378,7 +389,7 @@ def _trouble_table(troubles: list[tuple[str, dict[str, Any]]]) -> LineTable:
     return table
 
 
-# --- the histogram ------------------------------------------------------------------------------------------------------
+# --- the histogram --------------------------------------------------------------------------------
 
 
 def histogram_view(facts: dict[str, Any], columns: int) -> list[RenderableType]:
@@ -401,7 +412,9 @@ def histogram_view(facts: dict[str, Any], columns: int) -> list[RenderableType]:
 
 
 def draw(bars: list[Bar], label: str, columns: int) -> Text:
-    """One line per bar: its time (a strftime format), its count, and its length relative to the largest; `…` for a gap."""
+    """One line per bar: its time (a strftime format), its count, and its length relative to the
+    largest; `…` for a gap.
+    """
     lines = [
         None if bar is None else (f"{bar.start:{label}}", f"{bar.pending:,}", bar.pending)
         for bar in shown(bars)
@@ -424,7 +437,9 @@ def draw(bars: list[Bar], label: str, columns: int) -> Text:
 
 
 def length(count: int, largest: int, width: int) -> str:
-    """A bar; `largest` fills `width` columns. Lengths are in eighths of a column, rounded up, so that every count above 0 is visible."""
+    """A bar; `largest` fills `width` columns. Lengths are in eighths of a column, rounded up, so
+    that every count above 0 is visible.
+    """
     eighths = -(-count * width * 8 // largest) if largest else 0
     whole, rest = divmod(eighths, 8)
     return _EIGHTHS[-1] * whole + (_EIGHTHS[rest - 1] if rest else "")
@@ -473,7 +488,9 @@ class DelayOptions(ReplicaOptions):
     ] = 24.0
 
     def config(self) -> DelayReplicaConfig:
-        """The delay server's configuration. Raises InvalidArgument, InvalidName, typer.BadParameter."""
+        """The delay server's configuration. Raises InvalidArgument, InvalidName,
+        typer.BadParameter.
+        """
         from qmq_coordination.broker_groups import DelaySettings
 
         from qmq.broker.config import BrokerConfig
@@ -493,7 +510,9 @@ class DelayOptions(ReplicaOptions):
 
 
 def attach(app: typer.Typer) -> None:
-    """Make `app` run a delay server when it is called without a verb, and hand the mastership of one over."""
+    """Make `app` run a delay server when it is called without a verb, and hand the mastership of
+    one over.
+    """
     app.callback(invoke_without_command=True)(delay)
     app.command("hand-over")(hand_over)
     app.command("confirm-clock")(confirm_clock)
@@ -501,9 +520,11 @@ def attach(app: typer.Typer) -> None:
 
 @taking(DelayOptions)
 def delay(context: typer.Context, options: DelayOptions) -> None:
-    """Run one replica of a delay group, which stores messages until they are due; or, with a verb, manage delayed messages.
+    """Run one replica of a delay group, which stores messages until they are due; or, with a verb,
+    manage delayed messages.
 
-    Prints one line, `qmq delay is ready at HOST:PORT`, when its control port is open. Ctrl-C or SIGTERM stops it cleanly.
+    Prints one line, `qmq delay is ready at HOST:PORT`, when its control port is open. Ctrl-C or
+    SIGTERM stops it cleanly.
     """
     context.obj = options
     if context.invoked_subcommand is None:
@@ -559,7 +580,8 @@ def list_delayed(
     rows = [row_facts(each) for each in found[:limit]]
     emit(rows, [list_table(rows, time.time_ns() // 1_000_000)], as_json=as_json)
     if len(found) > limit:
-        more = f"only the first {limit:,} are shown: for more, use --limit, or --from {rows[-1]['due']}"
+        rest = f"--limit, or --from {rows[-1]['due']}"
+        more = f"only the first {limit:,} are shown: for more, use {rest}"
         errors.print(more, highlight=False, soft_wrap=True)
 
 
@@ -620,7 +642,9 @@ def move(
     as_json: Json = False,
     server: Server = SERVER,
 ) -> None:
-    """Change the due time of a message; a time in the past means now. For a recurring message, only the next run moves."""
+    """Change the due time of a message; a time in the past means now. For a recurring message, only
+    the next run moves.
+    """
     row = run(_move(server, delayed_id, to, by, dry_run))
     show("would be moved" if dry_run else "moved", _MOVE_COLUMNS, [row], as_json=as_json)
 
@@ -653,7 +677,9 @@ def _require_pending(found: DelayedMessage) -> None:
 
 @app.command("stats")
 def stats(as_json: Json = False, server: Server = SERVER) -> None:
-    """Show pending messages by due time, delivery lateness, and messages that cannot be delivered."""
+    """Show pending messages by due time, delivery lateness, and messages that cannot be
+    delivered.
+    """
 
     async def _stats() -> dict[str, Any]:
         async with qmq.connect(server) as mq:
@@ -666,7 +692,7 @@ def stats(as_json: Json = False, server: Server = SERVER) -> None:
     emit(facts, stats_view(facts, console.width), as_json=as_json)
 
 
-# --- times --------------------------------------------------------------------------------------------------------------
+# --- times ----------------------------------------------------------------------------------------
 
 
 def parse_moment(text: str, now: datetime) -> datetime:

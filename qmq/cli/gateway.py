@@ -317,10 +317,8 @@ async def _serve(options: GatewayOptions) -> int:
             if http is not None:
                 await http.start()
             for_http = "" if http is None else f", for HTTP at {http.url}"
-            return (
-                "qmq gateway is ready at "
-                f"{found.address}{for_http}{f' (metrics at {metrics.address})' if metrics is not None else ''}"
-            )
+            for_metrics = "" if metrics is None else f" (metrics at {metrics.address})"
+            return f"qmq gateway is ready at {found.address}{for_http}{for_metrics}"
 
         try:
             await until_signal(start)

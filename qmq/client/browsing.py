@@ -1,6 +1,7 @@
 """Reading stored messages without a group: `Client.browse` (docs/BROWSE.md).
 
-queues of the subject ──▶ a page of each, by FETCH ──▶ the message that was stored first ──▶ the application
+queues of the subject ──▶ a page of each, by FETCH
+──▶ the message that was stored first ──▶ the application
 
 Which messages are read, and from which queues, is decided without I/O.
 """

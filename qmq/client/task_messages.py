@@ -6,8 +6,10 @@ that got the message.
     a task asks twice before it awaits    (`gather(anext(it), anext(it))`) it gets two messages; its
                                           next question acknowledges both
     a task ends with an exception         its messages fail with that exception
-    a task is cancelled                   its messages go back to the group, and no attempt is counted
-    a task returns                        it may have passed a message on. What has no verdict after a lease goes back to the group
+    a task is cancelled                   its messages go back to the group, and no attempt is
+                                          counted
+    a task returns                        it may have passed a message on. What has no verdict after
+                                          a lease goes back to the group
     the consumer closes                   `close` returns all messages that are left
 
 A task asks when it *calls* `anext`, so that the message belongs to the caller also if another task

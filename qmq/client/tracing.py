@@ -4,9 +4,10 @@ from program to program. Pure.
 The headers are those of the W3C recommendation "Trace Context", so every tracing system that
 implements it (such as OpenTelemetry: `qmq/otel.py`) sees the flow:
 
-    traceparent: 00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01     version, trace, span in it, flags
-    tracestate:  rojo=00f067aa0ba902b7,congo=t61rcWkgMzE                     what tracing systems
-                 keep for themselves
+    traceparent: 00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01
+                 version, trace, span in it, flags
+    tracestate:  rojo=00f067aa0ba902b7,congo=t61rcWkgMzE
+                 what tracing systems keep for themselves
 
 Rules, as the recommendation has them:
 * A `traceparent` that breaks the grammar counts as none, and so does its `tracestate`. A

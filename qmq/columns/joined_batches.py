@@ -6,7 +6,8 @@ arrays of their buffers. Pure.
 A stored batch may hold a single message, and a record batch costs Spark as much as hundreds of
 messages do, so several become one:
 
-    stored batches ──spans──▶ the rows of each that are wanted ──chunks──▶ spans that become one record batch ──shaped──▶ what Spark gets
+    stored batches ──spans──▶ the rows of each that are wanted
+    ──chunks──▶ spans that become one record batch ──shaped──▶ what Spark gets
 
 A chunk has at most 8,192 rows and 4 MiB, counted uncompressed. If a selection leaves few rows of
 several chunks, they are combined once more; the rows of one large batch are cut. So a record batch

@@ -1,27 +1,37 @@
 """The options of a read, named like those of Spark's Kafka source. Pure.
 
-| option | |
-|---|---|
-| qmq.servers | metaservers, `host:port,host:port`: read from brokers |
-| qmq.path (or `path`) | folders, with commas or a glob: read segment files |
-| qmq.routes | with a path: a file that `qmq route export` wrote |
-| qmq.committed | with a path: `all`: treat all whole entries as committed |
-| qmq.retryMs | how long a broker may be unreachable during a read (60000) |
-| qmq.lake | history from Iceberg tables: a catalog's name in PyIceberg's configuration, or its URI; batch only (docs/SPARK.md) |
-| qmq.lakeWarehouse, qmq.lakeNamespace | with qmq.lake: the warehouse, where a catalog needs it; the tables' namespace (qmq) |
-| qmq.log | messages (default), deliveries, progress, schedules |
-| subscribe, subscribePattern, assign | one of them: subjects with commas; a regular expression; JSON `{"orders":["0@g1"]}` |
-| startingOffsets | earliest, latest, or JSON per queue; default: batch earliest, stream latest, and only without a checkpoint |
-| endingOffsets | the same, batch only; default latest |
-| startingTimestamp, endingTimestamp | milliseconds since 1970, by append time, instead of offsets; the end is exclusive, batch only |
-| maxOffsetsPerTrigger, maxBytesPerTrigger | approximate upper bounds of a micro-batch |
-| minPartitions, maxBytesPerPartition | minimum number of tasks; approximate maximum size of a task (128 MiB) |
-| failOnDataLoss | true (default): fail if retention deleted needed messages; false: continue with the remaining ones |
-| includeHeaders | true: add the column `headers`; default false |
-| includeDirected | true: include copies for one consumer group; default false |
-| tags, tagsAll | messages with one of these tags; with all of these tags. Separated by commas, or as a JSON array |
-| keys | exactly these keys. Separated by commas, or as a JSON array |
-| keyFrom, keyUntil | a range of keys, compared byte by byte; the end is exclusive |
+    qmq.servers              metaservers, `host:port,host:port`: read from brokers
+    qmq.path (or `path`)     folders, with commas or a glob: read segment files
+    qmq.routes               with a path: a file that `qmq route export` wrote
+    qmq.committed            with a path: `all`: treat all whole entries as committed
+    qmq.retryMs              how long a broker may be unreachable during a read (60000)
+    qmq.lake                 history from Iceberg tables: a catalog's name in PyIceberg's
+                             configuration, or its URI; batch only (docs/SPARK.md)
+    qmq.lakeWarehouse, qmq.lakeNamespace
+                             with qmq.lake: the warehouse, where a catalog needs it; the tables'
+                             namespace (qmq)
+    qmq.log                  messages (default), deliveries, progress, schedules
+    subscribe, subscribePattern, assign
+                             one of them: subjects with commas; a regular expression; JSON
+                             `{"orders":["0@g1"]}`
+    startingOffsets          earliest, latest, or JSON per queue; default: batch earliest, stream
+                             latest, and only without a checkpoint
+    endingOffsets            the same, batch only; default latest
+    startingTimestamp, endingTimestamp
+                             milliseconds since 1970, by append time, instead of offsets; the end is
+                             exclusive, batch only
+    maxOffsetsPerTrigger, maxBytesPerTrigger
+                             approximate upper bounds of a micro-batch
+    minPartitions, maxBytesPerPartition
+                             minimum number of tasks; approximate maximum size of a task (128 MiB)
+    failOnDataLoss           true (default): fail if retention deleted needed messages; false:
+                             continue with the remaining ones
+    includeHeaders           true: add the column `headers`; default false
+    includeDirected          true: include copies for one consumer group; default false
+    tags, tagsAll            messages with one of these tags; with all of these tags. Separated by
+                             commas, or as a JSON array
+    keys                     exactly these keys. Separated by commas, or as a JSON array
+    keyFrom, keyUntil        a range of keys, compared byte by byte; the end is exclusive
 
 Names of options, also of a write (`OptionValues`), are case-insensitive. An unknown name is refused
 with the nearest known one.

@@ -4,7 +4,8 @@ messages.
 A `Projector` belongs to one task. It has a *maker* for each column of its schema: a function of a
 `JoinedBatches`. Other columns are not made:
 
-    stored batches ─▶ spans ─▶ chunks ─▶ wanted rows ─▶ makers ─▶ record batches, shaped (joined_batches.py)
+    stored batches ─▶ spans ─▶ chunks ─▶ wanted rows ─▶ makers
+    ─▶ record batches, shaped (joined_batches.py)
 
 Bodies, keys, tags and headers use the log's own buffers. Columns derived from a batch's header are
 computed as vectors: sequence and times by addition, message ids by tables of hexadecimal digits.

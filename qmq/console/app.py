@@ -3,7 +3,8 @@
 /login, /logout     who is asked for, by the login mode; /login/begin and /login/callback: by an
                     identity provider
 /static/...         scripts and styles; open to all
-everything else     needs a session; a POST needs its CSRF token and `--writable`, and acts with the session's rights
+everything else     needs a session; a POST needs its CSRF token and `--writable`, and acts with the
+                    session's rights
 """
 
 from __future__ import annotations

@@ -3,8 +3,10 @@ security headers to the answer.
 
 Host            one of the console's names: a page of another site cannot reach a console on
                 loopback under its own name (DNS rebinding)
-Sec-Fetch-Site  of a POST: same-origin. Browsers that do not send it send Origin, which must be the console's
-CSP             scripts, styles, pictures and requests only from here; nothing inline; no frame around it
+Sec-Fetch-Site  of a POST: same-origin. Browsers that do not send it send Origin, which must be the
+                console's
+CSP             scripts, styles, pictures and requests only from here; nothing inline; no frame
+                around it
 """
 
 from __future__ import annotations

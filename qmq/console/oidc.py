@@ -1,7 +1,8 @@
 """Login at an identity provider by OpenID Connect: the authorization code flow with PKCE (RFC 6749,
 RFC 7636, OpenID Connect Core 1.0).
 
-    browser ──▶ /login ──▶ the provider's page ──▶ /login/callback?code&state ──▶ console ──▶ token endpoint ──▶ session
+    browser ──▶ /login ──▶ the provider's page ──▶ /login/callback?code&state
+    ──▶ console ──▶ token endpoint ──▶ session
 
 What must hold:
 * A code is exchanged only by the browser that began the login: `state` is bound to a cookie, and is

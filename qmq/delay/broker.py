@@ -3,7 +3,8 @@
     destinations   DelayDestinations   takes delayed batches only, of all subjects, and checks their
                                        due times
     admission      DelayedQuota        bounds how many messages of a subject wait
-    work           DelayWork           while it is master, an Engine that sends due messages over Links to the brokers of their subjects
+    work           DelayWork           while it is master, an Engine that sends due messages over
+                                       Links to the brokers of their subjects
     has_consumers  False               due messages leave by the engine
 
 Its store has a projection, the `Schedule`. Its control port has, besides the broker's services, the

@@ -6,7 +6,8 @@ once.
     due <  origin, stored before `begin`     late:  `more_late` puts it into `late`, oldest first, a
                                                     slice at a time
     due <  origin, stored since              `stored` puts it into the wheel
-    due >= origin, and < horizon             in the wheel: by `ahead` if it was stored before the horizon passed it, else by `stored`
+    due >= origin, and < horizon             in the wheel: by `ahead` if it was stored before the
+                                             horizon passed it, else by `stored`
     due >= horizon                           on disk only
 
 Every message belongs to exactly one of these lines at any time, because its due time and its
@@ -19,7 +20,8 @@ slice when it has been read; only then does the horizon move:
 
     horizon 13:00, bucket 13 has 900 messages:   ahead: a thread reads ordinals 0 to 899; ordinal
                                                  900 is stored then, due 13:20
-    the slice ended at 14:00:  it goes into the wheel, and 900 with it           it ended at 13:15:  900 is on disk, in the next slice
+    the slice ended at 14:00:                    it goes into the wheel, and 900 with it
+    it ended at 13:15:                           900 is on disk, in the next slice
 
 Settled messages are not loaded. A message that is settled while it is read, or later in the wheel,
 leaves the wheel like any other, and the engine skips it.

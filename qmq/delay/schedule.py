@@ -6,8 +6,8 @@ bytes in the same files, regardless of flushes and restarts. So nothing in this 
 time, randomness, or the number of bytes written to disk.
 
     take    a batch: to the bucket of its messages' due times, or cut into several
-    act     PLAN, DONE, VOID, CANCEL, POSTPONE, RECUR, CLOSE: changes of a message's state (docs/DELAY.md).
-            An action that does not apply is ignored
+    act     PLAN, DONE, VOID, CANCEL, POSTPONE, RECUR, CLOSE: changes of a message's state
+            (docs/DELAY.md). An action that does not apply is ignored
 
 *Bucket* of a message: `max(due_ms // bucket_ms, closed_before)`. Only the first kept bucket
 therefore has messages that were due before it begins, and the order of buckets is the order of due

@@ -5,11 +5,11 @@ The classic wheel is an array of slots, one for each tick: a message is put into
 time, and each tick empties a slot. Here the slots are *computed*: messages are in a few sorted runs
 (below), and a tick's slot is the front of each run up to that tick.
 
-    tick 500 ms, two runs:   A  due  100  400  700 1300          B  due  450  900
-    advance( 499)   boundary    0: nothing is due                A  100 ...                   B  450 ...
-    advance( 500)   boundary  500: A gives 100 400, B gives 450  A  700 1300                  B  900
-    advance( 999)   boundary  500: nothing more
-    advance(1200)   boundary 1000: A gives 700, B gives 900      A  1300                      B  (gone)
+    tick 500 ms, two runs:  A  due  100  400  700 1300         B  due  450  900
+    advance( 499)  boundary    0: nothing is due               A  100 ...         B  450 ...
+    advance( 500)  boundary  500: A gives 100 400, B gives 450 A  700 1300        B  900
+    advance( 999)  boundary  500: nothing more
+    advance(1200)  boundary 1000: A gives 700, B gives 900     A  1300            B  (gone)
 
 Advantages: a loaded slice of two million messages becomes a run by sorting it, in a thread, and
 adding the run costs nothing; a message takes 8 bytes and no object; a slot takes no memory, whether

@@ -3,20 +3,29 @@ outcome of each is known.
 
 Window             (window.py)             which batch is sent next, and what an answer means. Pure
 In-flight batch    (in_flight_batch.py)    the state of one batch. Pure
-Retries            (retries.py)            which refusals are retried, after which pause, and the final error
+Retries            (retries.py)            which refusals are retried, after which pause, and the
+                                           final error
 Balancer           (balancer.py)           which broker group takes a batch. Pure
 Partitioner        (partitioner.py)        which partition of the route takes which messages. Pure
-Master connection  (qmq/client/producing/group_sender.py)  sends the window's batches to the broker group's current master
+Master connection  (qmq/client/producing/group_sender.py)
+                                           sends the window's batches to the broker group's current
+                                           master
 
 The producer, the ordered producer, the delay dispatcher and the Spark sink each have a subclass of
 this window. The outbox sends through a client's producers.
 
-| sender | above the window | window | batches on their way | order | a batch refused for good |
-|---|---|---|---|---|---|
-| producer | `Balancer`, `BatchPool` | `SenderWindow` | 32 | none: a refused batch waits alone | fails |
-| ordered producer | `Partitioner` | `Stream` | 32 | numbers without gaps | fails; later ones get new numbers in a new session |
-| delay server | `Balancer` or `Partitioner` | `DueWindow` | 8 | without gaps, if ordered | void: its messages are planned again |
-| Spark sink | `BalancedRows` or `PartitionedRows` | `PacketWindow` | 8 | without gaps, if ordered | the task fails |
+    sender       above the window   window         batches on  order             a batch refused for
+                                                   their way                     good
+    producer     `Balancer`,        `SenderWindow` 32          none: a refused   fails
+                 `BatchPool`                                   batch waits
+                                                               alone
+    ordered      `Partitioner`      `Stream`       32          numbers without   fails; later ones
+    producer                                                   gaps              get new numbers in
+                                                                                 a new session
+    delay        `Balancer` or      `DueWindow`    8           without gaps, if  void: its messages
+    server       `Partitioner`                                 ordered           are planned again
+    Spark sink   `BalancedRows` or  `PacketWindow` 8           without gaps, if  the task fails
+                 `PartitionedRows`                             ordered
 
 32 is half the number of batches that a broker remembers of a producer (qmq/log/producers.py), so it
 remembers every retried batch.

@@ -1,8 +1,9 @@
 """The partitioner: which destination takes the messages of which logical partition, through all
 changes of the route. Pure.
 
-    learn ──▶ new partitions are made; those that the newest route lacks get no new batches
-    settle ─▶ logical partitions of left partitions with a settled window go to the newest route's; the caller cuts the remaining batches
+    learn  ──▶ new partitions are made; those that the newest route lacks get no new batches
+    settle ──▶ logical partitions of left partitions with a settled window go to the newest route's;
+               the caller cuts the remaining batches
 
 Rules:
 * All undecided messages of a logical partition are in one destination, which `by_lp` names. Keeping

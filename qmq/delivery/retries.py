@@ -1,12 +1,14 @@
 """The rules of a retry for all senders of batches: which refusals are retried, after which pause,
 and the final error. Pure but for jitter.
 
-| sender | sent again under its number | rest after refusals in a row |
-|---|---|---|
-| `PRODUCER`: ordered or not | what `is_worth_another_try` says | `rest_s`: 20 ms to 1 s, or what the broker asks for |
-| `DELAY_SERVER` | also what may be stored, unless a message is at fault | `pause_s`: 30 s at most where an operator has to act |
-| `SINK`: rows to a broker group | as a producer | `rest_s` |
-| `ORDERED_SINK`: to a partition | also what lost its number to another attempt of the task | `rest_s` |
+    sender                            sent again under its number      rest after refusals in a row
+    `PRODUCER`: ordered or not        what `is_worth_another_try`      `rest_s`: 20 ms to 1 s, or
+                                      says                             what the broker asks for
+    `DELAY_SERVER`                    also what may be stored,         `pause_s`: 30 s at most
+                                      unless a message is at fault     where an operator has to act
+    `SINK`: rows to a broker group    as a producer                    `rest_s`
+    `ORDERED_SINK`: to a partition    also what lost its number to     `rest_s`
+                                      another attempt of the task
 
 What is not sent again goes to the window's `_reject`. Tries are not counted: a producer's batch has
 a deadline (`InFlightBatch.until`), the delay server tries forever, and Spark's task fails after

@@ -4,7 +4,8 @@ partition), sent again until the outcome of each is known. Pure: the caller pass
     flight   [ on their way over the connection in use | to be sent, or to be sent again ]
                        │                       ▲
                        ├─ stored: out          │
-                       └─ refused, or outcome unknown: this batch and all after it, in order, after a rest
+                       └─ refused, or outcome unknown: this batch and all after it, in order, after
+                          a rest
 
 Rules that every window keeps:
 * Batches leave in order, and at most `window` are on their way. One may always be, however large it

@@ -10,8 +10,11 @@ clients           the live clients, and which QMQ principal a client is, by its 
 parts             a client of the cluster, and what works with it, for one identity
 topics            the subjects and their kinds
 readers           the readers of groups, for all clients of this gateway (qmq.client.group_reading)
-sending           SendMessage, RecallMessage; EndTransaction, and how a transaction's message waits for its commit
-receiving         ReceiveMessage, AckMessage, and the other calls that settle; PullMessage and offsets
+sending           SendMessage, RecallMessage; EndTransaction, and how a transaction's message waits
+                  for its commit
+receiving         ReceiveMessage, AckMessage, and the other calls that settle; PullMessage and
+                  offsets
 service           the gRPC service
-server            starts and stops the server; metrics of calls, clients and the messages that clients hold
+server            starts and stops the server; metrics of calls, clients and the messages that
+                  clients hold
 """

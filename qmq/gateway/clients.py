@@ -11,7 +11,8 @@ that it received with automatic renewal stay invisible to other clients during t
 access key.
 
     authorization: MQv2-HMAC-SHA1 Credential=ACCESSKEY, SignedHeaders=x-mq-date-time, Signature=HEX
-    x-mq-date-time: 20261124T120000Z          the signed text; the signature is HMAC-SHA1 with the secret key
+    x-mq-date-time: 20261124T120000Z          the signed text; the signature is HMAC-SHA1 with the
+                                              secret key
 
 QMQ keeps only the digests of tokens, but checking a signature requires the secret key. The gateway
 therefore has a file with the secret keys, and a token of QMQ for each key, with which it sends and

@@ -4,7 +4,8 @@ Telemetry stream.
 The gateway returns the client's part of the settings unchanged, and fills in the rest:
 
     producer          the largest body; that types are checked; how to send again
-    push consumer     whether it is FIFO; batch size; length of a long poll; when a failed message comes again (the group's settings)
+    push consumer     whether it is FIFO; batch size; length of a long poll; when a failed message
+                      comes again (the group's settings)
     simple consumer   when a failed message comes again
 """
 

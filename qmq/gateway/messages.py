@@ -4,7 +4,8 @@
     topic                 subject
     message group         key of an ordered subject
     tag                   tag
-    keys                  header `rocketmq-keys`, with spaces between them; the first is the key, if the subject is unordered
+    keys                  header `rocketmq-keys`, with spaces between them; the first is the key, if
+                          the subject is unordered
     user properties       headers of the same names
     message id            header `rocketmq-id`
     message type          header `rocketmq-type`

@@ -14,7 +14,8 @@ s), and the messages are delivered again, like those of any lost consumer.
     queue       a broker group of an unordered topic; an ordered topic has no queues to pull,
                 because its partitions split and merge
     offset      the message's sequence in its broker group
-    offset of a group on a queue     everything before it is done for the group: QMQ's progress, which `qmq group list` shows
+    offset of a group on a queue     everything before it is done for the group: QMQ's progress,
+                                     which `qmq group list` shows
 
 Pulling does not change the group's progress; UpdateOffset moves it, as `qmq group reset` does.
 """

@@ -15,15 +15,17 @@ An entry of the action log holds actions as MessagePack arrays, one after anothe
     PULL     ranges                     it was handed [first_sequence, count, attempt] ranges; they
                                         get its next pull sequences
     SETTLE   now_ms, settlements,       [first, last, verdict, delay_ms] on pull sequences, as the
-                                        master decided; [number of the
-             errors, cause              settlement, text] of those that failed; whose decision it is
-                                        (`Cause`)
+             errors, cause              master decided; [number of the settlement, text] of those
+                                        that failed; whose decision it is (`Cause`)
     LEAVE    expired                    it went (or its lease did); what it held goes back
     BEGIN    sequence, now_ms           the group is new on this queue and begins here
     RESET    sequence                   an operator moved the group; everything handed out is void
-    DEAD_LETTERED  [first, count]*      messages that died, by their numbers: their copies are in the dead-letter queue
-    FORGET                              the group is deleted: a consumer of a broadcast group that stayed away
-    DROP_QUEUE                          the queue's subject was deleted: every group is gone (`group` is empty)
+    DEAD_LETTERED  [first, count]*      messages that died, by their numbers: their copies are in
+                                        the dead-letter queue
+    FORGET                              the group is deleted: a consumer of a broadcast group that
+                                        stayed away
+    DROP_QUEUE                          the queue's subject was deleted: every group is gone
+                                        (`group` is empty)
 
 On partitions of ordered subjects (qmq/log/lane_state.py):
 
@@ -35,18 +37,21 @@ On partitions of ordered subjects (qmq/log/lane_state.py):
     LANE_DONE     token, [first, last]*            sequences, of the token's range
     LANE_FAIL     token, sequence, attempts        a message failed so many times
     LANE_PARK     token, sequence, lp, key         a message is set aside with its key
-    LANE_UNPARK   key, replays                     an operator gives a key's messages back, or drops them
+    LANE_UNPARK   key, replays                     an operator gives a key's messages back, or drops
+                                                   them
     LANE_RESET    first, end, sequence             an operator moved the group
 
 On delay servers (docs/DELAY.md), [kind, ...] without the five; `bucket` and `ordinal` name a
 delayed message:
 
-    PLAN          number, subject, partition, broker_group, producer_id, batch_sequence, [bucket, ordinals]*     it will be sent so
+    PLAN          number, subject, partition, broker_group, producer_id, batch_sequence,
+                  [bucket, ordinals]*   it will be sent so
     PLAN_DONE     numbers               these plans are stored where they were to go
     PLAN_VOID     numbers               these certainly are not: their messages are pending again
     CANCEL        bucket, ordinal       the message is not to be delivered
     POSTPONE      bucket, ordinal, due_ms    it is to be delivered at another time
-    RECUR         bucket, ordinal, due_ms    a run of a recurring message is planned: the next one is due then
+    RECUR         bucket, ordinal, due_ms    a run of a recurring message is planned: the next one
+                                             is due then
     CLOSE         before                the buckets before this one have nothing left
 
 On a full disk actions that are applied wait in `UnwrittenActions`, each encoded once, until there

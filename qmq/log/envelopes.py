@@ -17,7 +17,8 @@ every reader accepts:
     state      a MessagePack array: of a queue in the message log, of a group on a queue in the
                action log (docs/FORMAT.md)
     entry      a MessagePack array of states, `SNAPSHOT_BYTES` of them, or of one longer state
-    pieces     a group's state that is too long for an entry, cut: [subject, partition, group, bytes, is_last], one for each entry
+    pieces     a group's state that is too long for an entry, cut: [subject, partition, group,
+               bytes, is_last], one for each entry
 
 Each entry says how many items all entries of the snapshot have together. If a crash has left only
 some of them, the segment is not *opened whole*: it can be read after older segments, but a log must

@@ -5,8 +5,10 @@ A share has four parts; every message of the queue is in exactly one of them, or
 
     next_sequence    the first message that was never handed out
     holders          consumers, each with its pull log: the ranges it was handed and has not settled
-    requeued         ranges that came back (failed, released, consumer lost), each with the time from which it may go out again
-    dying            ranges that failed for good, on their way to the dead-letter queue; numbered in the order in which they died
+    requeued         ranges that came back (failed, released, consumer lost), each with the time
+                     from which it may go out again
+    dying            ranges that failed for good, on their way to the dead-letter queue; numbered in
+                     the order in which they died
 
     new --PULL--> held --ACK--> done          held --NACK, RELEASE, LEAVE, JOIN again--> requeued
                                               --PULL--> held held --DEAD--> dying --DEAD_LETTERED-->
@@ -23,8 +25,10 @@ Only the functions in the table of `qmq.log.queue` change state; `due` only read
 the effects of an action on messages as events; a message's trail and Spark's deliveries are made
 from them. The kinds:
 
-    pull                          handed out                 return, left, lost, again      taken back from its consumer
-    ack, nack, release, dead      its consumer's verdict     expired, passed, reset, skip   done without processing
+    pull                          handed out
+    return, left, lost, again     taken back from its consumer
+    ack, nack, release, dead      its consumer's verdict
+    expired, passed, reset, skip  done without processing
 """
 
 from __future__ import annotations

@@ -9,13 +9,18 @@ snapshot, so retention never takes what a replay needs.
     torn tail                                     cut off; it was never acknowledged
     damage in a flushed part, a missing segment   LogDamaged: refuses to open, cuts nothing
     a log that ends before its checkpoint         LogDamaged: acknowledged data is missing
-    checkpoint damaged, empty or absent           the older one; a full replay if retention deleted segments since, or there is none
-    the same, and a replay makes no schedule      LogDamaged: a delay group's schedule is the only copy of what retention deleted
+    checkpoint damaged, empty or absent           the older one; a full replay if retention deleted
+                                                  segments since, or there is none
+    the same, and a replay makes no schedule      LogDamaged: a delay group's schedule is the only
+                                                  copy of what retention deleted
     consume log missing, short or unreadable once    rebuilt from the message log
-    a sector that cannot be read (EIO)            like a checksum that does not hold, but never taken for a torn tail
+    a sector that cannot be read (EIO)            like a checksum that does not hold, but never
+                                                  taken for a torn tail
     empty log files                               an empty log
-    a commit mark that names what is not here     taken back, before anything is appended; committed entries are lost
-    a commit mark that names what is here         its index is the committed index, if the checkpoint's is lower
+    a commit mark that names what is not here     taken back, before anything is appended; committed
+                                                  entries are lost
+    a commit mark that names what is here         its index is the committed index, if the
+                                                  checkpoint's is lower
 
 A replica's logs are one sequence: if an index is missing, everything after it is cut from both
 logs, since this replica cannot have confirmed it. `Store.lost_tail` says whether cut entries may

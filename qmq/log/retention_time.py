@@ -5,10 +5,12 @@ clock says so.
                                         clock; a kept time that is ahead (qmq/broker/timekeeper.py)
                                         pulls it by at most 1000 ppm
     the kept time is behind             it becomes the kept time: what seems young is kept
-    most of the group's machines agree  it becomes the kept time; while the process runs, forward by at most a day
+    most of the group's machines agree  it becomes the kept time; while the process runs, forward by
+                                        at most a day
     an operator confirms the clock      it becomes the kept time
     a restart, the same boot            it continues, as if the process had run
-    a restart, another boot             it continues where it was, since only the wall clock knows how long the machine was off
+    a restart, another boot             it continues where it was, since only the wall clock knows
+                                        how long the machine was off
 
 *Doubt.* When the kept time leaps forward, entries stamped shortly before may be younger than they
 look: a machine that was suspended stamps with the old time until its clock is put right. The stamps

@@ -1,7 +1,10 @@
 """The store: both logs, and the state that follows from them, in one folder of one broker.
 
-    message/        the message log                    action/         the action log
-    consume/        the queues' consume logs           checkpoint/     the newest two checkpoints           lock
+    message/       the message log
+    action/        the action log
+    consume/       the queues' consume logs
+    checkpoint/    the newest two checkpoints
+    lock
 
 One thread drives it. It never blocks, except in methods with `write` or `run` in their names. A
 turn of the broker is: `append` the producers' batches, `act` on the consumers' operations,

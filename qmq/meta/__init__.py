@@ -4,7 +4,8 @@ state is in the coordination store), so run two or more.
     catalog        subjects, their groups and schemas, modes: read from memory, changed by
                    compare-and-swap
     ordered/       ordered subjects: route changes, consumer groups, lanes
-    calls          calls to masters, replicas, partitions and delay groups, with deadlines; where one message is, and its trail
+    calls          calls to masters, replicas, partitions and delay groups, with deadlines; where
+                   one message is, and its trail
     description    the whole cluster, for operators; routes, lanes and changes as protobuf messages
     watchers       pushes changes to clients
     delivery       group settings and pauses

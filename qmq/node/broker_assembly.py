@@ -4,7 +4,8 @@ coordination store. Each part gets what it needs from its constructor.
                             single node (`qmq dev`)         replica (`qmq broker`, `qmq delay`)
     turns, state            Broker                          Broker
     work while it serves    -, or DelayWork                 the same (qmq/delay/broker.py)
-    commits                 Alone                           Driver, with the Coordinator of its mastership
+    commits                 Alone                           Driver, with the Coordinator of its
+                                                            mastership
     fencing by lease        -                               WriteLease
     flushes, checkpoints    Maintenance                     Maintenance
     repairs damage          -                               BackgroundRepair
@@ -12,7 +13,8 @@ coordination store. Each part gets what it needs from its constructor.
     knows routes            ViewRouting, if not delayed     ViewRouting, if not delayed
     data port               DataServer                      DataServer
     control port            SingleGroupStatus               ReplicaStatus
-    assembled by            StandaloneBroker                ReplicaBroker (qmq/node/replica/broker.py)
+    assembled by            StandaloneBroker                ReplicaBroker
+                                                            (qmq/node/replica/broker.py)
 
 A broker and its parts need each other: the broker reports written entries to the committer, and the
 committer reports committed entries to the broker. So a broker gets a function that makes its parts

@@ -1,7 +1,8 @@
 """`qmq delay`: one replica of one delay group. A replica like a broker's, and in the same folder:
 
     DATA/delay.json                  the settings with which the group was created (process.py)
-    DATA/broker/schedule/            the schedule, with each message's position and due time: the projection of the store beside it
+    DATA/broker/schedule/            the schedule, with each message's position and due time: the
+                                     projection of the store beside it
     DATA/broker/schedule-fetched/    a schedule that is being copied from another replica
 
 The common parts of replicas are in `qmq/node/replica/node.py` and `qmq/node/replica/broker.py`. A
@@ -21,7 +22,8 @@ replica's own log lacks the entries that made the schedule:
     fetch      copy the files of another replica's newest checkpoint, piece by piece, into a
                separate folder
     wait       until this replica's own log holds, committed, every entry after that checkpoint
-    adopt      move the folder into place, open the store again with that state, and replay the replica's own log from there
+    adopt      move the folder into place, open the store again with that state, and replay the
+               replica's own log from there
 
 The copy starts again after a crash before the last step, or if a file or the source replica
 disappears. Files only grow until they are deleted, and a checkpoint records their lengths, so the

@@ -11,9 +11,9 @@ Without mutual TLS a server listens on its own machine only, unless the operator
 (`require_guarded`; docs/SECURITY.md):
 
     loopback, unix:/path       allowed
-    any other address          allowed with TLS that requires certificates of clients; otherwise refused without --insecure
-                               (QMQ_INSECURE=1): any client that reaches a port may read, change and
-                               delete everything
+    any other address          allowed with TLS that requires certificates of clients; otherwise
+                               refused without --insecure (QMQ_INSECURE=1): any client that reaches
+                               a port may read, change and delete everything
     the metrics port           the same: metrics contain names of subjects and groups
     etcd's password over http  the same, because any machine on the network path can read it
 

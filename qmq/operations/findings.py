@@ -742,9 +742,8 @@ def _progress_findings(
     if group.is_paused:
         if group.lag_messages:
             pause = pauses.get((group.subject, group.group)) or pauses.get(("*", group.group))
-            resume = f"qmq resume group {pause.subject if pause else group.subject} {group.group}".replace(
-                " * ", " '*' "
-            )
+            subject = pause.subject if pause else group.subject
+            resume = f"qmq resume group {subject} {group.group}".replace(" * ", " '*' ")
             yield Finding(
                 GROUP_PAUSED,
                 Severity.NOTICE,

@@ -2,7 +2,8 @@
 qmq/rpc/network.py does.
 
     host:port               TCP; an IPv6 host in brackets
-    unix:/path/socket       a Unix domain socket: for processes of one machine; its folder's permissions protect it
+    unix:/path/socket       a Unix domain socket: for processes of one machine; its folder's
+                            permissions protect it
 
 A server whose listen address is host `unix:/run/qmq/a` and port 20881 listens on the socket
 `/run/qmq/a:20881`, and its address is `unix:/run/qmq/a:20881`: code that joins host and port works

@@ -8,8 +8,11 @@ change them. Production passes the system's clock, tests and the simulator pass 
 In one round of the event loop in a client (`EventLoopTick`), frames arrive, the tasks that waited
 for them continue, and their requests are sent.
 
-    frames of one connection ─▶ answers are noted ─▶ waiting tasks run ─▶ open batches are closed ─▶ frames are written
-                                                     `wake`               `at_end`                   `write_at_end`
+    frames of one connection
+    ─▶ answers are noted
+    ─▶ waiting tasks run          `wake`
+    ─▶ open batches are closed    `at_end`
+    ─▶ frames are written         `write_at_end`
 
 All of it happens in the one callback in which the frames arrived. With futures and `call_soon` the
 same work took two more rounds of the event loop: each is a system call and about 10 µs, more than

@@ -9,13 +9,18 @@ without.
     a peer that sends nothing, or stops within its handshake    cut after `handshake_ms`
     connections beyond `handshakes_per_s`                       wait in the system's queue
     more than `handshakes_max` handshakes of TLS under way,
-    or half of `connections_max`                                the address with the most loses its oldest
-    a connection without calls                                  closed after `idle_ms`; the next call connects again
-    a lost peer with a call under way                           cut when it has answered no ping for `ping_timeout_ms`
+    or half of `connections_max`                                the address with the most loses its
+                                                                oldest
+    a connection without calls                                  closed after `idle_ms`; the next
+                                                                call connects again
+    a lost peer with a call under way                           cut when it has answered no ping for
+                                                                `ping_timeout_ms`
     connections beyond `connections_max`                        closed immediately
-    an address with the most of `connections_max`               through the relay, loses its most silent one to another address
+    an address with the most of `connections_max`               through the relay, loses its most
+                                                                silent one to another address
     calls beyond `calls_max`                                    refused immediately (Overloaded)
-    messages that are not whole, beyond `unfinished`            through the relay, the address with the most loses a connection
+    messages that are not whole, beyond `unfinished`            through the relay, the address with
+                                                                the most loses a connection
 
 `RequestBodies` reads the body of a request after its caller is known, and bounds the bodies of
 callers without a name. gRPC reads a request before it calls a method with one request, so it holds

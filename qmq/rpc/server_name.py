@@ -4,9 +4,12 @@ name of the server that they mean.
 An address is no name. Containers, pods and machines get each other's addresses, and a caller that
 only knows an address then talks to another server, which may answer as if it were meant. So:
 
-    control call, call to a metaserver    the metadata `qmq-server`          another server answers WrongServer (E315)
-    data connection                       the field `server` of HELLO        another server answers WrongServer (E315)
-    replication link                      the field `to` of PeerHello        another replica refuses (qmq_replication/links.py)
+    control call, call to a metaserver    the metadata `qmq-server`
+    data connection                       the field `server` of HELLO
+    replication link                      the field `to` of PeerHello
+
+Another server answers WrongServer (E315) to a call and to HELLO; another replica refuses the link
+(qmq_replication/links.py).
 
 The caller then resolves the address again, and looks for the server's latest address. An empty part
 of a name matches anything. Callers of release 0.2.0 send no name, and their calls are accepted;

@@ -82,15 +82,19 @@ def _unreadable(reader: Struct, writer: Struct, where: str, is_backward: bool) -
 
 def _unfit(field: Field, written: Field, path: str, is_backward: bool) -> Iterator[str]:
     if field.is_required and not written.is_required:
-        yield (
-            f"field {path!r} "
-            f"{'becomes required: leave it optional' if is_backward else 'becomes optional: leave it required'}"
+        change = (
+            "becomes required: leave it optional"
+            if is_backward
+            else "becomes optional: leave it required"
         )
+        yield f"field {path!r} {change}"
     elif written.is_nullable and not field.is_nullable and field.is_required:
-        yield (
-            f"field {path!r} "
-            f"{'is no longer nullable: leave it nullable' if is_backward else 'becomes nullable: leave it without null'}"
+        change = (
+            "is no longer nullable: leave it nullable"
+            if is_backward
+            else "becomes nullable: leave it without null"
         )
+        yield f"field {path!r} {change}"
     yield from _unfit_type(field.type, written.type, path, is_backward)
 
 

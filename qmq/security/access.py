@@ -1,13 +1,16 @@
-"""Authenticates peers and authorises their requests: one instance in each broker, delay server and metaserver.
+"""Authenticates peers and authorises their requests: one instance in each broker, delay server and
+metaserver.
 
-    TLS peer, token  ──▶  `identify`  ──▶  Caller  ──▶  `require(caller, need, ...)`  ──▶  nothing, or AccessDenied
+    TLS peer, token ──▶ `identify` ──▶ Caller
+    Caller ──▶ `require(caller, need, ...)` ──▶ nothing, or AccessDenied
 
-It decides from memory, by the view of the coordination store (`ClusterView`), and caches decisions until the view changes. After a change,
-it calls the owners of connections back (`on_change`), which check their connections again.
+It decides from memory, by the view of the coordination store (`ClusterView`), and caches decisions
+until the view changes. After a change, it calls the owners of connections back (`on_change`), which
+check their connections again.
 
-While the coordination store cannot be reached, the last known rules hold for `stale_ms`. After that everybody but servers and
-administrators is refused, because the rules may have changed. Before the store was first read, only servers are served; others get an error
-that says to try again.
+While the coordination store cannot be reached, the last known rules hold for `stale_ms`. After that
+everybody but servers and administrators is refused, because the rules may have changed. Before the
+store was first read, only servers are served; others get an error that says to try again.
 """
 
 from __future__ import annotations
@@ -46,8 +49,8 @@ from qmq.security.tokens import TokenRecord, check_token, id_of
 
 @dataclass(slots=True)
 class AccessState:
-    """The access records of the coordination store; `qmq_coordination.access_records` keeps them up to date. `version` increases with each
-    change.
+    """The access records of the coordination store; `qmq_coordination.access_records` keeps them up
+    to date. `version` increases with each change.
     """
 
     version: int = 0
@@ -58,7 +61,9 @@ class AccessState:
     tokens: dict[str, TokenRecord] = field(default_factory=dict)
     quotas: dict[str, Quota] = field(default_factory=dict)
     server_token: str = field(default="", repr=False)
-    """The token that servers show each other. Everybody who can read the coordination store can act as a server."""
+    """The token that servers show each other. Everybody who can read the coordination store can act
+    as a server.
+    """
     unreadable: set[str] = field(default_factory=set)
     """Keys with unreadable values: they close the cluster."""
 
@@ -93,9 +98,10 @@ class JwtConfig:
 class AccessConfig:
     """The settings of a server at its start.
 
-    admins: principals that may do everything, independent of the rules. rule: how certificates name principals. stale_ms: for how long the
-    last known rules apply while the coordination store is unavailable. jwt: an identity provider, if its tokens are accepted.
-    audit_subject: the subject to which the audit log is also sent; empty for none.
+    admins: principals that may do everything, independent of the rules. rule: how certificates name
+    principals. stale_ms: for how long the last known rules apply while the coordination store is
+    unavailable. jwt: an identity provider, if its tokens are accepted. audit_subject: the subject
+    to which the audit log is also sent; empty for none.
     """
 
     admins: frozenset[str] = frozenset()
@@ -111,7 +117,9 @@ _OWN_TOKEN: Final = "server token"  # noqa: S105 - how a caller is known
 _LISTS: Final = ("ListRules", "ListTokens", "ListQuotas")
 """A namespace's administrator may make these calls for its own namespace."""
 DECISIONS_MAX: Final = 50_000
-"""The largest number of cached decisions. At this number the cache is emptied; a decision then costs some µs again."""
+"""The largest number of cached decisions. At this number the cache is emptied; a decision then
+costs some µs again.
+"""
 
 
 class Caller(NamedTuple):
@@ -129,7 +137,9 @@ class Caller(NamedTuple):
 
 
 Verify = Callable[[str], tuple[Principal, int]]
-"""Verifies a token that an identity provider signed: its principal, and its expiry in milliseconds since 1970. Raises NotAuthenticated."""
+"""Verifies a token that an identity provider signed: its principal, and its expiry in milliseconds
+since 1970. Raises NotAuthenticated.
+"""
 
 
 class AccessView(Protocol):
@@ -223,7 +233,7 @@ class AccessControl(OpenAccess):
         self._created: dict[str, CreatedSubjects] = {}
         self._created_at = -1
 
-    # --- the state -----------------------------------------------------------------------------------------------------
+    # --- the state --------------------------------------------------------------------------------
 
     @property
     def mode(self) -> AccessMode:
@@ -253,7 +263,9 @@ class AccessControl(OpenAccess):
         return self._source.access
 
     def on_change(self, callback: Callable[[], None]) -> Callable[[], None]:
-        """Call back when rules, roles or tokens have changed. Call the returned function to stop."""
+        """Call back when rules, roles or tokens have changed. Call the returned function to
+        stop.
+        """
         self._callbacks[callback] = None
         return lambda: self._callbacks.pop(callback, None)
 
@@ -262,12 +274,13 @@ class AccessControl(OpenAccess):
         for callback in list(self._callbacks):
             callback()
 
-    # --- who -----------------------------------------------------------------------------------------------------------
+    # --- who --------------------------------------------------------------------------------------
 
     def identify(
         self, names: CertificateNames | None, token: str, address: str, uid: int | None = None
     ) -> Caller:
-        """Identify a peer by its token, or else by its certificate, or else by its user on this machine.
+        """Identify a peer by its token, or else by its certificate, or else by its user on this
+        machine.
 
         Raises NotAuthenticated for an invalid token.
         """
@@ -306,7 +319,9 @@ class AccessControl(OpenAccess):
         return Caller(principal, "jwt", address, "", ends_ms)
 
     def renew(self, caller: Caller, token: str) -> Caller:
-        """The same caller with a newer token. Raises NotAuthenticated, or AccessDenied if the token belongs to another principal."""
+        """The same caller with a newer token. Raises NotAuthenticated, or AccessDenied if the token
+        belongs to another principal.
+        """
         newer = self.identify(None, token, caller.address)
         if newer.principal == caller.principal:
             return newer
@@ -325,14 +340,16 @@ class AccessControl(OpenAccess):
         if caller.token_id and caller.token_id not in self._source.access.tokens:
             raise NotAuthenticated("the token was revoked")
 
-    # --- how much ------------------------------------------------------------------------------------------------------
+    # --- how much ---------------------------------------------------------------------------------
 
     @property
     def has_quotas(self) -> bool:  # type: ignore[override]
         return bool(self._source.access.quotas)
 
     def quota(self, principal: Principal) -> Quota | None:
-        """The limits of a principal in any access mode; None if there are none. Servers have none."""
+        """The limits of a principal in any access mode; None if there are none. Servers have
+        none.
+        """
         state = self._source.access
         if not state.quotas or principal.is_server:
             return None
@@ -365,7 +382,9 @@ class AccessControl(OpenAccess):
         return known[subject]
 
     def created_with(self, subject: str) -> CreatedSubjects | None:
-        """All subjects of this subject's creator, if the creator's quota limits what these subjects hold."""
+        """All subjects of this subject's creator, if the creator's quota limits what these subjects
+        hold.
+        """
         config = self._source.subject(subject)
         if config is None or config.created_by in ("", str(ANONYMOUS)) or not self.has_quotas:
             return None
@@ -389,10 +408,12 @@ class AccessControl(OpenAccess):
             self._quotas, self._namespaces, self._quotas_at = {}, {}, version
         return self._quotas
 
-    # --- what ----------------------------------------------------------------------------------------------------------
+    # --- what -------------------------------------------------------------------------------------
 
     def require(self, caller: Caller, action: str, *needs: Need) -> None:
-        """Allow an action, or raise AccessDenied, NotAuthenticated or Unavailable. In mode `watch` it is allowed and logged."""
+        """Allow an action, or raise AccessDenied, NotAuthenticated or Unavailable. In mode `watch`
+        it is allowed and logged.
+        """
         if not self.is_on or caller.principal.is_server:
             return
         self.check(caller)
@@ -402,7 +423,9 @@ class AccessControl(OpenAccess):
                 self._refuse(caller, action, need, decision)
 
     def require_replica(self, caller: Caller) -> None:
-        """Only a server may act as a replica: neither a rule nor `--admins` allows it. Raises AccessDenied."""
+        """Only a server may act as a replica: neither a rule nor `--admins` allows it. Raises
+        AccessDenied.
+        """
         if self.is_on and not caller.principal.is_server:
             self._refuse(
                 caller,
@@ -414,15 +437,19 @@ class AccessControl(OpenAccess):
     def require_server(self, caller: Caller, action: str, names: CertificateNames | None) -> None:
         """Only a server may do this: no rule grants it. Raises AccessDenied.
 
-        `names` are those of the peer's certificate, None without TLS. With TLS the certificate must be a server's, in
-        every mode. A peer whose certificate has no role must also have the servers' token.
+        `names` are those of the peer's certificate, None without TLS. With TLS the certificate must
+        be a server's, in every mode. A peer whose certificate has no role must also have the
+        servers' token.
         """
         if (
             names is not None
             and not names.is_of_server
             and (not names.is_of_nobody or caller.how != _OWN_TOKEN)
         ):
-            why = f"{action} is for servers, and {caller.principal} shows no server's certificate: `qmq cert server` makes one"
+            why = (
+                f"{action} is for servers, and {caller.principal} shows no server's certificate: "
+                "`qmq cert server` makes one"
+            )
             self.refused(caller, action, "cluster", why)
             raise AccessDenied(why)
         if self.is_on and not caller.principal.is_server:
@@ -491,7 +518,9 @@ class AccessControl(OpenAccess):
             raise AccessDenied(self._why(caller, need, decision) + self._hint(caller, action))
 
     def _hint(self, caller: Caller, action: str) -> str:
-        """A hint for a namespace's administrator who lists the rules, tokens or quotas of the whole cluster."""
+        """A hint for a namespace's administrator who lists the rules, tokens or quotas of the whole
+        cluster.
+        """
         if action not in _LISTS:
             return ""
         own = (
@@ -507,16 +536,26 @@ class AccessControl(OpenAccess):
     def _why(self, caller: Caller, need: Need, decision: Decision) -> str:
         state = self._source.access
         if need.operation is Operation.REPLICATE:
-            return f"{caller.principal} is no server: give the replica a certificate of `qmq cert server`"
+            return (
+                f"{caller.principal} is no server: give the replica a certificate of "
+                "`qmq cert server`"
+            )
         if state.unreadable:
-            return f"the cluster is closed: the coordination store holds something unreadable at {min(state.unreadable)}"
+            return (
+                "the cluster is closed: the coordination store holds something unreadable at "
+                f"{min(state.unreadable)}"
+            )
         if self.is_stale:
             return "the rules may be out of date: the coordination store has been away for too long"
         if decision.rule is not None:
             return f"{caller.principal} may not {need}: rule {decision.rule.id!r} denies it"
         if caller.principal == ANONYMOUS:
-            return f"an unknown caller may not {need}: show a certificate (QMQ_TLS_CERT, QMQ_TLS_KEY) or a token (QMQ_TOKEN_FILE)"
-        command = f"qmq acl allow {caller.principal} {need.operation.value} {need.kind.value} {need.name}".rstrip()
+            return (
+                f"an unknown caller may not {need}: show a certificate (QMQ_TLS_CERT, QMQ_TLS_KEY) "
+                "or a token (QMQ_TOKEN_FILE)"
+            )
+        rule = f"{caller.principal} {need.operation.value} {need.kind.value} {need.name}"
+        command = f"qmq acl allow {rule}".rstrip()
         implied = (
             "; a rule for any other operation on it allows that, too"
             if need.operation is Operation.DESCRIBE

@@ -11,8 +11,8 @@ login that failed.
     how        certificate, token, jwt, local or none
     from       the peer's address
     action     the RPC's name, or the kind of the frame
-    request    the request's id: of a call what its metadata `x-request-id` says, or else a random one; of a frame its number on the
-               connection
+    request    the request's id: of a call what its metadata `x-request-id` says, or else a random
+               one; of a frame its number on the connection
     on         the resource
     result     done, failed, denied, or would be denied (mode `watch`)
     details    of an act: the fields of its request, cut after `TEXT_CHARS_MAX` characters

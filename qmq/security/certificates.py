@@ -17,7 +17,8 @@ company's own authority: QMQ needs only PEM files.
     FOLDER/etcd-authority/ca.pem, ca.key        signs what etcd's members, and servers as etcd's
                                                 clients, show
     FOLDER/members/NAME/ca.pem, cert.pem, key.pem
-    FOLDER/members/NAME/etcd-ca.pem, etcd-cert.pem, etcd-key.pem      of a metaserver, a broker or a delay server
+    FOLDER/members/NAME/etcd-ca.pem, etcd-cert.pem, etcd-key.pem      of a metaserver, a broker or a
+                                                                      delay server
     FOLDER/members/etcd-root/etcd-*.pem         etcd's root user, for `qmq etcd protect`
 
 Each member gets only its own folder. etcd uses the common name of a client certificate as the name

@@ -4,7 +4,8 @@
     meta:meta0       a metaserver                        from a certificate
     app:orders       an application                      from a certificate or a token
     op:alice         a person or a tool that operates    from a certificate or a token
-    uid:1000         a user of the server's machine      from a Unix domain socket: the kernel reports who connected
+    uid:1000         a user of the server's machine      from a Unix domain socket: the kernel
+                                                         reports who connected
     any:anonymous    a peer without certificate and token
 
 A certificate has its principal in a URI, `spiffe://DOMAIN/KIND/NAME`, as `qmq cert` writes it; for

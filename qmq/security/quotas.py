@@ -4,10 +4,12 @@
     produce_messages_per_s  messages a second that it sends to one broker
     fetch_bytes_per_s       bytes a second that it receives from one broker
     fetch_messages_per_s    messages a second that it receives from one broker
-    inflight_bytes          bytes of batches that it sent to one broker and that are not answered yet
+    inflight_bytes          bytes of batches that it sent to one broker and that are not answered
+                            yet
     connections             at one broker
     requests_per_s          changes and questions a second at one metaserver
-    subjects                existing subjects that it created; of `subject:PREFIX*`: those that fit the pattern, of all creators
+    subjects                existing subjects that it created; of `subject:PREFIX*`: those that fit
+                            the pattern, of all creators
 
 `subject:NAME` in a principal's place limits all producers of a subject together, and all its
 consumers together: bytes and messages; `subject:PREFIX*` limits each of these subjects.

@@ -1,7 +1,8 @@
 """TLS from PEM files, which are read again when they change.
 
     TlsFiles       the paths of the files, and the requirements for the other side
-    Credentials    the current content of the files: contexts for listening and connecting, credentials for gRPC channels
+    Credentials    the current content of the files: contexts for listening and connecting,
+                   credentials for gRPC channels
 
 A process has one `Credentials` for all of its ports and connections. To renew certificates, replace
 the files; within `LOOK_S` new connections use the new certificate, and open connections stay. If

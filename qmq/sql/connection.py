@@ -12,7 +12,8 @@ Rules:
 
 A SQLAlchemy Core expression becomes text and parameters for a driver, compiled once for each form:
 
-    Statement(expression, values) ── prepared(expression, dialect, paramstyle) ──▶ text, parameters ──▶ any driver's cursor
+    Statement(expression, values) ── prepared(expression, dialect, paramstyle)
+    ──▶ text, parameters ──▶ any driver's cursor
 
 SQLAlchemy's own `execute` makes a key of all expressions and values at each call, and compiles an
 INSERT of several rows each time. An outbox inserts in the application's transaction, so the

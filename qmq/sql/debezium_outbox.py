@@ -1,9 +1,9 @@
 """An outbox in Debezium's table layout: the application writes rows as Debezium's EventRouter reads
 them, and a watchdog moves them.
 
-    application ── write_event ──▶ outboxevent (id, aggregatetype, aggregateid, type, payload) ──▶ Debezium, which reads the database's log
-                                                    │ or
-                                                    └── DebeziumIntake.move ──▶ qmq_outbox ──▶ watchdog ──▶ broker
+    application ── write_event ──▶ outboxevent (id, aggregatetype, aggregateid, type, payload)
+    outboxevent ──▶ Debezium, which reads the database's log
+            or  ── DebeziumIntake.move ──▶ qmq_outbox ──▶ watchdog ──▶ broker
 
 Rules:
 * One transaction deletes rows here and inserts them into the outbox. So a row is moved once, even

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from qmq.errors import InvalidArgument, NotConnected, QmqError
 from qmq.sql.connection import Statement, settle
@@ -49,23 +49,7 @@ class OutboxAdmin:
         (answer,) = await self._table.ask(
             self._table.statements.list(after, limit, only_aside=only_aside)
         )
-        return [
-            Listed(
-                number,
-                bytes(message_id).hex(),
-                subject,
-                bytes(key or b""),
-                size,
-                due_ms,
-                created,
-                state == ASIDE,
-                attempts,
-                claimed_by,
-                max(claimed_ms, 0),
-                error or "",
-            )
-            for number, message_id, subject, key, size, due_ms, created, state, attempts, claimed_by, claimed_ms, error in answer.rows
-        ]
+        return [_listed(row) for row in answer.rows]
 
     async def retry(self, ids: Sequence[int]) -> int:
         """Retry set-aside messages. Returns their number."""
@@ -105,3 +89,22 @@ async def looking_into(url: str, table: str, work: Callable[[OutboxAdmin], Await
         raise NotConnected(f"the outbox {table} cannot be read: {error_text(failure)}") from failure
     finally:
         await settle(engine.dispose())
+
+
+def _listed(row: tuple[Any, ...]) -> Listed:
+    number, message_id, subject, key, size, due_ms, created, state, *claim = row
+    attempts, claimed_by, claimed_ms, error = claim
+    return Listed(
+        number,
+        bytes(message_id).hex(),
+        subject,
+        bytes(key or b""),
+        size,
+        due_ms,
+        created,
+        state == ASIDE,
+        attempts,
+        claimed_by,
+        max(claimed_ms, 0),
+        error or "",
+    )

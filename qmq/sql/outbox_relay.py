@@ -1,9 +1,11 @@
 """The sender of an outbox table: sends the rows of a subject, deletes the sent ones, and records
 the errors of the others.
 
-    relay, right after a commit           ── send_committed ──▶ look what is committed, hold back, claim ──┐
-    committed() of a plain connection     ── send_committed ──▶                                            ├──▶ send, delete or note
-    watchdog, what the others left      ── send_left ───────▶ read the rows                            ──┘
+    relay, right after a commit          send_committed ──▶ look what is committed, hold back, claim
+    committed() of a plain connection    send_committed
+    watchdog, what the others left       send_left ──▶ read the rows
+
+Each then sends the rows, and deletes or notes them.
 
 Rules:
 * The table says which messages are committed: rows of a rolled back transaction or savepoint do not
@@ -17,9 +19,9 @@ Rules:
 *The relay* sends the messages that this process committed, right after the commit. There is one for
 each database and table that a client's outboxes use.
 
-    commit ──▶ committing(messages) ──▶ line of the subject ──▶ OutboxSender.send_committed ──▶ sent, and deleted
-                                             ▲                     │ held: something of the key waits before it
-                                             └──── soon again ─────┘
+    commit ──▶ committing(messages) ──▶ line of the subject ──▶ OutboxSender.send_committed
+    send_committed ──▶ sent, and deleted
+                   └─▶ held: something of the key waits before it; in the line again soon
 
 Rules:
 * Each subject has its own queue, so that a subject in trouble delays no other. A queue has one

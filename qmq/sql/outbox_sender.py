@@ -1,7 +1,8 @@
 """Sends messages of an outbox through a client, with their ids and in order, and reports the
 outcome of each.
 
-    messages of one subject ──▶ slices (at most 500 messages, 256 KiB) ──▶ one slice after another ──▶ sent | failed | not tried
+    messages of one subject ──▶ slices (at most 500 messages, 256 KiB)
+    ──▶ one slice after another ──▶ sent | failed | not tried
 
 Rules:
 * A slice is one batch, or for an ordered subject one for each partition: stored as a whole or not

@@ -3,7 +3,8 @@ the caller passes the time and the rows.
 
 *The lease.* The watchdog that holds the lease row works.
 
-    look ──▶ WAIT (another watchdog holds it) | CREATE (there is no row) | TAKE (it expired) ─ compare and set by the token ──▶ held or not
+    look ──▶ WAIT (another watchdog holds it) | CREATE (there is no row) | TAKE (it expired)
+    CREATE, TAKE ──▶ compare and set by the token ──▶ held or not
     held ──▶ RENEW after a third of the lease ──▶ held, or LOST: another watchdog took it
 
 Rules:
@@ -18,7 +19,8 @@ Rules:
 
 *The choice.* It skips subjects that fail for a while.
 
-    rows that wait, in the order of their ids ──▶ choose ──▶ for each subject, the ids to send now, in order
+    rows that wait, in the order of their ids
+    ──▶ choose ──▶ for each subject, the ids to send now, in order
 
 Rules:
 * A row that its sender still claims is left out.

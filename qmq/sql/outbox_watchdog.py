@@ -1,8 +1,10 @@
 """The watchdog sends committed messages that were not sent because a process died or no broker was
 reachable. Of several watchdogs one is active.
 
-    keeping the lease    look ─ take ─ renew ...                                   (outbox_turns.py decides)
-    working, while held  look what waits ─ choose ─ for each subject: OutboxSender.send_left     (outbox_turns.py decides)
+    keeping the lease    look ─ take ─ renew ...
+    working, while held  look what waits ─ choose ─ for each subject: OutboxSender.send_left
+
+Both are decided by outbox_turns.py.
 
 Rules:
 * Each subject that has work has a task, and the next look leaves it alone until that ends. A

@@ -4,7 +4,8 @@
                               group-2, and so on
     delay-1 ...               replicas of the delay group `delay`
     meta                      the metaserver
-    coordination, clients     the coordination store; the application. Both can be cut off, but not killed
+    coordination, clients     the coordination store; the application. Both can be cut off, but not
+                              killed
 
 The code is that of production: brokers on real files, replication, metaserver, delay server, gRPC.
 Ports are replaced by sockets in a temporary folder, etcd by the store of `qmq dev`, and elections
@@ -429,8 +430,6 @@ def _shape(brokers: int, groups: int, delay: int) -> dict[str, tuple[str, ...]]:
 def _temporary_folder() -> Path:
     """A new temporary folder; near the root, if the usual place is too deep for sockets."""
     usual = tempfile.gettempdir()
-    return Path(
-        tempfile.mkdtemp(
-            prefix="qmq-", dir=usual if len(os.fsencode(usual)) <= _FOLDER_CHARS_MAX else "/tmp"
-        )
-    )
+    is_short = len(os.fsencode(usual)) <= _FOLDER_CHARS_MAX
+    folder = usual if is_short else "/tmp"  # noqa: S108
+    return Path(tempfile.mkdtemp(prefix="qmq-", dir=folder))

@@ -7,8 +7,9 @@ live server sends its heartbeats at each step, and keeps its leases; a server th
 The rule:
 
     up to two minutes    wall time and the loop's time move together, a second a step at most
-    more                 the wall time is moved in 60 steps; the loop's time by two minutes, a second a step, the second half of it
-                         when the wall time has its new value already
+    more                 the wall time is moved in 60 steps; the loop's time by two minutes, a
+                         second a step, the second half of it when the wall time has its new value
+                         already
 
 All code that reads the wall clock at least once a minute reads the new time in the second half. So
 one long advance does not end a lease of more than two minutes, but several advances of two minutes

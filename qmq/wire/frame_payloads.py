@@ -4,13 +4,20 @@ Frequent payloads are fixed structs (little endian); the rare ones that open a s
 WELCOME, ATTACH, ATTACHED) or have many fields (FETCH, FIND) are JSON objects, so that they can grow
 and any language can read them. A payload that does not parse is a ProtocolViolation.
 
-    PRODUCE    batches, one after another, as the producer made them   ->  PRODUCED  a Produced for each
-    PULL       a consumer's request for messages                       ->  MESSAGES  a Delivery: ranges, then the batches that hold them
-    SETTLE     a Settlement for each range of pull sequences           ->  SETTLED   the numbers of settled and of stale messages
-    FETCH      a queue from a sequence on, and a selection             ->  FETCHED   a Fetched, then whole committed batches
-    FIND       a producer, and which of its batches                    ->  FOUND     the stored batches' numbers and places
-    HEARTBEAT, DETACH                                                  ->  OK
-    anything                                                           ->  ERROR     code, outcome, retry_after_ms, text
+    PRODUCE    batches, one after another, as the producer made them
+               -> PRODUCED  a Produced for each
+    PULL       a consumer's request for messages
+               -> MESSAGES  a Delivery: ranges, then the batches that hold them
+    SETTLE     a Settlement for each range of pull sequences
+               -> SETTLED   the numbers of settled and of stale messages
+    FETCH      a queue from a sequence on, and a selection
+               -> FETCHED   a Fetched, then whole committed batches
+    FIND       a producer, and which of its batches
+               -> FOUND     the stored batches' numbers and places
+    HEARTBEAT, DETACH
+               -> OK
+    anything
+               -> ERROR     code, outcome, retry_after_ms, text
 """
 
 from __future__ import annotations

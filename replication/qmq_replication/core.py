@@ -2,13 +2,15 @@
 to do next in a `Ready`.
 
     role          on                                          becomes
-    slave         silence of the master, or a TakeOver        polling (after a TakeOver: campaigning)
+    slave         silence of the master, or a TakeOver        polling (after a TakeOver:
+                                                              campaigning)
     polling       a majority hears no master, none is ahead   campaigning
     polling       anything else                               slave
     campaigning   the coordination store gives an epoch       fencing
     campaigning   the coordination store gives none           slave
     fencing       promises of a majority, none is ahead       master
-    fencing       a replica is ahead, or time is up           slave; a replica that is ahead is asked to take over
+    fencing       a replica is ahead, or time is up           slave; a replica that is ahead is
+                                                              asked to take over
     any           a higher epoch                              slave
 
 Its rules (docs/REPLICATION.md proves them):

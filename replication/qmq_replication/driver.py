@@ -12,9 +12,9 @@ answers.
     log           changed in the order reset, truncate, append; with a full disk, entries are
                   dropped, as a network might drop them
     broker        serves from the moment this epoch's barrier is committed until the role is lost
-    store         reopened in a thread when the state must go back. Until that is done, the driver neither receives nor sends messages
-                  of peers, and other calls of the core wait. Other replicas see a slow replica,
-                  which is no worse than a lossy network
+    store         reopened in a thread when the state must go back. Until that is done, the driver
+                  neither receives nor sends messages of peers, and other calls of the core wait.
+                  Other replicas see a slow replica, which is no worse than a lossy network
 
 `Driver._handle` is the sequence of all this, and says what a crash leaves between two of its steps.
 """
@@ -537,11 +537,12 @@ class Driver:
             in 2             the log may be shorter, or end with a part of the entries. None of them
                              is acknowledged: they are sent again
             after 2, in 3    messages are lost, as by a network
-            after 3, in 4    what is committed stays committed: the next master has it. Clients without an answer do not know the outcome
+            after 3, in 4    what is committed stays committed: the next master has it. Clients
+                             without an answer do not know the outcome
             after 4, in 5    the same, for what is flushed on a majority
-            after 5, in 6    an epoch without a barrier stays unused: the next one is higher. A request to the coordination store is made or
-                             not: the key of a dead master expires, and the next master reads the
-                             membership with its epoch
+            after 5, in 6    an epoch without a barrier stays unused: the next one is higher. A
+                             request to the coordination store is made or not: the key of a dead
+                             master expires, and the next master reads the membership with its epoch
         """
         # A replica that is no master any more answers no client from here on: step 2 may cut what
         # is not committed.

@@ -15,8 +15,10 @@ continued after the folder was copied.
     generation 4 in the folder, 6 in the store          an older copy: it may lack what generations
                                                         4 to 6 acknowledged and promised
     the store's record names another folder             the same, or a new folder
-    `registered` is 4, and the store has 3              the store has forgotten what it had: its data was put back
-    none in both                                        the replica ran release 0.2.0 last, which keeps and registers none
+    `registered` is 4, and the store has 3              the store has forgotten what it had: its
+                                                        data was put back
+    none in both                                        the replica ran release 0.2.0 last, which
+                                                        keeps and registers none
 
 The generations and the cluster's identity stand beside the content of the file, where release 0.2.0
 does not see them: it drops them when it saves.

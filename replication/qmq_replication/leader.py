@@ -7,8 +7,8 @@ log's history. From the history the master finds where the logs diverge. In REPL
 sends entries without waiting, up to a limit of unacknowledged bytes.
 
     PROBE      Ack: in step               REPLICATE
-    PROBE      Mismatch                   cut the entries that the master does not have (PROBE again), or REPLICATE from the peer's end,
-                                          or Reset (PROBE)
+    PROBE      Mismatch                   cut the entries that the master does not have (PROBE
+                                          again), or REPLICATE from the peer's end, or Reset (PROBE)
     REPLICATE  Mismatch (the peer lost entries)   the same
 
 Commit: an index is committed when a majority of the voters has it durably *and* its entry is of

@@ -22,9 +22,11 @@ On connections that other replicas open to this one, messages are accepted only 
 proved its identity.
 
     a hello with an unknown name, or with our own    refused
-    a hello with a name that TLS does not confirm    refused: the certificate belongs to another replica
+    a hello with a name that TLS does not confirm    refused: the certificate belongs to another
+                                                     replica
     a proof that does not hold                       refused
-    a second connection of a proved peer             the first is closed; if its other end is alive, that end notices
+    a second connection of a proved peer             the first is closed; if its other end is alive,
+                                                     that end notices
 
 A connection without a proof may send small frames only, and leaves no state when it ends.
 """

@@ -22,9 +22,12 @@ When entries have been written, and are as durable as the group's flush policy a
 The messages are plain values; the driver encodes them (wire.py).
 
     sender         message          answer
-    any            Probe            ProbeReply     before an election: who is ahead, who still hears the master
-    a candidate    PromiseRequest   Promise        fencing: from now on accept nothing from an older epoch
-    the master     Append           Ack            entries, or none (a heartbeat); the answer says what is stored
+    any            Probe            ProbeReply     before an election: who is ahead, who still hears
+                                                   the master
+    a candidate    PromiseRequest   Promise        fencing: from now on accept nothing from an older
+                                                   epoch
+    the master     Append           Ack            entries, or none (a heartbeat); the answer says
+                                                   what is stored
                                     Mismatch       "my log does not match there; this is its
                                                    history"
     the master     Reset            Ack            "the entries that you lack are deleted here:

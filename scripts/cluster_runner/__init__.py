@@ -4,9 +4,11 @@ cluster without Docker.
 The compose file is the only place that says what the services are. The runner asks the real compose
 binary for the resolved file and translates each service, as a container engine would:
 
-    docker-compose.yml ──compose.py──▶ Service ──translate.py──▶ argv, environment ──processes.py──▶ a process
-                                                      ▲
+    docker-compose.yml ──compose.py──▶ Service ──translate.py──▶ argv, environment
+                                                    ▲
                        network.py / netns.py: an address for each service
+
+    argv, environment ──processes.py──▶ a process
 
 One idea a file: `compose` (what the file says), `translate` (names, paths and programs of this
 machine), `network` and `netns` (the two networks), `processes` (start, signal, recognise), `health`

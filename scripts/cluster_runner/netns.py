@@ -3,8 +3,9 @@ switch. Needs root and iproute2.
 
     namespace qmq7-switch:   bridge ── v1 ── v2 ── ... ── host
                                        │     │             │
-    namespaces:              qmq7-etcd0:eth0 │             qmq7host (this machine, 10.77.7.254, so that tests reach everyone)
-                             10.77.7.1       qmq7-etcd1:eth0 10.77.7.2
+    namespaces:              qmq7-etcd0:eth0 │             qmq7host (this machine, 10.77.7.254,
+                             10.77.7.1       │             so that tests reach everyone)
+                                             qmq7-etcd1:eth0 10.77.7.2
 
 The number 7 is the cluster's slot. Adding the switch's namespace claims it, because `ip netns add`
 makes the name or fails, so two clusters never share one. The bridge is in a namespace and not on

@@ -1,7 +1,8 @@
 """The state between two commands, in the state folder:
 
     state.json      the network, its slot, the processes (pid and start time), the cuts
-    compose.json    the resolved file of the last `up`: a restarted service keeps its settings, even if the shell's environment has changed
+    compose.json    the resolved file of the last `up`: a restarted service keeps its settings, even
+                    if the shell's environment has changed
     logs/           each service's output
     volumes/        each named volume
 

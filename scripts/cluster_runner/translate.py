@@ -4,10 +4,12 @@ paths to folders, programs to files.
 A service name stands for a host only where a host can stand, because the same word is often an id
 as well:
 
-    etcd0=http://etcd0:2380           ->  etcd0=http://127.77.3.33:2380     NAME:PORT is a host
-    QMQ_REPLICA=g1-a                  ->  unchanged                          a bare word is an id ...
-    QMQ_ADVERTISE=g1-a, --host g1-a   ->  127.77.3.38                        ... except in the options and variables that hold a host
-    /data/log                         ->  .cluster/volumes/g1-a/log          a path in a volume
+    etcd0=http://etcd0:2380           ->  etcd0=http://127.77.3.33:2380   NAME:PORT is a host
+    QMQ_REPLICA=g1-a                  ->  unchanged                       a bare word is an id ...
+    QMQ_ADVERTISE=g1-a, --host g1-a   ->  127.77.3.38                     ... except in the options
+                                                                          and variables that hold a
+                                                                          host
+    /data/log                         ->  .cluster/volumes/g1-a/log       a path in a volume
 
 On the loopback network all services share one network stack, so "all interfaces" and "localhost"
 become the service's own address; in a network namespace both keep their meaning.

@@ -49,10 +49,8 @@ def home_without_archive(cache: Path, package: Path | None = None) -> Path:
     """
     package = package or _package()
     parts = [name for name in PARTS if (package / name).is_dir()]
-    home = (
-        cache
-        / f"spark-{hashlib.sha256(os.fsencode(package) + ' '.join(parts).encode()).hexdigest()[:16]}"
-    )
+    named = os.fsencode(package) + " ".join(parts).encode()
+    home = cache / f"spark-{hashlib.sha256(named).hexdigest()[:16]}"
     if home.is_dir():
         return home
     try:

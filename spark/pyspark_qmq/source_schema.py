@@ -1,20 +1,20 @@
 """The columns of the data source, and the check of a user's schema.
 
-| column | type | |
-|---|---|---|
-| subject | string | |
-| partition | int | of an ordered subject; 0 otherwise |
-| broker_group | string | with subject and partition it names the queue |
-| sequence | bigint | the message's number in its queue |
-| route_version | bigint | the version that opened the partition; null for unordered subjects, or if routes are unknown |
-| key | binary | null if there is none |
-| body | binary | |
-| tags | array<string> | empty if there are none |
-| headers | map<string,binary> | only with `includeHeaders`, or named in a schema |
-| message_id | string | 32 hexadecimal digits |
-| create_time | timestamp | when it was passed to the producer; milliseconds |
-| append_time | timestamp | when the broker stored it |
-| epoch | bigint | the master's term |
+    column          type
+    subject         string
+    partition       int                  of an ordered subject; 0 otherwise
+    broker_group    string               with subject and partition it names the queue
+    sequence        bigint               the message's number in its queue
+    route_version   bigint               the version that opened the partition; null for
+                                         unordered subjects, or if routes are unknown
+    key             binary               null if there is none
+    body            binary
+    tags            array<string>        empty if there are none
+    headers         map<string,binary>   only with `includeHeaders`, or named in a schema
+    message_id      string               32 hexadecimal digits
+    create_time     timestamp            when it was passed to the producer; milliseconds
+    append_time     timestamp            when the broker stored it
+    epoch           bigint               the master's term
 
 A schema may name more columns: producer_id (string, 16 hexadecimal digits), batch_sequence (bigint)
 and place (int): the producer, its batch and the place in the batch, even if `message_id` differs;

@@ -3,13 +3,16 @@ memory.
 
 The permission that each frame requires:
 
-    HELLO, REAUTH, WELCOME ...                    none: these frames authenticate
-    PRODUCE, PRODUCE_FAST, PRODUCE_FLUSHED        produce on the subject of each batch; and no other principal has its producer id
-    FIND                                          produce on the subject: it tells a producer which of its batches are stored
-    ATTACH, LANE_ATTACH                           consume on the subject and on the group
-    FETCH                                         browse on the subject
-    PULL, SETTLE, BEGUN, HEARTBEAT, DETACH, LANE_PULL, LANE_SETTLE     none: they belong to an attached session
-    REPLICA_HELLO, REPLICA                        to be a replica (`accepts_replica`)
+    HELLO, REAUTH, WELCOME ...                none: these frames authenticate
+    PRODUCE, PRODUCE_FAST, PRODUCE_FLUSHED    produce on the subject of each batch; and no other
+                                              principal has its producer id
+    FIND                                      produce on the subject: it tells a producer which of
+                                              its batches are stored
+    ATTACH, LANE_ATTACH                       consume on the subject and on the group
+    FETCH                                     browse on the subject
+    PULL, SETTLE, BEGUN, HEARTBEAT, DETACH,
+    LANE_PULL, LANE_SETTLE                    none: they belong to an attached session
+    REPLICA_HELLO, REPLICA                    to be a replica (`accepts_replica`)
 
 Decisions are cached until the rules change. A connection whose sessions are no longer allowed then
 ends with the reason; the client gets the same error when it attaches again.
@@ -17,12 +20,12 @@ ends with the reason; the client gets the same error when it attaches again.
 When the broker does not read from a connection, the client's bytes wait at the client
 (`ConnectionFlow`):
 
-    reading stops while                                                          until
-    too many bytes of this connection's PRODUCE are unanswered                   half of them are answered
-    others share this round of the event loop (`RoundBudget`)                    its next turn
-    the principal has too many bytes in flight, over all its connections         half of them are answered
-    the principal is over a rate of its quota (`Throttle`)                       the pause has ended
-    the client does not read its answers                                         it reads
+    reading stops while                                                     until
+    too many bytes of this connection's PRODUCE are unanswered              half are answered
+    others share this round of the event loop (`RoundBudget`)               its next turn
+    the principal has too many bytes in flight, over all its connections    half are answered
+    the principal is over a rate of its quota (`Throttle`)                  the pause has ended
+    the client does not read its answers                                    it reads
 
 *Quotas* are in the coordination store (`qmq/security/quotas.py`). A principal without a quota costs
 one dict lookup for each frame.

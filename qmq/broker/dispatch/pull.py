@@ -12,7 +12,8 @@ settings (`decide`):
 
     NACK, attempt < attempts_max       requeued after its own delay, or the group's for this attempt
     NACK, attempt = attempts_max       dead
-    lost, on its first attempt         requeued immediately: it is not known which messages had been begun
+    lost, on its first attempt         requeued immediately: it is not known which messages had been
+                                       begun
     lost, later, begun                 as NACK, with the group's delay
     lost, later, never begun           released: the attempt stays the same
 

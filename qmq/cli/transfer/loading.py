@@ -1,6 +1,7 @@
 """Sends records to a subject: each exactly once over any number of attempts, and in order per key.
 
-    send for a second ─▶ wait until all of it is stored ─▶ note the mark and the ends of the queues ─▶ send ...
+    send for a second ─▶ wait until all of it is stored
+    ─▶ note the mark and the ends of the queues ─▶ send ...
 
 Rules:
 * Every message is stored under its record's id, and another attempt uses the same id.
@@ -19,7 +20,8 @@ and each is flushed to disk before the load continues.
     load       source and target; the file is refused for another load
     base       the first half of the ids given to records without one
     mark       the source's position: all records before it are stored
-    ends       the ends of the target's queues: records after the mark are stored only behind these positions
+    ends       the ends of the target's queues: records after the mark are stored only behind these
+               positions
 """
 
 from __future__ import annotations

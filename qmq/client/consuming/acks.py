@@ -1,8 +1,11 @@
 """Sends verdicts from the application to the current master of the queue.
 
-    ack         -> gathered in `ConsumerAcks` -> collected in `PendingAcks` -> SettleRequest -> SETTLED    consecutive ones, as one range
-    settle      ->                       collected in `PendingAcks` -> SettleRequest -> SETTLED    sent soon, with others
-    settle_now  ->                                                  SettleRequest -> SETTLED    sent immediately; the caller waits
+    ack         -> gathered in `ConsumerAcks` -> collected in `PendingAcks` -> SettleRequest
+                -> SETTLED: consecutive ones, as one range
+    settle      -> collected in `PendingAcks` -> SettleRequest
+                -> SETTLED: sent soon, with others
+    settle_now  -> SettleRequest
+                -> SETTLED: sent immediately; the caller waits
 
 Rules:
 * A request is kept until it is answered. If the session ends first, its verdicts are sent again in
@@ -641,9 +644,8 @@ class SpoolSender:
                 return
             except QmqError as failure:
                 log.debug("verdicts for %s wait: %s", left.origin.broker_group, failure)
-            await asyncio.sleep(
-                pause_s(self._links.timing.hand_in_retry_s, tries) * random.uniform(0.7, 1.3)
-            )
+            jitter = random.uniform(0.7, 1.3)  # noqa: S311 - no secret
+            await asyncio.sleep(pause_s(self._links.timing.hand_in_retry_s, tries) * jitter)
             tries += 1
 
     async def _carry_once(self, left: SpoolRemainder) -> None:

@@ -10,8 +10,10 @@ sequences, in any order, through the attachment they came from.
     async for message in consumer   acknowledged when the task that got it asks for the next message
                                     (`task_messages.py`)
     ack="explicit"                  acknowledged by `await message.ack()`
-    most_once=True                  acknowledged before the application sees the message: never twice, perhaps never
-    broadcast=True                  every consumer of the group gets every message; progress is kept by the consumer's name
+    most_once=True                  acknowledged before the application sees the message: never
+                                    twice, perhaps never
+    broadcast=True                  every consumer of the group gets every message; progress is kept
+                                    by the consumer's name
 """
 
 from __future__ import annotations

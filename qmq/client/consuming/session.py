@@ -7,12 +7,15 @@ attachment (`attachment.py`) or a lane (`ordered/lane_reader.py`), builds the re
 the answer.
 
     outcome                                        next
-    no connection to the master                    try again immediately: `ConnectionPool.reach` keeps its own pauses
-    NotMaster                                      ask the metaserver for the master, pause, try again
+    no connection to the master                    try again immediately: `ConnectionPool.reach`
+                                                   keeps its own pauses
+    NotMaster                                      ask the metaserver for the master, pause, try
+                                                   again
     an error in the user's `ask_again`             pause as long as the broker says, try again
     LaneLost                                       tell the user, pause, try again
     the session ended, UnknownConsumer             pause, try again
-    another error of the caller                    pause, try again; after REFUSALS_MAX of them tell the user, and end
+    another error of the caller                    pause, try again; after REFUSALS_MAX of them tell
+                                                   the user, and end
     ClientClosed, OrderMismatch                    tell the user, and end
 
 The lease counts from the time at which the last answered heartbeat was *sent*, so it never ends

@@ -10,10 +10,13 @@ of the client's folder on this machine, if it has one:
 When the verdicts of a queue are in its file (`QueueSpool`):
 
     session ends      everything that is not answered is written
-    no session        a new verdict is appended, with the other verdicts of this round of the event loop
+    no session        a new verdict is appended, with the other verdicts of this round of the event
+                      loop
     part is void      the remaining verdicts are written again, before anything else is pulled
-    session begins    nothing is written; the file is deleted when all verdicts that were unanswered at this moment are answered
-    closing           the file is deleted if the broker has answered everything, else another process hands it in
+    session begins    nothing is written; the file is deleted when all verdicts that were unanswered
+                      at this moment are answered
+    closing           the file is deleted if the broker has answered everything, else another
+                      process hands it in
 
 Rules:
 * Nothing is written while brokers can be reached, and a file is gone as soon as a broker has
@@ -395,7 +398,8 @@ class AckSpool:
         write.
         """
         (broker_group, attach) = origin()
-        name = f"{self._prefix(attach.subject, attach.group)}-{attach.incarnation}-{_digest(broker_group)}{SUFFIX}"
+        prefix = self._prefix(attach.subject, attach.group)
+        name = f"{prefix}-{attach.incarnation}-{_digest(broker_group)}{SUFFIX}"
         return SpoolFile(self._folder.path / name, origin, now_ms)
 
     def left(self, subject: str, group: str, now_ms: int) -> Iterator[SpoolRemainder]:

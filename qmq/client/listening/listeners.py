@@ -1,6 +1,7 @@
 """A client's listeners: registered by `qmq.Client` at any time, run together, stopped together.
 
-    registered ──listening──▶ at work ──stop, signal, a failure, mq.close──▶ finishing ──▶ registered again
+    registered ──listening──▶ at work
+    ──stop, signal, a failure, mq.close──▶ finishing ──▶ registered again
 
 Rules:
 * A listener locates its subject before it makes its consumer, and so learns whether the subject is

@@ -1,6 +1,7 @@
 """Handles one message, or many at a time: interceptors, decoding, transaction, handler, verdict.
 
-    interceptors ( timeout ( decode, transaction ( dependencies ( handler )))) ──▶ outcome ──▶ decide ──▶ verdict
+    interceptors ( timeout ( decode, transaction ( dependencies ( handler ))))
+    ──▶ outcome ──▶ decide ──▶ verdict
 
 Rules:
 * The verdict comes last: after the transaction of `idempotent` is committed, and after every

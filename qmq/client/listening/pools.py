@@ -3,8 +3,8 @@ consumer's `run`.
 
 A worker takes the next messages, handles them, and comes back for more.
 
-    consumer ──take──▶ worker ──handle──▶ verdict        `concurrency` of these; no task for each message
-       ▲                                    │
+    consumer ──take──▶ worker ──handle──▶ verdict    `concurrency` of these; no task for each
+       ▲                                    │        message
        └────────────────────────────────────┘
 
 Rules:

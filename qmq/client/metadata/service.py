@@ -448,9 +448,8 @@ class MetadataClient(DeliveryClient):
                 strangers = (
                     strangers + 1 if status_of(cause) is grpc.StatusCode.UNIMPLEMENTED else 0
                 )
-            await asyncio.sleep(
-                WATCH_RETRY_S[min(attempt, len(WATCH_RETRY_S) - 1)] * random.uniform(0.5, 1.0)
-            )
+            pause_s = WATCH_RETRY_S[min(attempt, len(WATCH_RETRY_S) - 1)]
+            await asyncio.sleep(pause_s * random.uniform(0.5, 1.0))  # noqa: S311 - jitter
             attempt += 1
             if not strangers:
                 yield Pushed(is_gap=True)

@@ -46,8 +46,9 @@ it knows the outcome, or until its time limit:
 For a retry after more than an hour a copy of the message, directed to this group, goes to a delay
 group; then the message is acknowledged (`Retries`):
 
-    nack(ten days)  ──▶  postponed  ──▶  stored by a delay group  ──▶  ACK
-                                    └─▶  not stored, or outcome unknown  ──▶  NACK for an hour, at the broker that has it
+    nack(ten days) ──▶ postponed ──▶ stored by a delay group ──▶ ACK
+                                 └─▶ not stored, or outcome unknown
+                                     ──▶ NACK for an hour, at the broker that has it
 
 Rules:
 * Until its verdict is sent, this consumer holds the postponed message and renews its lease. If the

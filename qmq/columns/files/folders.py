@@ -4,7 +4,8 @@ are committed.
     DATA                a data folder of a replica (replica.json names its group), or of `qmq dev`
                         (its database names the group)
     DATA/broker         the store in a data folder
-    anything else       copies of message/*.log; the folder's name is the broker group. A commit mark may be next to them
+    anything else       copies of message/*.log; the folder's name is the broker group. A commit
+                        mark may be next to them
 
 A store with a schedule belongs to a delay group. It has pending messages for subjects that are
 stored elsewhere, so it is left out.

@@ -2,10 +2,11 @@
 deleting from it.
 
     load        read the queues from the newest checkpoint; their consume logs are read on demand
-    walk        read envelopes from the checkpoint (or the start of the log) to the committed position; the next walk continues there
-    refresh     a newer checkpoint only moves the queues' starts. If the log is no longer the one that was walked (truncated after a power
-                cut, started again, or unwalked segments deleted by retention), everything is loaded
-                again
+    walk        read envelopes from the checkpoint (or the start of the log) to the committed
+                position; the next walk continues there
+    refresh     a newer checkpoint only moves the queues' starts. If the log is no longer the one
+                that was walked (truncated after a power cut, started again, or unwalked segments
+                deleted by retention), everything is loaded again
 
 A broker may delete segments, checkpoints and consume logs at any time. If a file disappears during
 a read, the read is repeated once with fresh information. If the file is still missing then, that is

@@ -2,7 +2,8 @@
 leaves.
 
     dispatcher = DueDispatcher(links, plan_log, new_producer_id=ProducerIds())
-    dispatcher.resume(plan, messages)      every open plan of earlier masters, in the order of their numbers, before the first put
+    dispatcher.resume(plan, messages)      every open plan of earlier masters, in the order of their
+                                           numbers, before the first put
     dispatcher.put(messages)
     ...
     await dispatcher.stop()
@@ -180,11 +181,12 @@ class SubjectDispatcher:
                  │                    └ void, and a message that is alone is at fault ─▶ set aside
                  └───────────────────── tried again after a rising pause ◀──────────────────┘
 
-    | state | messages wait | next batch goes to | planned batches become void when |
-    |---|---|---|---|
-    | not located | in one line | nobody | |
-    | unordered | in one line | the broker group that `Balancer` picks | another group is free or theirs drained, and they are not stored |
-    | ordered | at the partition of their key | that partition, if it has room | the newest route lacks it, and they are not stored |
+        state        messages wait       next batch goes to      planned batches become void when
+        not located  in one line         nobody
+        unordered    in one line         the broker group that   another group is free or theirs
+                                         `Balancer` picks        drained, and they are not stored
+        ordered      at the partition    that partition, if it   the newest route lacks it, and
+                     of their key        has room                they are not stored
 
     In any state planning may be *held*: an operator has to repair something (the subject is
     deleted, its messages are refused). Then nothing new is planned until the subject is located

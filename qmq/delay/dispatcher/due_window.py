@@ -5,25 +5,39 @@ destination (`DueWindow`). Pure.
 before they are sent.
 
     admitted ──planned──▶ to be sent ──next──▶ on its way ──stored──▶ done
-                              ▲                    │ refused, or outcome unknown: this batch and all after it are sent again, after a rest
-                              └────────────────────┤
-                                                   └ certainly not stored, and not to be sent again under its number ──▶ void
+                              ▲                    │ refused, or outcome unknown: this batch and all
+                              └────────────────────┤ after it are sent again, after a rest
+                                                   │
+                                                   └ certainly not stored, and not to be sent again
+                                                     under its number ──▶ void
 
 The destination is a broker group (unordered subjects) or a partition (ordered ones). The meaning of
 each answer:
 
-| answer | unordered | ordered |
-|---|---|---|
-| stored | done | done |
-| unknown outcome (connection lost, no answer) | uncertain: sent again here, without a limit | the same |
-| Overloaded, NotMaster, DiskFull ... | sent again after a rest; `release`: void, unless uncertain | sent again after a rest |
-| ReadOnly | the same | (does not occur) |
-| RouteChanged | (does not occur) | sent again after a rest, the route is requested; when the partition is left: void from there on |
-| OutOfSequence after a refused one | (does not occur) | part of that refusal |
-| OutOfSequence of the first undecided one | (does not occur) | the broker has forgotten the producer: void from there on, new id |
-| InvalidArgument: the content is refused for good | void; `is_lost` if uncertain | the same, with all after it; new id |
-| MessageTooLarge, others for good | void; if uncertain: sent again after a long rest | the same, with all after it; new id |
-| none, and the partition is fenced | | void, `is_lost`: sent again elsewhere with the same message ids |
+    answer                           unordered                      ordered
+    stored                           done                           done
+    unknown outcome (connection      uncertain: sent again here,    the same
+    lost, no answer)                 without a limit
+    Overloaded, NotMaster,           sent again after a rest;       sent again after a rest
+    DiskFull ...                     `release`: void, unless
+                                     uncertain
+    ReadOnly                         the same                       (does not occur)
+    RouteChanged                     (does not occur)               sent again after a rest, the
+                                                                    route is requested; when the
+                                                                    partition is left: void from
+                                                                    there on
+    OutOfSequence after a refused    (does not occur)               part of that refusal
+    one
+    OutOfSequence of the first       (does not occur)               the broker has forgotten the
+    undecided one                                                   producer: void from there on,
+                                                                    new id
+    InvalidArgument: the content     void; `is_lost` if uncertain   the same, with all after it; new
+    is refused for good                                             id
+    MessageTooLarge, others for      void; if uncertain: sent       the same, with all after it; new
+    good                             again after a long rest        id
+    none, and the partition is                                      void, `is_lost`: sent again
+    fenced                                                          elsewhere with the same message
+                                                                    ids
 
 Rules:
 * A batch leaves only when it is planned, and only after all batches before it.

@@ -3,7 +3,8 @@
 *Answers to requests.* All brokers that send requests read one subject of answers. Each of them
 reads every answer, and takes those whose correlation id belongs to one of its requests:
 
-    request ──▶ subject, with `reply_to` and a correlation id ──▶ handler ──▶ subject of answers ──▶ the broker that asked
+    request ──▶ subject, with `reply_to` and a correlation id ──▶ handler
+    ──▶ subject of answers ──▶ the broker that asked
 
 The first request joins the subject of answers; from then on no answer is missed. QMQ stores
 requests like any message: a request that timed out is still handled, but its answer is dropped.

@@ -272,7 +272,8 @@ class HttpServer:
     @property
     def url(self) -> str:
         """The address for callers."""
-        return f"{'http' if self._config.tls_cert is None else 'https'}://{joined(self._config.host, self.port)}"
+        scheme = "http" if self._config.tls_cert is None else "https"
+        return f"{scheme}://{joined(self._config.host, self.port)}"
 
     async def start(self) -> None:
         """Listen, and serve until `stop`."""

@@ -2,11 +2,12 @@
 verdicts.
 
 queue                       a subject; its consumers are one group
-direct and topic exchange   the sender puts a copy into each queue that this connection bound, as kombu's tables say
-stream exchange             a subject, and each bound queue is a group of it, from the moment of its binding on: fan-outs,
-                            Celery's remote control and its replies, Celery's events. A queue that
-                            is deleted with its consumer is a broadcast consumer, which brokers
-                            forget when it stays away
+direct and topic exchange   the sender puts a copy into each queue that this connection bound, as
+                            kombu's tables say
+stream exchange             a subject, and each bound queue is a group of it, from the moment of its
+                            binding on: fan-outs, Celery's remote control and its replies, Celery's
+                            events. A queue that is deleted with its consumer is a broadcast
+                            consumer, which brokers forget when it stays away
 ack, reject, requeue        ack, dead-letter queue, retry with one attempt more
 eta of a task               a delayed message; `revoke` cancels it
 """

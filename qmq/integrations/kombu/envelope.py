@@ -52,7 +52,8 @@ def name_of(queue: str) -> str:
     found = _FOREIGN.sub("-", queue).lstrip(".")[:_NAME_CHARS]
     if found == queue and found:
         return found
-    return f"{found or 'queue'}-{hashlib.blake2b(queue.encode(errors='backslashreplace'), digest_size=4).hexdigest()}"
+    digest = hashlib.blake2b(queue.encode(errors="backslashreplace"), digest_size=4).hexdigest()
+    return f"{found or 'queue'}-{digest}"
 
 
 def packed(message: Mapping[str, Any]) -> tuple[bytes, dict[str, str]]:

@@ -103,13 +103,15 @@ class Transport(virtual.Transport):
                       default: the brokers'
     group             one consumer group for all queues; default: one for each queue, of its name
     prefix            of every subject
-    lease             a timedelta after which the tasks of a silent worker go to others; default 30 s
+    lease             a timedelta after which the tasks of a silent worker go to others; default
+                      30 s
     priority_steps    such as [0, 3, 6, 9]: a subject for each; default: no priorities
-    stream_exchanges  patterns of exchanges whose messages are for the queues that are bound at the moment, whichever process bound them, as
-                      fan-outs' are; default: those of Celery's events and remote control
+    stream_exchanges  patterns of exchanges whose messages are for the queues that are bound at the
+                      moment, whichever process bound them, as fan-outs' are; default: those of
+                      Celery's events and remote control
     tls               a `qmq.Tls`
-    delivery_timeout  a timedelta: how long a message may take to be stored before its sender gets an error; default 20 s. Celery sends it
-                      again then, unless `retry=False`
+    delivery_timeout  a timedelta: how long a message may take to be stored before its sender gets
+                      an error; default 20 s. Celery sends it again then, unless `retry=False`
     """
 
     Channel = Channel

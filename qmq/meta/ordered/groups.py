@@ -18,15 +18,18 @@ A member is `/qmq/members/S/G/CONSUMER`, under a lease that each request of the 
 The values of `start` in a group's record say where the group starts or is moved to, and which
 partitions' brokers get it:
 
-    value            the group reads                                           sent to
-    earliest         a new group: from version 1, from the beginning           none
-    latest           a new group: from the latest version, from its end        the partitions of that version
-    reset:earliest   from version 1, from the beginning                        all partitions of all versions
-    reset:latest     from the latest version, from its end                     all partitions of all versions
-    reset:TIME_MS    from the first version with a partition that has later    all partitions of all versions
+    value            the group reads                                          sent to
+    earliest         a new group: from version 1, from the beginning          none
+    latest           a new group: from the latest version, from its end       that version's
+                                                                              partitions
+    reset:earliest   from version 1, from the beginning                       all partitions of all
+                                                                              versions
+    reset:latest     from the latest version, from its end                    the same
+    reset:TIME_MS    from the first version with a partition that has later   the same
                      messages, from that time
-    unpark:ID        unchanged, except for the logical partition of one key    none
-    delete           nothing: the group is being deleted (placement.py)   all brokers, to delete the group's progress
+    unpark:ID        unchanged, except for the logical partition of one key   none
+    delete           nothing: the group is being deleted (placement.py)       all brokers, to delete
+                                                                              the group's progress
 
 A partition that only later versions have is always read from its beginning, because its messages
 follow those of its source partitions. A partition that only earlier versions have is left at its

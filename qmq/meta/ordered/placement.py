@@ -3,7 +3,8 @@ the group's record, then tells the brokers, then marks the record as ready.
 
     begin      write the record ──▶ (if it starts at the latest: tell the brokers) ──▶ ready
     reset      write the new frontier, not ready ──▶ tell the brokers ──▶ ready
-    set_back   write the frontier with one logical partition at an older partition, not ready ──▶ the caller replays there ──▶ ready
+    set_back   write the frontier with one logical partition at an older partition, not ready
+               ──▶ the caller replays there ──▶ ready
     hold       mark the record as not ready until the group is deleted
 
 Consumers attach only to a group that is ready. The record names the operation under way (`Start`),
@@ -17,9 +18,12 @@ the first one have timed out (qmq/meta/ordered/controller.py).
 
 To delete it (docs/DELETION.md):
 
-    hold      swap the record: not ready, start `delete` ──▶ no consumer attaches, and no round moves it
-    forget    the masters of all broker groups that any version names forget its lanes and parked keys, under the record's revision
-    delete    one transaction, if the record is unchanged: deletes it, with the assignment, members, settings and pauses
+    hold      swap the record: not ready, start `delete` ──▶ no consumer attaches, and no round
+              moves it
+    forget    the masters of all broker groups that any version names forget its lanes and parked
+              keys, under the record's revision
+    delete    one transaction, if the record is unchanged: deletes it, with the assignment, members,
+              settings and pauses
 
 The record names the step under way, so any metaserver may continue immediately: forgetting twice is
 harmless, and a late request names a revision that no longer exists.

@@ -6,5 +6,6 @@ broker    a broker's messages and requests (a delay server is one, too); its log
 replica   its role in its broker group, and the coordination store, as this process sees it
 meta      a metaserver and its view of the cluster
 copies    copies of messages: in a lake, and in another cluster
-serving   combines them for a role, and listens; refusals by access control, and whether strangers can reach the server
+serving   combines them for a role, and listens; refusals by access control, and whether strangers
+          can reach the server
 """

@@ -18,9 +18,9 @@ of its master key is alive.
     the store said at t that lease L holds the key          (t is when we *asked*: the lease was
                                                             renewed after that)
         L is the same as before       the right continues until t + lease - a tenth
-        L is another one, or the first: the key may have been away, and our partitions may have been fenced. The fences are listed,
-                                      missing command messages are appended, and then there is a
-                                      right
+        L is another one, or the      the key may have been away, and our partitions may have been
+        first                         fenced. The fences are listed, missing command messages are
+                                      appended, and then there is a right
     no answer                         the right ends by our own clock, before the lease ends at the
                                       store
 

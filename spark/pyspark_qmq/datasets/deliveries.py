@@ -28,7 +28,9 @@ messages' append times) it gives the group's lag:
 A delivery is a range of sequences with the same outcome. Deliveries with `settled_ms` are events.
 Those without describe the state at the end of the action log:
 
-    open       a consumer holds it          waiting    returned, waits for its next delivery          parked    set aside with its key
+    open       a consumer holds it
+    waiting    returned, waits for its next delivery
+    parked     set aside with its key
 
 Events of shares, where any consumer of the group gets messages:
 

@@ -3,7 +3,9 @@ can be shown without importing Spark.
 
 job.py       the interface of a job, common arguments, exit status, what several jobs read
 report.py    a job's results: printed, as a page (report.html.j2), as JSON and Parquet
-archive*.py, order_audit*.py, duplicates.py, lag_report*.py, dead_letters*.py, delay_accuracy*.py   the jobs
+
+The jobs: archive*.py, order_audit*.py, duplicates.py, lag_report*.py, dead_letters*.py,
+delay_accuracy*.py.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """`archive` writes a log's new messages into Iceberg tables, one for each subject, each message
 exactly once.
 
-    qmq spark archive --servers HOST:PORT --subject orders --catalog-uri sqlite:////lake/catalog.db --warehouse file:///lake
+    qmq spark archive --servers HOST:PORT --subject orders \\
+        --catalog-uri sqlite:////lake/catalog.db --warehouse file:///lake
     … --continuous 30     continue, with a commit every 30 seconds
     … --verify            compare with the log; exit status 1 if it differs
 

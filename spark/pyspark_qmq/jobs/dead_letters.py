@@ -14,7 +14,8 @@ A *letter* is a failed message, or a range of messages of one queue with the sam
     follower     it was set aside only because an earlier one of its key was
     skipped      an operator skipped it while it was parked
     expired      it was returned, and retention deleted it before its next delivery
-    dead         its attempts are exhausted: a copy is in the group's dead-letter queue (`%dlq%GROUP`)
+    dead         its attempts are exhausted: a copy is in the group's dead-letter queue
+                 (`%dlq%GROUP`)
     ...          the value of a dead letter's reason header; `unknown` if there is none
 
 A replay:

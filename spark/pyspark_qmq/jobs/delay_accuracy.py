@@ -16,8 +16,10 @@ to their group.
 
     delivered    it is in the log, and not before it was due
     early        in the log before it was due, by more than the clocks may differ
-    lost         delivered according to the schedule, but not in the log, although the log still has its time
-    gone         delivered according to the schedule, not in the log, but retention may have deleted it
+    lost         delivered according to the schedule, but not in the log, although the log still has
+                 its time
+    gone         delivered according to the schedule, not in the log, but retention may have deleted
+                 it
     resurrected  cancelled, but in the log
     overdue      pending or planned, not in the log, and due for longer than OVERDUE_MS
     waiting      pending, and not due yet (or just now)

@@ -9,9 +9,12 @@ causes are allowed, others are findings:
     directed        allowed   a copy for one consumer group, for a retry later than a broker can
                               delay it (docs/DELAY.md, "Retries")
     broken_replay             ordered subjects: sent again, but not as a replay in order
-    stored_twice              one batch twice in a queue under one number: its broker had forgotten it
-    two_queues                one batch in two queues under one number: sent elsewhere although its outcome was unknown
-    repeated                  the id occurs in another batch: a program, or a sink with a non-deterministic plan, used it twice
+    stored_twice              one batch twice in a queue under one number: its broker had forgotten
+                              it
+    two_queues                one batch in two queues under one number: sent elsewhere although its
+                              outcome was unknown
+    repeated                  the id occurs in another batch: a program, or a sink with a
+                              non-deterministic plan, used it twice
     gap                       sequences are missing between two messages of a queue
 
 With --by-content also `same_content`: messages of one key (or without one) with the same body and

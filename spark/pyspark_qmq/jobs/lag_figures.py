@@ -3,7 +3,8 @@
 A group's lag on a queue is the number of stored messages that it has not done:
 
     for a share        messages never delivered, plus messages delivered but not done: exact
-    for a partition    all messages from the oldest one that is not done: an upper bound, because lanes progress independently
+    for a partition    all messages from the oldest one that is not done: an upper bound, because
+                       lanes progress independently
 
 A group that has begun on one partition of an ordered subject will read the others, too: an open
 partition on which it has not begun counts as a whole.

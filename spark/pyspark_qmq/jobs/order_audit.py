@@ -6,8 +6,10 @@ The log is read up to its end at the start of the job, together with the routes 
 messages written meanwhile have no effect. order_checks.py and order_rules.py describe the checks
 and what each of them proves; in short:
 
-    qmq spark order_audit --servers localhost:20880 --subject flights                      by the producers' clock
-    qmq spark order_audit ... --by header:n --dense     by a number that the application increments for each key: exact, and finds losses
+    qmq spark order_audit --servers localhost:20880 --subject flights
+        by the producers' clock
+    qmq spark order_audit ... --by header:n --dense
+        by a number that the application increments for each key: exact, and finds losses
 
 Exit status 1 (findings) if there is a violation. Replays (docs/ORDERING.md, "Duplicates"), bent
 messages of best-effort subjects, and targets that seem to overtake their source according to two
@@ -60,11 +62,12 @@ HINTS: Final[dict[str, str]] = {
         "with a selection (tags, keys)."
     ),
     "sequence_gap": (
-        "Messages are missing. A power cut may leave such a gap where consumers had seen "
-        "what the disk then lost (docs/CONTRACT.md); "
-        "otherwise examine its segments: qmq log dump."
+        "Messages are missing. A power cut may leave such a gap where consumers had seen what the "
+        "disk then lost (docs/CONTRACT.md); otherwise examine its segments: qmq log dump."
     ),
-    "number_gap": "The messages between them were lost, or their sender was told that they are not stored.",
+    "number_gap": (
+        "The messages between them were lost, or their sender was told that they are not stored."
+    ),
     "sequence_repeat": (
         "Two copies of one place were read: are two folders of one broker group given that are "
         "not replicas of each other?"
@@ -77,7 +80,9 @@ HINTS: Final[dict[str, str]] = {
         "Consumers see an older message between newer ones. After a fence a producer repeats "
         "everything that was in flight."
     ),
-    "number_repeat": "Two different messages: the application sent one thing twice, or counted wrongly.",
+    "number_repeat": (
+        "Two different messages: the application sent one thing twice, or counted wrongly."
+    ),
     "behind_seal": "Consumers that have moved to the next version never see it.",
     "before_seal": (
         "Both lie in one broker group's log, so it is certain: the target was written to while "
@@ -88,8 +93,12 @@ HINTS: Final[dict[str, str]] = {
         "A client with another hash sent it (docs/ORDERING.md has the vectors); its key is "
         "spread over two partitions."
     ),
-    "unknown_partition": "Are these all routes of this subject? Export them again: qmq route export.",
-    "other_group": "A partition never changes its broker group: are these all routes of this subject?",
+    "unknown_partition": (
+        "Are these all routes of this subject? Export them again: qmq route export."
+    ),
+    "other_group": (
+        "A partition never changes its broker group: are these all routes of this subject?"
+    ),
     "no_key": (
         "A message without a key has no order; a client refuses to send one to an ordered subject."
     ),
@@ -201,8 +210,9 @@ def changes_between(source: int, target: int, routes: Routes) -> list[int]:
 
 
 def change(version: int, routes: Routes) -> str:
-    """The change that made a version: `version 5: partition 3 [0, 512) of g1 was split into 7 [0, 256) of g2 and 8 [256, 512) of g1;
-    ...`."""
+    """The change that made a version: `version 5: partition 3 [0, 512) of g1 was split into
+    7 [0, 256) of g2 and 8 [256, 512) of g1; ...`.
+    """
     parts = routes.partitions
     targets = [part for part in parts.values() if part.version == version]
     sources = [

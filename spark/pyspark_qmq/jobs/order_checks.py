@@ -35,8 +35,10 @@ to an earlier message and continues from there one by one, without skipping a me
 
     7 8 9 | 8 9 10      a replay of two
     7 8 9 | 8 10        broken: 9 is not repeated before 10
-    7 8 8               stored twice in one partition, where the broker should have recognised the duplicate
-    7 8 9 | 8           unfinished: 9 was given up (its sender got an unknown outcome) or will follow. Counted, but not a violation
+    7 8 8               stored twice in one partition, where the broker should have recognised the
+                        duplicate
+    7 8 9 | 8           unfinished: 9 was given up (its sender got an unknown outcome) or will
+                        follow. Counted, but not a violation
 
 *Whole partitions*: their size, and whether targets waited for their sources. A target takes
 messages only after its sources are sealed. If both are on one broker group, they are in one log,

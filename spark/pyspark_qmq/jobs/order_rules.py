@@ -6,7 +6,8 @@ Each rule belongs to a kind:
     reorder          a message is in the log before one that was sent earlier
     gap              a message is missing
     duplicate        a message is stored twice, and not as an in-order replay
-    after_seal       a partition got a message after its command message, or a target before its source was complete
+    after_seal       a partition got a message after its command message, or a target before its
+                     source was complete
     wrong_partition  a message is in a partition that does not have its key
     unproved         the message lacks the number by which it should be judged
 

@@ -1,14 +1,14 @@
 """The options and the columns of a write, checked when it is planned. Pure.
 
-| option | |
-|---|---|
-| qmq.servers | metaservers, `host:port,host:port` |
-| subject (or `topic`) | the subject of rows whose column `subject` is null or missing |
-| createSubject | true: create missing subjects as unordered ones; default false |
-| qmq.txnId | the writer's name instead of the query's id: a write that a new query or job repeats under this name stores no row twice |
-| qmq.retryMs | how long a broker group may be unreachable during a write (60000) |
-| qmq.compression | none (default), zstd, lz4: compression of bodies; delayed messages are never compressed |
-| qmq.batchMessages | the most rows in one batch (8192) |
+    qmq.servers            metaservers, `host:port,host:port`
+    subject (or `topic`)   the subject of rows whose column `subject` is null or missing
+    createSubject          true: create missing subjects as unordered ones; default false
+    qmq.txnId              the writer's name instead of the query's id: a write that a new query or
+                           job repeats under this name stores no row twice
+    qmq.retryMs            how long a broker group may be unreachable during a write (60000)
+    qmq.compression        none (default), zstd, lz4: compression of bodies; delayed messages are
+                           never compressed
+    qmq.batchMessages      the most rows in one batch (8192)
 
 Names are case-insensitive. An unknown name is refused with the nearest known one.
 

@@ -12,9 +12,11 @@ The packets in flight to one queue are an in-flight window (qmq/delivery/window.
 packets:
 
     flight ──stored──▶ gone
-      │ ordered partition: OutOfSequence although every earlier packet is stored, or NumberTaken: look the queue up again
+      │ ordered partition: OutOfSequence although every earlier packet is stored, or NumberTaken:
+      │     look the queue up again
       │ RouteChanged: the partition may be closed: the owner of the window takes the packets back
-      └ otherwise: ReadOnly (refused for now: the packet may go to another queue), NumberTaken (another attempt's batch has the number)
+      └ otherwise: ReadOnly (refused for now: the packet may go to another queue), NumberTaken
+            (another attempt's batch has the number)
 
 Rule: an unanswered packet is sent again to the same queue until there was no progress for
 `retry_s`; then the task fails, and Spark repeats it.

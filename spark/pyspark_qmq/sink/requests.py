@@ -129,7 +129,8 @@ class SubjectCore(Protocol):
     Pure; `now` is in seconds.
 
     in    put, located, looked, failed, answered, broken
-    out   asks (requests to carry out and answer), next (batches to send), check (raises when the time is up), wake_at
+    out   asks (requests to carry out and answer), next (batches to send), check (raises when the
+          time is up), wake_at
     """
 
     stored: int

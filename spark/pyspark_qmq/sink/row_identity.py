@@ -64,7 +64,8 @@ class RowTarget(NamedTuple):
     is_delayed: bool = False
 
     def __str__(self) -> str:
-        return f"{self.subject}/{self.partition}@{self.broker_group}{', delayed' if self.is_delayed else ''}"
+        ending = ", delayed" if self.is_delayed else ""
+        return f"{self.subject}/{self.partition}@{self.broker_group}{ending}"
 
 
 @dataclass(frozen=True, slots=True)

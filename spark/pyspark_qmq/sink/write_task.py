@@ -1,9 +1,9 @@
 """Runs one task: receives record batches and sends batches until all rows are stored. Thin I/O
 around the cores.
 
-    cut in chunks ─▶ split by subject ─▶ core (BalancedRows, PartitionedRows) ─▶ packets ─▶ connections ─▶ brokers
-                                           ▲ asks: where, what is there already   │ answers
-                                           └──────────────────────────────────────┘
+    cut in chunks ─▶ split by subject ─▶ core (BalancedRows, PartitionedRows) ─▶ packets
+    packets ─▶ connections ─▶ brokers
+    core ─▶ asks where the rows go, and what is there already ─▶ connections ─▶ answers ─▶ core
 
 At most `INFLIGHT_BYTES` are in flight; further rows wait in Spark.
 """

@@ -11,9 +11,12 @@ A consumer that reads in bulk has one cell for a *run* of messages and the gaps 
 begins, finishes and fails as a whole, and can be split while no handler has it. When a run fails,
 the client reports its first message to the broker.
 
-    WAITING ──begin──▶ WORKING ──done──▶ DONE ──settled──▶ SETTLED         (PARKED as DONE: set aside with its key)
+    WAITING ──begin──▶ WORKING ──done──▶ DONE ──settled──▶ SETTLED
        ▲                  └──failed──▶ FAILED
-       └───────────due───────────────────┘                                 attached again, lost: VOID from anywhere
+       └───────────due───────────────────┘
+
+    PARKED    as DONE: set aside with its key
+    VOID      from anywhere: attached again, lost
 
 Rules:
 * One request is on its way at a time; messages that finish meanwhile go with the next one, joined

@@ -1,8 +1,10 @@
 """A consumer's part in its group, by long polls at any metaserver: it registers, and follows its
 assignment of lanes. And a producer's load at a broker group.
 
-    SyncMember(generation that we know) ──▶ another assignment, or the same one after a while ──▶ ask again immediately
-    SyncMember(finished lanes), beside it ──▶ the group may advance; its answer is an assignment like any other
+    SyncMember(generation that we know)
+        ──▶ another assignment, or the same one after a while ──▶ ask again immediately
+    SyncMember(finished lanes), beside it
+        ──▶ the group may advance; its answer is an assignment like any other
 
 Rules:
 * The consumer polls well within its lease. If a metaserver cannot be reached or hangs, the consumer
