@@ -79,8 +79,8 @@ def fuzz(name: str, seconds: int, folder: Path) -> tuple[int, bool]:
     for each in crashes:
         print(
             (
-                f"{name} fails on "
-                f"{each.read_bytes()!r}:\n{said[said.find('Uncaught Python exception') :][:3_000]}"
+                f"{name} fails on {each.read_bytes()!r}:\n"
+                f"{said[said.find('Uncaught Python exception') :][:3_000]}"
             ),
             flush=True,
         )

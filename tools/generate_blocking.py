@@ -372,8 +372,8 @@ def generated(module: MadeModule) -> str:
     imports = Imports(module.imports)
     classes = [made(source, Module(source.path), imports) for source in module.sources]
     head = (
-        f"{module.head}\n{MADE}\nfrom __future__ import "
-        f"annotations\n{module.imports}\n{imports.text()}\n"
+        f"{module.head}\n{MADE}\nfrom __future__ import annotations\n{module.imports}\n"
+        f"{imports.text()}\n"
     )
     text = head + "\n\n".join(classes) + module.tail
     as_named = module.path.with_name("made.py")  # in an `__init__.py` ruff leaves unused imports

@@ -548,9 +548,8 @@ def damage_page() -> str:
     """What damage to the files of replicas leads to."""
     about = (
         "What damage to one, two or all three replicas of a group leads to: "
-        f"{len(list(cells()))} cells, because the master is paused, "
-        "killed or cut off beside each. [RELIABILITY](../RELIABILITY.md#damage) says how "
-        "they are tested."
+        f"{len(list(cells()))} cells, because the master is paused, killed or cut off beside each. "
+        "[RELIABILITY](../RELIABILITY.md#damage) says how they are tested."
     )
     ends = [
         (kind.value, damage.value, *(each.value for each in found))

@@ -120,9 +120,9 @@ def main() -> int:
                 )
             alone = next(each for each in found if each.row == ALONE)
             sys.stdout.write(
-                f"a bare exchange of two asyncio protocols: {bare_us:.1f} us; {ALONE}: "
-                f"{alone.base_us / bare_us:.1f} times that in "
-                f"{commit[:12]}, {alone.new_us / bare_us:.1f} times here\n"
+                f"a bare exchange of two asyncio protocols: {bare_us:.1f} us; "
+                f"{ALONE}: {alone.base_us / bare_us:.1f} times that in {commit[:12]}, "
+                f"{alone.new_us / bare_us:.1f} times here\n"
             )
             if not any(each.is_slower for each in found):
                 return 0

@@ -480,8 +480,7 @@ PEERS: Final = (
         "java/RocketMqClient",
         f"{ONE_CACHE}, ASYNC_FLUSH, ASYNC_MASTER",
         frozenset({"ordered", "groups", "large", "disk", "flush"}),
-        "server: -Xmx2G, maxTransferCountOnMessageInMemory=1000; client: remoting, batches "
-        "of 1,000, 8 in flight, pullBatchSize=1000; "
-        "SYNC_FLUSH in the flushed rows",
+        "server: -Xmx2G, maxTransferCountOnMessageInMemory=1000; client: remoting, "
+        "batches of 1,000, 8 in flight, pullBatchSize=1000; SYNC_FLUSH in the flushed rows",
     ),
 )

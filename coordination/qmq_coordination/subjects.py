@@ -142,9 +142,9 @@ class SubjectCatalog:
             found = decode_subject(item)
             if _settings(found, is_placed) != _settings(config, is_placed):
                 raise SubjectExists(
-                    f"subject {config.name!r} exists with other settings, which `qmq subject "
-                    f"show {config.name}` shows: choose another "
-                    "name; `qmq subject alter` changes retention and the largest body"
+                    f"subject {config.name!r} exists with other settings, "
+                    f"which `qmq subject show {config.name}` shows: choose another name; "
+                    "`qmq subject alter` changes retention and the largest body"
                 )
             return found
 

@@ -312,9 +312,8 @@ def merge(
     for left, right in pairwise(sources):
         if left.range.end != right.range.first:
             raise InvalidArgument(
-                f"partitions {left.number} {left.range} and {right.number} {right.range} are "
-                "not adjacent: "
-                "name the partitions between them too"
+                f"partitions {left.number} {left.range} and {right.number} {right.range} are not "
+                "adjacent: name the partitions between them too"
             )
     lps = LpRange(sources[0].range.first, sources[-1].range.end)
     targets = _numbered(route.next_number, [lps], [group or sources[0].group])

@@ -472,9 +472,8 @@ def _too_much(policy: ReshardPolicy, load: PartitionLoad) -> str:
 
 def _little(policy: ReshardPolicy, pair: _Pair, quiet_ms: int) -> str:
     return (
-        f"Partitions {pair.left.number} and {pair.right.number} have been cold for "
-        f"{_s(quiet_ms)}: together "
-        f"{pair.messages_per_s:,.0f} messages/s and {pair.bytes_per_s:,.0f} bytes/s, "
+        f"Partitions {pair.left.number} and {pair.right.number} have been cold for {_s(quiet_ms)}: "
+        f"together {pair.messages_per_s:,.0f} messages/s and {pair.bytes_per_s:,.0f} bytes/s, "
         f"below {policy.merge_messages_per_s:,.0f} and {policy.merge_bytes_per_s:,.0f}"
     )
 

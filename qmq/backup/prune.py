@@ -214,9 +214,8 @@ class BackupPruner:
             if rule.days and len(pruned.deleted) > len(pruned.kept) and not is_clock_confirmed:
                 raise InvalidArgument(
                     f"by this machine's clock ({time_of(self._now_ms()):%Y-%m-%d %H:%M} UTC) "
-                    f"{len(pruned.deleted)} backups are too old, "
-                    f"and only {len(pruned.kept)} stay: nothing was deleted. If the clock is "
-                    "right, say --confirm-clock"
+                    f"{len(pruned.deleted)} backups are too old, and only {len(pruned.kept)} stay: "
+                    "nothing was deleted. If the clock is right, say --confirm-clock"
                 )
             self._delete([manifest_name(each) for each in pruned.deleted], ends_s)
             self._delete(chunks, ends_s)

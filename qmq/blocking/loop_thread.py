@@ -104,10 +104,9 @@ class LoopThread:
     def _check_outside(self) -> None:
         if self.is_inside:
             raise InvalidArgument(
-                "a blocking client was called in its own event loop, which cannot answer "
-                "while it waits: let the handler be a plain"
-                " function, or an async one that awaits the asyncio client of its context "
-                "(context.mq)"
+                "a blocking client was called in its own event loop, "
+                "which cannot answer while it waits: let the handler be a plain function, "
+                "or an async one that awaits the asyncio client of its context (context.mq)"
             )
 
     def _check_open(self) -> None:

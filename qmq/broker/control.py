@@ -70,9 +70,9 @@ class LaneAdmin:
             check_name("subject", subject), number, change_id, to_version
         ):
             raise InvalidArgument(
-                f"no change {change_id!r} of {subject!r} to version {to_version} closes "
-                f"partition {number}: nothing was sealed; "
-                "change the route with `qmq route split`, `merge` or `move`"
+                f"no change {change_id!r} of {subject!r} to version {to_version} closes partition "
+                f"{number}: nothing was sealed; change the route with `qmq route split`, "
+                "`merge` or `move`"
             )
 
     async def seal(self, subject: str, number: int, change_id: str, to_version: int) -> int:
@@ -150,9 +150,8 @@ class LaneAdmin:
         if answer.ByteSize() > MESSAGE_BYTES_MAX:
             raise Overloaded(
                 f"group {request.group!r} has parked too many keys of {request.subject!r} "
-                f"for one answer ({len(found)}): "
-                "replay or skip keys (`qmq dlq list`), or upgrade the metaservers, which "
-                "then ask in pages"
+                f"for one answer ({len(found)}): replay or skip keys (`qmq dlq list`), "
+                "or upgrade the metaservers, which then ask in pages"
             )
 
     def _describe_partition(

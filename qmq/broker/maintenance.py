@@ -450,9 +450,8 @@ class ProducerOwners:
             return
         if owner is not None:
             raise AccessDenied(
-                f"producer {producer_id:016x} is not {principal}'s: another principal began "
-                "to send under this id. "
-                "After a change of principal, make a new client"
+                f"producer {producer_id:016x} is not {principal}'s: another principal began to "
+                "send under this id. After a change of principal, make a new client"
             )
         ids = self._ids.setdefault(principal, {})
         self._owners[producer_id], ids[producer_id] = principal, None

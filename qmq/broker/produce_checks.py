@@ -156,9 +156,9 @@ class Admission:
             is_same = _is_stored_at(self._store, found.base_sequence, batch)
         if not is_same:
             raise NumberTaken(
-                f"batch {header.batch_sequence} of producer {header.producer_id:016x} is in "
-                f"{queue.id} with other content: nothing was "
-                "stored; two senders use one producer id"
+                f"batch {header.batch_sequence} of producer {header.producer_id:016x} "
+                f"is in {queue.id} with other content: nothing was stored; "
+                "two senders use one producer id"
             )
         return True
 
@@ -179,9 +179,8 @@ class Admission:
         if session_of(number) < session_of(last):
             raise ProducerFenced(
                 f"batch {number} of producer {header.producer_id:016x} to {queue.id} is of "
-                f"session {session_of(number)}, and "
-                f"session {session_of(last)} has begun there: the producer gave this batch "
-                "up, and it is not stored"
+                f"session {session_of(number)}, and session {session_of(last)} has begun there: "
+                "the producer gave this batch up, and it is not stored"
             )
         if number != last + 1 and not (begins_session(number) and number > last):
             raise OutOfSequence(

@@ -235,10 +235,9 @@ def plan(
                 _add(loads[each.broker_group], rate)
     if leaving and not loads:
         raise InvalidArgument(
-            f"{len(leaving)} partitions of ordered subjects are on {drained}, and no other "
-            "broker group accepts messages: "
-            "add or resume a group, or use --no-move to leave the partitions there, where "
-            "they keep taking messages"
+            f"{len(leaving)} partitions of ordered subjects are on {drained}, "
+            "and no other broker group accepts messages: add or resume a group, "
+            "or use --no-move to leave the partitions there, where they keep taking messages"
         )
     moves = []
     for name, number, rate in sorted(leaving):
@@ -267,10 +266,9 @@ def warning(cluster: pb.DescribeClusterResponse, drained: str, moves: Iterable[M
     )
     if list(moves):
         said += (
-            "; its partitions are fenced, which takes some seconds, until its write lease "
-            "has expired; a partition of a subject "
-            "with fencing 'majority' cannot leave a lost group: its move waits until the "
-            "group is back"
+            "; its partitions are fenced, which takes some seconds, until its write lease has "
+            "expired; a partition of a subject with fencing 'majority' cannot leave a lost group: "
+            "its move waits until the group is back"
         )
     return said
 

@@ -261,8 +261,7 @@ def group_view(group: dict[str, Any], latest: int, columns: int) -> list[Rendera
         head += ", paused"
     counts = (
         f"consumers {len(group['consumers'])}, lanes {len(group['lanes'])}, left "
-        f"{group['left']:,}, oldest {age(group['lag_ms'])}, "
-        f"parked keys {group['parked_keys']:,}"
+        f"{group['left']:,}, oldest {age(group['lag_ms'])}, parked keys {group['parked_keys']:,}"
     )
     view: list[RenderableType] = [Text(head, "bold"), Text(counts)]
     if len(group["frontier"]) > 1:

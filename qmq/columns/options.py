@@ -278,8 +278,7 @@ def _lake(given: OptionValues, is_stream: bool) -> LakeAddress | None:
     if is_stream:
         raise InvalidArgument(
             "option qmq.lake is for batch reads only: read the history with spark.read and "
-            "endingOffsets, and start the stream with the "
-            "same offsets as startingOffsets"
+            "endingOffsets, and start the stream with the same offsets as startingOffsets"
         )
     if given.flag("includeDirected", False):
         raise InvalidArgument(

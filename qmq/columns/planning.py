@@ -201,11 +201,10 @@ def ranges(
 def lost(key: QueueKey, needed: int, oldest: int) -> MessagesExpired:
     """The error that names the messages that are no longer kept."""
     return MessagesExpired(
-        f"messages {needed} to {oldest - 1} of {key} were deleted by retention, with the "
-        "subject, or by a purge, which takes the last of "
-        f"these sequences itself (the oldest kept is {oldest}); to continue with the "
-        "remaining messages: option failOnDataLoss=false; to "
-        "keep them longer: the subject's retention"
+        f"messages {needed} to {oldest - 1} of {key} were deleted by retention, with the subject, "
+        "or by a purge, which takes the last of these sequences itself (the oldest kept is "
+        f"{oldest}); to continue with the remaining messages: option failOnDataLoss=false; "
+        "to keep them longer: the subject's retention"
     )
 
 

@@ -133,9 +133,8 @@ class DelayDestinations:
         full = wanted.intersection(full_buckets)
         if full:
             raise Overloaded(
-                f"the hour that begins at {min(full) * bucket_ms} ms is full: send to "
-                "another delay "
-                "group, or create one with shorter buckets"
+                f"the hour that begins at {min(full) * bucket_ms} ms is full: "
+                "send to another delay group, or create one with shorter buckets"
             )
 
 
@@ -211,10 +210,9 @@ class DelayedQuota:
                 if waiting + header.count > limit.messages:
                     raise QuotaExceeded(
                         f"{limit.whose} {waiting} delayed messages that wait in delay group "
-                        f"{self._group!r}, and {header.count} more "
-                        f"are over the {limit.messages} that quota {limit.quota!r} allows: "
-                        "wait until some are due, cancel some "
-                        "(`qmq delay list`, `qmq delay cancel`), or raise the quota"
+                        f"{self._group!r}, and {header.count} more are over the {limit.messages} "
+                        f"that quota {limit.quota!r} allows: wait until some are due, "
+                        "cancel some (`qmq delay list`, `qmq delay cancel`), or raise the quota"
                     )
             admitted.add(key)
             taken[subject] += header.count

@@ -340,9 +340,9 @@ def _headers_of(
         ):
             raise Refused(
                 api.ILLEGAL_MESSAGE_PROPERTY_KEY,
-                f"the property {name[:64]!r}: RocketMQ's own names, those that begin with "
-                f"{OURS!r} or {PREFIX!r}, empty ones and those with"
-                " control characters are not for applications",
+                f"the property {name[:64]!r}: RocketMQ's own names, "
+                f"those that begin with {OURS!r} or {PREFIX!r}, "
+                "empty ones and those with control characters are not for applications",
             )
     size = sum(len(name.encode()) + len(value.encode()) for name, value in properties.items())
     if len(properties) > PROPERTIES_MAX or size > PROPERTY_BYTES_MAX:

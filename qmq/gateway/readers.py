@@ -109,11 +109,10 @@ class GroupReaders:
                 key.group,
             ) and other.wanted != key.wanted:
                 raise InvalidArgument(
-                    f"group {key.group!r} reads {other.wanted} of {key.subject!r}, and this "
-                    f"client asks for {key.wanted}: all clients of a "
-                    "group need the same filter expression. Use another group, or stop the "
-                    f"others: {CLOSE_MS // 1000} s after their last "
-                    "request the new expression is taken"
+                    f"group {key.group!r} reads {other.wanted} of {key.subject!r}, "
+                    f"and this client asks for {key.wanted}: all clients of a group need "
+                    "the same filter expression. Use another group, or stop the others: "
+                    f"{CLOSE_MS // 1000} s after their last request the new expression is taken"
                 )
 
     def _made(self, key: ReaderKey) -> GroupReading:

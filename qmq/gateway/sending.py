@@ -131,8 +131,7 @@ def check_recovery(check_after_ms: int) -> None:
         raise Refused(
             api.BAD_REQUEST,
             f"an orphaned_transaction_recovery_duration is less than {LIMIT_MS / 1000:g} s, "
-            "after which a transaction is rolled back; "
-            f"not {check_after_ms / 1000:g} s",
+            f"after which a transaction is rolled back; not {check_after_ms / 1000:g} s",
         )
 
 
@@ -415,9 +414,8 @@ class TopicSending:
         if is_fifo and not topic.is_ordered:
             raise Refused(
                 api.MESSAGE_PROPERTY_CONFLICT_WITH_TYPE,
-                f"subject {message.subject!r} is unordered, and does not take FIFO messages: "
-                "`qmq subject create NAME --order strict` "
-                "makes an ordered one, which takes all types",
+                f"subject {message.subject!r} is unordered, and does not take FIFO messages: `qmq "
+                "subject create NAME --order strict` makes an ordered one, which takes all types",
             )
         try:
             if message.kind == api.TRANSACTION:

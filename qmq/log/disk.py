@@ -441,9 +441,8 @@ class FreeSpace:
             self._asked_at = position
         if self._free_bytes < wanted:
             raise DiskFull(
-                f"the broker's disk has less than {self._reserve_bytes} bytes free, which it "
-                "reserves for "
-                "acknowledgements: free some space, or shorten retention"
+                f"the broker's disk has less than {self._reserve_bytes} bytes free, "
+                "which it reserves for acknowledgements: free some space, or shorten retention"
             )
 
     def forget(self) -> None:

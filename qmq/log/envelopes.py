@@ -255,10 +255,8 @@ def damaged(segments: Segments, bad: int, cause: CorruptBatch, log: int) -> LogD
     base = segments.base_of(bad)
     return LogDamaged(
         f"{segments.folder.name}: {segment_name(base)} is damaged at byte {bad - base} "
-        f"({cause.message}), in a part that "
-        "was flushed, so acknowledged entries are damaged. Nothing was cut. Restore the "
-        "segment from a copy; "
-        f"`qmq log dump` shows the intact entries",
+        f"({cause.message}), in a part that was flushed, so acknowledged entries are damaged. "
+        "Nothing was cut. Restore the segment from a copy; `qmq log dump` shows the intact entries",
         log=log,
         position=bad,
     )
@@ -269,10 +267,9 @@ def _unreadable(segments: Segments, bad: int, log: int) -> LogDamaged:
     base = segments.base_of(bad)
     return LogDamaged(
         f"{segments.folder.name}: {segment_name(base)} cannot be read from byte {bad - base} "
-        "on (EIO: the disk fails), so it is unknown "
-        "whether acknowledged entries are damaged. Nothing was cut. Copy the folder to a "
-        "sound disk, and the segment from a backup; "
-        f"`qmq log dump` shows the intact entries",
+        "on (EIO: the disk fails), so it is unknown whether acknowledged entries are damaged. "
+        "Nothing was cut. Copy the folder to a sound disk, and the segment from a backup; "
+        "`qmq log dump` shows the intact entries",
         log=log,
         position=bad,
     )

@@ -81,9 +81,8 @@ class NoStoredBytes:
 
     def read(self, index: SegmentIndex, at: int, size: int) -> bytes:
         raise LogDamaged(
-            f"the segment at {index.base} is only in the object store, byte {at} and {size} "
-            "bytes from there: start with --object-store, "
-            "and the URL that the group used"
+            f"the segment at {index.base} is only in the object store, byte {at} and {size} bytes "
+            "from there: start with --object-store, and the URL that the group used"
         )
 
     def read_waiting(self, index: SegmentIndex, at: int, size: int) -> bytes:

@@ -212,11 +212,10 @@ def _require_replay(store: Store) -> None:
     """
     if store.projection is not None and whole_from(store) != 1:
         raise LogDamaged(
-            f"the newest checkpoint of {store.folder} is damaged, and retention has deleted "
-            "entries without which the schedule cannot be "
-            "read: restore the checkpoint folder from a copy. Or, in a group with other "
-            "replicas, move the whole data folder away and "
-            "start this replica again: it copies its data from them"
+            f"the newest checkpoint of {store.folder} is damaged, "
+            "and retention has deleted entries without which the schedule cannot be read: "
+            "restore the checkpoint folder from a copy. Or, in a group with other replicas, move "
+            "the whole data folder away and start this replica again: it copies its data from them"
         )
 
 
@@ -230,8 +229,7 @@ def _require_consistent(store: Store, found: Checkpoint) -> None:
         if segments.start > start:
             raise LogDamaged(
                 f"{segments.folder.name}: the segment that begins at {start} is missing (the "
-                f"oldest is {segments.start}): "
-                "restore it from a copy"
+                f"oldest is {segments.start}): restore it from a copy"
             )
         if segments.end < position:
             # without a checkpoint, a schedule whose entries retention has deleted would be deleted,
@@ -242,11 +240,9 @@ def _require_consistent(store: Store, found: Checkpoint) -> None:
                 else "in a group with other replicas, move the data folder away"
             )
             raise LogDamaged(
-                f"{segments.folder.name}: the log ends at {segments.end}, but was flushed up "
-                f"to {position} when the last "
-                "checkpoint was written: its end is missing. Restore the segment from a "
-                "copy; or, to continue without "
-                f"the lost entries, {last}"
+                f"{segments.folder.name}: the log ends at {segments.end}, but was flushed "
+                f"up to {position} when the last checkpoint was written: its end is missing. "
+                f"Restore the segment from a copy; or, to continue without the lost entries, {last}"
             )
 
 

@@ -129,10 +129,9 @@ class Segments:
             )
             if base + size != following:
                 raise LogDamaged(
-                    f"{self.folder.name}: {segment_name(base)} has {size} bytes, but the "
-                    "next segment begins at "
-                    f"{following}: a segment is missing or cut. Restore it from a copy, then "
-                    "start again"
+                    f"{self.folder.name}: {segment_name(base)} has {size} bytes, "
+                    f"but the next segment begins at {following}: a segment is missing or cut. "
+                    "Restore it from a copy, then start again"
                 )
 
     @property

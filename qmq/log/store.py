@@ -650,9 +650,9 @@ class Store:
             else queue.next_sequence
         )
         return LogDamaged(
-            f"messages {entry.base_sequence} to {following - 1} of {queue.id} are in the "
-            f"object store only, and {cause.message}; "
-            f"to continue after them: qmq group reset --to {following}"
+            f"messages {entry.base_sequence} to {following - 1} of {queue.id} are "
+            f"in the object store only, and {cause.message}; to continue after them: "
+            f"qmq group reset --to {following}"
         )
 
     def _is_misindexed(self, queue: Queue, entry: IndexEntry) -> bool:

@@ -608,9 +608,8 @@ def _not_found(request: control.FindMessageRequest, *, is_cut: bool) -> MessageN
         else "Retention may have taken it"
     )
     return MessageNotFound(
-        f"no kept message of {request.subject or 'any subject'} has the id "
-        f"{request.message_id}, whose producer began at "
-        f"{born:%Y-%m-%d %H:%M:%S} UTC. {more}"
+        f"no kept message of {request.subject or 'any subject'} has the id {request.message_id}, "
+        f"whose producer began at {born:%Y-%m-%d %H:%M:%S} UTC. {more}"
     )
 
 

@@ -341,9 +341,8 @@ class ClusterCatalog:
         there = (await self.learn_route(config.name)).routes[1]
         if len(there.partitions) != partitions:
             raise SubjectExists(
-                f"subject {config.name!r} exists, and its first route has "
-                f"{len(there.partitions)} partitions, not {partitions}: "
-                "split or merge them, or choose another name"
+                f"subject {config.name!r} exists, and its first route has {len(there.partitions)} "
+                f"partitions, not {partitions}: split or merge them, or choose another name"
             )
         return made
 
@@ -501,10 +500,9 @@ def require_current(state: OrderedState) -> None:
     """
     for what in state.stale.values():
         raise Unavailable(
-            f"the routes of subject {state.subject!r} are not used: the coordination store's "
-            f"data was put back ({what}). Change nothing, "
-            "and rebuild it from the brokers' folders: docs/RUNBOOKS.md, etcd was put back "
-            "to older data"
+            f"the routes of subject {state.subject!r} are not used: the coordination store's data "
+            f"was put back ({what}). Change nothing, and rebuild it from the brokers' folders: "
+            "docs/RUNBOOKS.md, etcd was put back to older data"
         )
 
 

@@ -200,9 +200,9 @@ class MetaService(meta_pb2_grpc.MetaServicer):
             and (await self._parts.cluster.subject(request.subject)).order is not Order.NONE
         ):
             raise OrderMismatch(
-                f"subject {request.subject!r} is ordered: its groups are described with its "
-                "route, by `MetadataClient.describe_route` or "
-                f"`qmq group show {request.subject} {request.group}`"
+                f"subject {request.subject!r} is ordered: its groups are described with its route, "
+                f"by `MetadataClient.describe_route` or `qmq group show {request.subject} "
+                f"{request.group}`"
             )
         answers = await self._parts.brokers.ask_masters(
             hosts, "DescribeGroups", request, absent=(UnknownGroup,)

@@ -196,10 +196,9 @@ def require_reachable(host: str, advertise: str) -> None:
     """
     if not advertise and host in EVERYWHERE:
         raise InvalidArgument(
-            f"clients cannot connect to {host}, on which this server listens: --advertise "
-            "HOST (QMQ_ADVERTISE) is the name or address "
-            "by which they reach it, for example the container's name for other containers, "
-            "or localhost with published ports"
+            f"clients cannot connect to {host}, on which this server listens: "
+            "--advertise HOST (QMQ_ADVERTISE) is the name or address by which they reach it, for "
+            "example the container's name for other containers, or localhost with published ports"
         )
 
 
@@ -331,10 +330,9 @@ def check_kind(group: str, found: DelaySettings | None, wanted: DelaySettings | 
             "another --group for `qmq broker`"
         )
     raise InvalidArgument(
-        f"delay group {group} was created with {_named(found)}, but this replica was started "
-        f"with {_named(wanted)}: all replicas "
-        "of a group need the same settings. Start it with the group's settings, or create "
-        "another group"
+        f"delay group {group} was created with {_named(found)}, but this replica was "
+        f"started with {_named(wanted)}: all replicas of a group need the same settings. "
+        "Start it with the group's settings, or create another group"
     )
 
 

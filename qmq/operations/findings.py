@@ -51,9 +51,8 @@ STORE_SILENT: Final = FindingKind(
     "store-silent",
     "warning; critical if all metaservers",
     "a metaserver has got no answer from etcd for 5 s",
-    "Messages are still sent and delivered. "
-    "Until etcd answers again, no failed master can be replaced, and nothing can be created "
-    "or changed.",
+    "Messages are still sent and delivered. Until etcd answers again, "
+    "no failed master can be replaced, and nothing can be created or changed.",
 )
 STORE_MEMBER_AWAY: Final = FindingKind(
     "store-member-away",
@@ -68,10 +67,9 @@ STORE_VERSION: Final = FindingKind(
     "store-version",
     "warning",
     "a member of etcd is of release 3.5.0, 3.5.1 or 3.5.2",
-    "etcd 3.5.0 to 3.5.2 can lose or change keys on a member that is killed, and members "
-    "then differ. Upgrade etcd, one member after "
-    "the other, to its newest release. To find members that differ already, start them with "
-    "--experimental-initial-corrupt-check=true.",
+    "etcd 3.5.0 to 3.5.2 can lose or change keys on a member that is killed, "
+    "and members then differ. Upgrade etcd, one member after the other, to its newest release. To "
+    "find members that differ already, start them with --experimental-initial-corrupt-check=true.",
 )
 NOT_ANSWERED: Final = FindingKind(
     "not-answered",
@@ -116,25 +114,22 @@ REPLICA_FORKED: Final = FindingKind(
     "replica-forked",
     "critical",
     "a replica knows entries to be committed that its group's master does not have",
-    "An older copy of a disk was put back, or a majority of the disks lost data. This "
-    "replica has the missing messages: "
-    "keep its folder, and follow the runbook.",
+    "An older copy of a disk was put back, or a majority of the disks lost data. "
+    "This replica has the missing messages: keep its folder, and follow the runbook.",
 )
 STORE_PUT_BACK: Final = FindingKind(
     "store-put-back",
     "critical",
     "etcd has forgotten what a replica knows it had",
-    "etcd has older data than the brokers' logs. Routes, members, settings and subjects may "
-    "be missing. Change nothing, and follow the "
-    "runbook.",
+    "etcd has older data than the brokers' logs. Routes, members, "
+    "settings and subjects may be missing. Change nothing, and follow the runbook.",
 )
 MASTER_NOT_SERVING: Final = FindingKind(
     "master-not-serving",
     "warning",
     "a master does not serve clients",
-    "It has won the election, and serves clients after it has committed the first entry of "
-    "its epoch or, "
-    "in a delay group, has fetched the schedule.",
+    "It has won the election, and serves clients after it has committed the first entry of its "
+    "epoch or, in a delay group, has fetched the schedule.",
 )
 MASTER_CHANGED: Final = FindingKind(
     "master-changed",
@@ -182,10 +177,9 @@ OBJECT_DAMAGED: Final = FindingKind(
     "object-damaged",
     "critical",
     "readers found that the object store has lost or changed bytes of the log",
-    "Consumers and readers get an error where the object's messages begin. Put the object "
-    "back from a copy of the bucket or its older "
-    "versions. If there is none, move groups behind it: the consumers' error names the "
-    "sequence for qmq group reset.",
+    "Consumers and readers get an error where the object's messages begin. "
+    "Put the object back from a copy of the bucket or its older versions. If there is none, "
+    "move groups behind it: the consumers' error names the sequence for qmq group reset.",
 )
 UNFLUSHED: Final = FindingKind(
     "unflushed",

@@ -164,9 +164,9 @@ def not_here(loop: asyncio.AbstractEventLoop) -> CallerError:
     """The error of a caller that runs in another event loop than the client's, `loop`."""
     if loop.is_closed():
         return ClientClosed(
-            "the event loop in which this client was used has ended: make a client in each "
-            "asyncio.run() or qmq.run(), with"
-            " `async with qmq.connect(...) as mq`, or use qmq.blocking"
+            "the event loop in which this client was used has ended: "
+            "make a client in each asyncio.run() or qmq.run(), "
+            "with `async with qmq.connect(...) as mq`, or use qmq.blocking"
         )
     return InvalidArgument(
         "this client belongs to another event loop: make one client for each event loop; "

@@ -247,9 +247,8 @@ def _unreachable(details: str, address: str) -> QmqError:
     where = "is `qmq dev` running there, or `qmq meta`, `qmq broker`?"
     if "reset by peer" in details or "Socket closed" in details:
         where = (
-            "it ends the connection. Does it ask for TLS (QMQ_TLS_CA), or for another "
-            "certificate (QMQ_TLS_CERT, QMQ_TLS_KEY: signed by"
-            " a CA that it trusts, and valid now)?"
+            "it ends the connection. Does it ask for TLS (QMQ_TLS_CA), or for another certificate "
+            "(QMQ_TLS_CERT, QMQ_TLS_KEY: signed by a CA that it trusts, and valid now)?"
         )
     outcome = (
         Outcome.NOT_STORED

@@ -46,8 +46,8 @@ def require(subject: str, old: DeclaredSchema, new: DeclaredSchema) -> None:
         if old.format is not new.format:
             raise IncompatibleSchema(
                 f"the schema of {subject!r} is {old.format.value} (version {old.version}), "
-                f"and cannot be replaced by {new.format.value}: "
-                "choose another subject, or set the new schema with --compatibility none"
+                f"and cannot be replaced by {new.format.value}: choose another subject, "
+                "or set the new schema with --compatibility none"
             )
         reader, writer = (new, old) if is_backward else (old, new)
         wrong = list(_unreadable(struct_of(reader), struct_of(writer), "", is_backward))
@@ -59,8 +59,8 @@ def require(subject: str, old: DeclaredSchema, new: DeclaredSchema) -> None:
             )
             raise IncompatibleSchema(
                 f"{who} the new schema of {subject!r} ({direction} compatibility): "
-                f"{'; '.join(wrong)}; "
-                "or set it with --compatibility none; then such bodies cannot be read"
+                f"{'; '.join(wrong)}; or set it with --compatibility none; "
+                "then such bodies cannot be read"
             )
 
 
@@ -132,8 +132,7 @@ def _unfit_items(
 ) -> Iterator[str]:
     if has_null and not takes_null:
         yield (
-            f"items of {path!r} "
-            f"{'are no longer nullable' if is_backward else 'become nullable'}: leave that as it "
-            "was"
+            f"items of {path!r} {'are no longer nullable' if is_backward else 'become nullable'}: "
+            "leave that as it was"
         )
     yield from _unfit_type(reader, writer, path, is_backward)

@@ -49,8 +49,7 @@ class SchemaCheck(BaseInterceptor):
                         else "the message"
                     )
                     raise SchemaMismatch(
-                        f"{which} does not fit version {self._newest[outgoing.subject]} of "
-                        f"the schema of {outgoing.subject!r} and was not "
-                        f"sent: {reason_of(failure)}"
+                        f"{which} does not fit version {self._newest[outgoing.subject]} of the "
+                        f"schema of {outgoing.subject!r} and was not sent: {reason_of(failure)}"
                     ) from failure
         return {}

@@ -111,8 +111,7 @@ class Quota:
         if principal.startswith(NAMESPACE) and alien:
             raise InvalidArgument(
                 f"{alien[0]} is not a limit of a namespace, which has "
-                f"{' and '.join(OF_NAMESPACES)}; "
-                f"set others for {SUBJECT}PREFIX* or a role"
+                f"{' and '.join(OF_NAMESPACES)}; set others for {SUBJECT}PREFIX* or a role"
             )
         return cls(quota_id, principal, **known, is_team=is_team)
 

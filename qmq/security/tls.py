@@ -248,8 +248,7 @@ _ADVICE: Final = (
     (
         re.compile("Hostname Verification|mismatch"),
         "The server's certificate is not for this address: use a name that it has (servers: "
-        "--advertise), or make one with this address"
-        " (`qmq cert server NAME --host HOST`)",
+        "--advertise), or make one with this address (`qmq cert server NAME --host HOST`)",
     ),
     (
         re.compile("certificate purpose"),
@@ -265,9 +264,8 @@ _IS_CERTAIN: Final = re.compile(
 )
 """What a reason says if TLS itself has failed, and not only the connection under it."""
 _ASK_ALL: Final = (
-    f"Does {CA_VARIABLE} name the CA that signed the server's certificate, is the server's "
-    "name in that certificate, and does the server"
-    " speak TLS?"
+    f"Does {CA_VARIABLE} name the CA that signed the server's certificate, "
+    "is the server's name in that certificate, and does the server speak TLS?"
 )
 
 

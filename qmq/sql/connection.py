@@ -227,10 +227,9 @@ class DriverConnection(DatabaseConnection):
         found = driver or driver_of(connection)
         if found is None:
             raise InvalidArgument(
-                f"a {type(connection).__module__}.{type(connection).__name__} is not a "
-                "connection that the outbox supports: give one of"
-                " SQLAlchemy 2 (Connection, Session, Engine, and their async forms), or of "
-                f"{', '.join(DRIVERS)}"
+                f"a {type(connection).__module__}.{type(connection).__name__} is not a connection "
+                "that the outbox supports: give one of SQLAlchemy 2 (Connection, Session, Engine, "
+                f"and their async forms), or of {', '.join(DRIVERS)}"
             )
         super().__init__(found.dialect, found.paramstyle)
         self._connection = connection

@@ -97,16 +97,14 @@ class SqlDedup:
         """
         if is_async and self._async_opener is None:
             raise InvalidArgument(
-                "an `async def` handler needs an AsyncEngine or async_sessionmaker, since a "
-                "sync database holds up the event loop, perhaps "
-                "forever: give SqlDedup one, or make the handler a plain `def`, which runs "
-                "in a thread"
+                "an `async def` handler needs an AsyncEngine or async_sessionmaker, "
+                "since a sync database holds up the event loop, perhaps forever: "
+                "give SqlDedup one, or make the handler a plain `def`, which runs in a thread"
             )
         if not is_async and self._opener is None:
             raise InvalidArgument(
                 "a plain `def` handler runs in a thread and needs an Engine, sessionmaker or "
-                "DB-API connections: give SqlDedup one, "
-                "or make the handler an `async def`"
+                "DB-API connections: give SqlDedup one, or make the handler an `async def`"
             )
 
     # --- a message --------------------------------------------------------------------------------
@@ -287,9 +285,8 @@ def _too_narrow(table: str) -> InvalidArgument:
 
 def _no_transactions(table: str) -> InvalidArgument:
     return InvalidArgument(
-        f"table {table!r} keeps rows that were rolled back: use an engine with transactions "
-        "(on MySQL "
-        f"InnoDB, for the application's tables too) and connections without autocommit"
+        f"table {table!r} keeps rows that were rolled back: use an engine with transactions (on "
+        "MySQL InnoDB, for the application's tables too) and connections without autocommit"
     )
 
 

@@ -168,9 +168,9 @@ def check(executor: Executor, statements: DedupStatements, record: Record) -> No
     """
     if not is_there(executor, statements, record):
         raise InvalidArgument(
-            "the transaction of this message was rolled back while its handler ran, in whole "
-            "or in part: let the error that did it "
-            "leave the handler, or use a savepoint around what may fail"
+            "the transaction of this message was rolled back while its handler ran, "
+            "in whole or in part: let the error that did it leave the handler, "
+            "or use a savepoint around what may fail"
         )
 
 
@@ -225,9 +225,8 @@ def on_the_way_in(table: str) -> Iterator[None]:
         yield
     except PoolTimeout as failure:
         raise Overloaded(
-            "no connection of the engine's pool came free, and nothing was done: give the "
-            "pool as many connections as handlers run at "
-            f"once, in all listeners that share it ({failure})"
+            "no connection of the engine's pool came free, and nothing was done: give the pool as "
+            f"many connections as handlers run at once, in all listeners that share it ({failure})"
         ) from failure
     except Exception as failure:
         found = codes(failure)

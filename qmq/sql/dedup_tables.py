@@ -114,8 +114,7 @@ def check_table(table: str) -> str:
     """A table's name, perhaps with its schema, that needs no quotes. Raises InvalidArgument."""
     if _TABLE.match(table) is None or max(map(len, table.split("."))) > _NAME_CHARS_MAX:
         raise InvalidArgument(
-            f"table {table!r}: write a name of letters, digits and '_', at most "
-            f"{_NAME_CHARS_MAX} characters, perhaps behind its schema's "
-            f"name and a dot"
+            f"table {table!r}: write a name of letters, digits and '_', "
+            f"at most {_NAME_CHARS_MAX} characters, perhaps behind its schema's name and a dot"
         )
     return table

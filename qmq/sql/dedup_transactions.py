@@ -277,7 +277,6 @@ def openers(
     if not callable(database):
         raise InvalidArgument(
             f"{database!r} is not a database: give an Engine, AsyncEngine, sessionmaker or "
-            "async_sessionmaker of SQLAlchemy, or a function "
-            f"that returns a new DB-API connection"
+            "async_sessionmaker of SQLAlchemy, or a function that returns a new DB-API connection"
         )
     return DriverOpener(database, dialect, paramstyle), None

@@ -141,9 +141,8 @@ def check_table(name: object) -> str:
         or len(name) > 2 * TABLE_CHARS_MAX
     ):
         raise InvalidName(
-            f"{name!r} is not a name for an outbox table: use letters, digits and _, at most "
-            f"{TABLE_CHARS_MAX}; "
-            "perhaps a schema's name and a dot before it"
+            f"{name!r} is not a name for an outbox table: use letters, digits and _, "
+            f"at most {TABLE_CHARS_MAX}; perhaps a schema's name and a dot before it"
         )
     return name
 

@@ -326,8 +326,7 @@ class FrameReader:
     def _refuse(self, length: int, kind: int, flags: int) -> None:
         raise ProtocolViolation(
             f"not a frame: length {length} (16 to {self.frame_bytes_max}), kind {kind}, "
-            f"flags {flags}; "
-            "is this the data port of a QMQ broker, and the peer a QMQ client?"
+            f"flags {flags}; is this the data port of a QMQ broker, and the peer a QMQ client?"
         )
 
     def _rest_of_large(self, large: bytearray) -> memoryview:

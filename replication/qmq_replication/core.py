@@ -531,10 +531,9 @@ class Replica:
         """
         if index < self.state.commit:
             self.fork = (
-                f"knows that the entries up to {self.state.commit} are committed, and the "
-                f"master {self.master} of epoch "
-                f"{self.state.promised} has other entries, or none, after {index}: "
-                "acknowledged messages are missing there"
+                f"knows that the entries up to {self.state.commit} are committed, "
+                f"and the master {self.master} of epoch {self.state.promised} has other entries, "
+                f"or none, after {index}: acknowledged messages are missing there"
             )
             raise ProtocolViolation(
                 f"{self.state.name} {self.fork}. It keeps its entries and does not follow"

@@ -151,9 +151,8 @@ def load(data: Path, group: str, replica: str, disk: Disk | None = None) -> Repl
         identity = ReplicaIdentity(**json.loads(found["content"]), **json.loads(generations))
     except (ValueError, KeyError, TypeError, AttributeError) as cause:
         raise LogDamaged(
-            f"{path.name} is damaged ({cause}): the promise of this replica is lost. Move "
-            "its data folder away and start it again: "
-            "it copies its data from the other replicas"
+            f"{path.name} is damaged ({cause}): the promise of this replica is lost. Move its data "
+            "folder away and start it again: it copies its data from the other replicas"
         ) from cause
     if (identity.group, identity.replica) != (group, replica):
         raise LogDamaged(
@@ -169,10 +168,9 @@ def require_cluster(identity: ReplicaIdentity, cluster: str) -> None:
     """
     if identity.cluster and cluster not in ("", identity.cluster):
         raise WrongServer(
-            f"the folder of {identity.replica} belongs to cluster {identity.cluster}, and "
-            f"the coordination store has cluster {cluster}: "
-            "correct the addresses of etcd. To use this replica in the other cluster, move "
-            "its folder away first"
+            f"the folder of {identity.replica} belongs to cluster {identity.cluster}, "
+            f"and the coordination store has cluster {cluster}: correct the addresses of etcd. "
+            "To use this replica in the other cluster, move its folder away first"
         )
 
 

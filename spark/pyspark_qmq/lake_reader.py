@@ -106,10 +106,9 @@ class LakeReader(DataSourceReader):
         for key, queue in topology.queues.items():
             if key.subject not in snapshots and queue.start > 0:
                 raise UnknownSubject(
-                    f"subject {key.subject!r} has no table in namespace "
-                    f"{self._lake.namespace!r} of the lake, and retention has deleted "
-                    f"the first messages of {key}: `qmq lake follow` makes a table; without "
-                    "option qmq.lake, only the log is read"
+                    f"subject {key.subject!r} has no table in namespace {self._lake.namespace!r} "
+                    f"of the lake, and retention has deleted the first messages of {key}: "
+                    "`qmq lake follow` makes a table; without option qmq.lake, only the log is read"
                 )
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:

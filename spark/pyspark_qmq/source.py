@@ -109,8 +109,8 @@ class DatasetReader(DataSourceReader):
         for field in schema.fields:
             if known.get(field.name) != field.dataType:
                 raise InvalidArgument(
-                    f"{log} have no column {field.name!r} of type "
-                    f"{field.dataType.simpleString()}: {', '.join(known)}"
+                    f"{log} have no column {field.name!r} of type {field.dataType.simpleString()}: "
+                    f"{', '.join(known)}"
                 )
         self._log = log
         self._address = address

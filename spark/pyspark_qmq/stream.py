@@ -152,9 +152,8 @@ class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         for key in topology.queues:
             if key.partition > 0 and key.subject not in topology.routes:
                 raise InvalidArgument(
-                    f"subject {key.subject!r} is ordered, and its files do not contain the "
-                    "routes: give option qmq.servers, "
-                    "or qmq.routes with a file from `qmq route export`"
+                    f"subject {key.subject!r} is ordered, and its files do not contain the routes: "
+                    "give option qmq.servers, or qmq.routes with a file from `qmq route export`"
                 )
             if key.partition > 0 and key.partition not in topology.routes[key.subject].partitions:
                 raise InvalidArgument(

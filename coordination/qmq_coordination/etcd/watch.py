@@ -239,9 +239,8 @@ class Watcher:
             return
         if answer.compact_revision:
             raise Compacted(
-                f"revision {self._revisions.next_revision} is compacted away; the oldest is "
-                f"{answer.compact_revision}: "
-                "list again and continue from there"
+                f"revision {self._revisions.next_revision} is compacted away; "
+                f"the oldest is {answer.compact_revision}: list again and continue from there"
             )
         if _DENIED in answer.cancel_reason:
             # etcd reports an invalid token in the same way, so try a new token the first time.

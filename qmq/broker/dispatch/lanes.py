@@ -115,10 +115,9 @@ class LaneResultReader:
             if queue.sealed is not None and queue.start_sequence >= queue.sealed.sequence:
                 return LaneRange(queue.sealed.sequence + 1, is_end=True)
             raise MessagesExpired(
-                f"messages {sequence} to {queue.start_sequence - 1} of {queue.id} were "
-                "deleted by retention before this group "
-                "consumed them; to continue with the oldest remaining message: qmq group "
-                "reset --to earliest"
+                f"messages {sequence} to {queue.start_sequence - 1} of {queue.id} "
+                "were deleted by retention before this group consumed them; "
+                "to continue with the oldest remaining message: qmq group reset --to earliest"
             )
         read = 0
         for entry in self._index.entries(sequence):
@@ -184,8 +183,7 @@ class LaneResultReader:
         except UNREADABLE as cause:
             raise LogDamaged(
                 f"cannot decide which keys messages {entry.base_sequence} to "
-                f"{entry.next_sequence - 1} of {self._queue.id} "
-                f"belong to ({cause}); "
+                f"{entry.next_sequence - 1} of {self._queue.id} belong to ({cause}); "
                 f"to continue after them: qmq group reset --to {entry.next_sequence}"
             ) from cause
         base = entry.base_sequence
@@ -362,9 +360,9 @@ class Lanes:
             request.subject, request.group, request.partition, lps, request.version
         ):
             raise LaneNotOpen(
-                f"{lps} of partition {request.partition} of {request.subject!r} is not open "
-                f"for group {request.group!r} "
-                f"in version {request.version}, as far as {self._config.name} knows"
+                f"{lps} of partition {request.partition} of {request.subject!r} is "
+                f"not open for group {request.group!r} in version {request.version}, "
+                f"as far as {self._config.name} knows"
             )
         try:
             return self._subjects.find_queue(
@@ -380,9 +378,8 @@ class Lanes:
             start = queue.start_sequence
             if start:
                 log.warning(
-                    "group %s begins on %s at %d: the earlier messages were deleted, by "
-                    "retention, a purge or with an earlier subject of "
-                    "this name",
+                    "group %s begins on %s at %d: the earlier messages were deleted, by retention, "
+                    "a purge or with an earlier subject of this name",
                     group,
                     queue.id,
                     start,
@@ -787,9 +784,8 @@ class Lanes:
 
 def _lost(queue: Queue, group: str) -> LaneLost:
     return LaneLost(
-        f"the lane of group {group!r} on {queue.id} no longer belongs to this consumer: its "
-        "lease ended, it was assigned to another, "
-        "or an operator moved or deleted the group"
+        f"the lane of group {group!r} on {queue.id} no longer belongs to this consumer: "
+        "its lease ended, it was assigned to another, or an operator moved or deleted the group"
     )
 
 

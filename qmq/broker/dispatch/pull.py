@@ -277,10 +277,9 @@ def _collect_new(
     begin = sequence = share.next_sequence
     if sequence < queue.start_sequence:
         raise MessagesExpired(
-            f"messages {sequence} to {queue.start_sequence - 1} of {queue.id} were deleted "
-            "by retention before this group "
-            "consumed them; to continue with the oldest remaining message: qmq group reset "
-            "--to earliest"
+            f"messages {sequence} to {queue.start_sequence - 1} of {queue.id} "
+            "were deleted by retention before this group consumed them; "
+            "to continue with the oldest remaining message: qmq group reset --to earliest"
         )
     if sequence >= queue.visible_sequence:
         return

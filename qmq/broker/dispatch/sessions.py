@@ -244,10 +244,9 @@ class QueueGroup:
             if other is not None:
                 raise InvalidArgument(
                     f"group {self.name!r} reads {self.wanted} of {self.queue.id.subject!r} "
-                    f"(consumer {other!r}), and {consumer!r} asks for "
-                    f"{wanted}: all consumers of a group need the same filter. Use another "
-                    "group, or stop the other consumers first; a "
-                    "lost one counts until its lease ends"
+                    f"(consumer {other!r}), and {consumer!r} asks for {wanted}: "
+                    "all consumers of a group need the same filter. Use another group, "
+                    "or stop the other consumers first; a lost one counts until its lease ends"
                 )
             self.wanted_by.clear()
         self.wanted = wanted

@@ -459,9 +459,9 @@ class PendingAcks:
     def stale(self, messages: int) -> StaleDelivery:
         """The error for waiters whose messages became void."""
         return StaleDelivery(
-            f"{messages} of the messages were handed to another consumer since: the lease of "
-            f"{self.terms.lease_ms} ms was lost, "
-            "the group was reset, or the broker's new master did not know of the delivery"
+            f"{messages} of the messages were handed to another consumer since: "
+            f"the lease of {self.terms.lease_ms} ms was lost, the group was reset, "
+            "or the broker's new master did not know of the delivery"
         )
 
     def count_lost(self, messages: int) -> None:

@@ -278,9 +278,8 @@ class Options:
         )
         _check(
             is_async or self.timeout is None,
-            f"subject {self.subject!r} is ordered, and a thread cannot be cancelled: its "
-            "key's next try would overtake it. "
-            "Use an `async def` handler, or no timeout",
+            f"subject {self.subject!r} is ordered, and a thread cannot be cancelled: "
+            "its key's next try would overtake it. Use an `async def` handler, or no timeout",
         )
         chosen: dict[str, Any] = {"ack": "explicit"}
         if self.retry_delays:

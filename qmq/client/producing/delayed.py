@@ -977,9 +977,8 @@ class Retries:
             verdict, delay_ms = Verdict.ACK, 0
         except (QmqError, TimeoutError) as failure:
             log.warning(
-                "%d failed messages of subject %s, group %s: no delay group confirmed that "
-                "it stores them for a later retry; "
-                "they are handed out again in an hour: %s",
+                "%d failed messages of subject %s, group %s: no delay group confirmed that it "
+                "stores them for a later retry; they are handed out again in an hour: %s",
                 len(batch),
                 self._subject,
                 self._group,

@@ -265,9 +265,8 @@ def read_bound(folder: LogFolder, of_checkpoint: Bound | None, committed: str = 
     ):
         return Bound(0, 0, 0)
     raise InvalidArgument(
-        f"{folder.path} has neither {commit_mark.FILE} nor a checkpoint, so its committed "
-        "position is unknown. A running broker writes "
-        "the former within a second of its start; copy it too, before the segments. If all "
-        "messages of the folder are known to be "
-        "committed, set qmq.committed to 'all'"
+        f"{folder.path} has neither {commit_mark.FILE} nor a checkpoint, so its committed position "
+        "is unknown. A running broker writes the former within a second of its start; copy it too, "
+        "before the segments. If all messages of the folder are known to be committed, "
+        "set qmq.committed to 'all'"
     )

@@ -213,10 +213,9 @@ class FilePieceReader:
     def _other(self, mapped: Mapped, position: int) -> LogDamaged:
         return LogDamaged(
             f"{mapped.path}: from byte {position - mapped.base} on it no longer has the "
-            f"batches of {self._piece.queue} that it had when "
-            "the piece was planned: it is damaged, or the folder now has another log. Read "
-            "again; if that does not help, restore "
-            "the file from a copy"
+            f"batches of {self._piece.queue} that it had when the piece was planned: "
+            "it is damaged, or the folder now has another log. Read again; "
+            "if that does not help, restore the file from a copy"
         )
 
     # --- what cannot match ------------------------------------------------------------------------

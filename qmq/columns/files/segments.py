@@ -61,11 +61,10 @@ class Mapped:
         at, envelope = position - self.base, self.envelope(position)
         if position + envelope.total_bytes > self.end:
             raise LogDamaged(
-                f"{self.path}: the entry at byte {at} ends after byte "
-                f"{self.end - self.base}, which is said to be "
-                "the committed end: the commit mark is another log's, or the file is "
-                "truncated. Start the broker once on its "
-                "folder, or restore the file from a copy"
+                f"{self.path}: the entry at byte {at} ends after byte {self.end - self.base}, "
+                "which is said to be the committed end: the commit mark is another log's, "
+                "or the file is truncated. Start the broker once on its folder, "
+                "or restore the file from a copy"
             )
         return envelope
 
@@ -110,10 +109,9 @@ class SegmentFiles:
         found = sorted(_bases(folder, SUFFIX))
         if found and min(_bases(folder, STORED), default=found[0]) < found[0]:
             raise InvalidArgument(
-                f"{folder} begins at position {found[0]}: older messages are in the broker's "
-                "object store only (local retention), which "
-                "files do not show. Read through the brokers: option qmq.servers instead of "
-                "qmq.path"
+                f"{folder} begins at position {found[0]}: older messages are in the "
+                "broker's object store only (local retention), which files do not show. "
+                "Read through the brokers: option qmq.servers instead of qmq.path"
             )
         return cls(folder, tuple(found))
 

@@ -269,10 +269,10 @@ class ServerPieceReader:
         queue, end = self._piece.queue, self._piece.end
         if fetched.start_sequence > asked and not self._skips_lost:
             raise MessagesExpired(
-                f"messages {asked} to {min(fetched.start_sequence, end) - 1} of {queue} were "
-                "deleted by retention or a purge: the oldest "
-                f"remaining one is {fetched.start_sequence}; keep messages for longer, or "
-                "continue without these with failOnDataLoss=false"
+                f"messages {asked} to {min(fetched.start_sequence, end) - 1} "
+                f"of {queue} were deleted by retention or a purge: "
+                f"the oldest remaining one is {fetched.start_sequence}; "
+                "keep messages for longer, or continue without these with failOnDataLoss=false"
             )
         if fetched.next_sequence <= asked:
             raise LogDamaged(

@@ -480,8 +480,7 @@ def other_version(subject: str, version: int, from_version: int) -> RouteConflic
 def _under_way(subject: str, other: Change) -> RouteConflict:
     return RouteConflict(
         f"another change of subject {subject!r} is under way ({other.kind.value} to version "
-        f"{other.to_version}, {other.phase.value}): "
-        "wait for it, then plan the change again"
+        f"{other.to_version}, {other.phase.value}): wait for it, then plan the change again"
     )
 
 

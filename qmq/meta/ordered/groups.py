@@ -362,19 +362,17 @@ def require_same_condition(
             theirs, ours = other.condition or "all messages", condition or "all messages"
             raise InvalidArgument(
                 f"group {name.group!r} reads {theirs} of {name.subject!r} (consumer "
-                f"{other.consumer!r}), and {name.consumer!r} asks for "
-                f"{ours}: all consumers of a group need the same filter. Use another group, "
-                "or stop the other consumers first; a lost one "
-                "counts until its lease ends"
+                f"{other.consumer!r}), and {name.consumer!r} asks for {ours}: "
+                "all consumers of a group need the same filter. Use another group, "
+                "or stop the other consumers first; a lost one counts until its lease ends"
             )
 
 
 def superseded(name: GroupMember) -> StaleDelivery:
     """The error for the older one of two incarnations."""
     return StaleDelivery(
-        f"consumer {name.consumer!r} of group {name.group!r} was started again elsewhere, so "
-        "this one must stop: "
-        "give each process its own name"
+        f"consumer {name.consumer!r} of group {name.group!r} was started again elsewhere, "
+        "so this one must stop: give each process its own name"
     )
 
 

@@ -377,9 +377,8 @@ class Evacuation:
         for name in sorted(gone - self._was_there - self._said):
             self._said.add(name)
             log.warning(
-                "broker group %s has had no master since this metaserver began: its "
-                "partitions stay; if it does not come back, "
-                "`qmq broker drain %s` moves them",
+                "broker group %s has had no master since this metaserver began: "
+                "its partitions stay; if it does not come back, `qmq broker drain %s` moves them",
                 name,
                 name,
             )

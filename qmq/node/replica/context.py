@@ -610,9 +610,8 @@ class StoreOpener:
                 if damage.position < 0 or not await self._mend(damage):
                     raise
         raise LogDamaged(
-            f"{self._folder} has more than {MEND_TRIES} damaged entries: move the folder "
-            "away and start again; "
-            "the replica copies the data from the others"
+            f"{self._folder} has more than {MEND_TRIES} damaged entries: "
+            "move the folder away and start again; the replica copies the data from the others"
         )
 
     async def _mend(self, damage: LogDamaged) -> bool:

@@ -48,10 +48,9 @@ HINTS: Final[dict[str, str]] = {
     ),
     "id_order": "One client sent both, and it repeats unanswered messages in order: keep its log.",
     "time_order": (
-        "Either the order was broken, or the sender's clock was set back, or several "
-        "processes write this key and their clocks differ: "
-        "then say by how much with --clock-ms. A number that the application counts (--by) "
-        "tells them apart."
+        "Either the order was broken, or the sender's clock was set back, or several processes "
+        "write this key and their clocks differ: then say by how much with --clock-ms. "
+        "A number that the application counts (--by) tells them apart."
     ),
     "number_order": (
         "Consumers see the higher number first. If one process counts for each key, the order "

@@ -99,9 +99,8 @@ def open_catalog(name: str, uri: str, warehouse: str, properties: Iterable[str] 
         if is_away(cause) and not _is_refused(cause):
             raise _away(cause) from cause
         raise InvalidArgument(
-            f"catalog {name!r} cannot be opened ({type(cause).__name__}: {cause}): give "
-            "--catalog-uri and --warehouse, or configure it in "
-            "~/.pyiceberg.yaml"
+            f"catalog {name!r} cannot be opened ({type(cause).__name__}: {cause}): "
+            "give --catalog-uri and --warehouse, or configure it in ~/.pyiceberg.yaml"
         ) from cause
 
 

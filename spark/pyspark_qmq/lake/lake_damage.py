@@ -32,9 +32,9 @@ def reading_file(storage: FileIO, location: str) -> Iterator[None]:
         yield
     except FileNotFoundError as cause:
         raise MessagesExpired(
-            f"{location} was deleted while it was to be read: the snapshot of the lake that "
-            "this read began with has expired; load the "
-            "DataFrame again, and keep snapshots longer than a read takes (qmq lake expire --keep)"
+            f"{location} was deleted while it was to be read: the snapshot of the "
+            "lake that this read began with has expired; load the DataFrame again, "
+            "and keep snapshots longer than a read takes (qmq lake expire --keep)"
         ) from cause
     except Exception as cause:
         if _is_foreign(cause) or (

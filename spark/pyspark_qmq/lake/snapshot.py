@@ -82,9 +82,8 @@ def joined(log: Topology, held: Extents, *, may_lag: bool) -> Topology:
         if each.end > known.end and not may_lag:
             raise InvalidArgument(
                 f"the table of {key.subject!r} has messages up to {each.end - 1} of {key}, "
-                f"and the log ends at {known.end}: the table "
-                "belongs to another cluster; give option qmq.lakeNamespace with the tables "
-                "of this one"
+                f"and the log ends at {known.end}: the table belongs to another cluster; "
+                "give option qmq.lakeNamespace with the tables of this one"
             )
         start, end = min(each.first, known.start), max(each.end, known.end)
         queues[key] = SourceQueue(
@@ -302,8 +301,7 @@ def _files(
         if task.delete_files:
             raise InvalidArgument(
                 f"table {table.name} has files of deleted rows, which another tool wrote: "
-                "let that tool rewrite its data files, or leave "
-                "out option qmq.lake"
+                "let that tool rewrite its data files, or leave out option qmq.lake"
             )
         with reading_table(table.iceberg):
             found = _lake_file(table.iceberg, task.file)

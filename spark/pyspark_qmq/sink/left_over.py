@@ -86,11 +86,9 @@ def _has_rows(found: Where | LookedUp) -> bool:
 def _left_over(writer: RowWriter, subject: str, tasks: int) -> InvalidArgument:
     return InvalidArgument(
         f"an earlier attempt of epoch {writer.epoch} stored rows of Spark partition "
-        f"{writer.partition} in {subject!r}, which this attempt "
-        f"with {tasks} Spark partitions does not have. All rows of the epoch are stored, and "
-        "these ones perhaps twice: the source cut the "
-        "epoch into other tasks, as Spark's file sources do with another number of cores. To "
-        "continue, choose a new qmq.txnId: the "
-        "epoch's rows are then stored once more. To avoid this, repartition by a column and "
-        "sort, or keep the cores and options"
+        f"{writer.partition} in {subject!r}, which this attempt with {tasks} Spark partitions "
+        "does not have. All rows of the epoch are stored, and these ones perhaps twice: the source "
+        "cut the epoch into other tasks, as Spark's file sources do with another number of cores. "
+        "To continue, choose a new qmq.txnId: the epoch's rows are then stored once more. "
+        "To avoid this, repartition by a column and sort, or keep the cores and options"
     )

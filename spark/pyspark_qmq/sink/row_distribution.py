@@ -133,12 +133,11 @@ class RowSender(Generic[K]):
 
     def _misfit(self, row: int, how: str) -> InvalidArgument:
         return InvalidArgument(
-            f"an earlier attempt of this epoch stored row {row} of this Spark partition in "
-            f"{self._subject!r} {how}. The plan before the "
-            "sink is not deterministic, or an earlier release planned this epoch, so the "
-            "sink cannot know which rows are stored. Sort the "
-            "rows before they are written; to continue, perhaps with this epoch's rows "
-            "stored twice, choose a new qmq.txnId"
+            f"an earlier attempt of this epoch stored row {row} of this Spark partition "
+            f"in {self._subject!r} {how}. The plan before the sink is not deterministic, "
+            "or an earlier release planned this epoch, "
+            "so the sink cannot know which rows are stored. Sort the rows before they are written; "
+            "to continue, perhaps with this epoch's rows stored twice, choose a new qmq.txnId"
         )
 
     def _refuse_if_later(self, load: Load) -> None:
@@ -146,12 +145,10 @@ class RowSender(Generic[K]):
         if self._has_later:
             raise InvalidArgument(
                 f"row {int(load.rows[0])} of this Spark partition is not stored in "
-                f"{self._subject!r}, but rows of later epochs are: the "
-                "checkpoint is an older copy, or its epochs ended elsewhere, so later epochs "
-                "may have stored this row. To continue, put "
-                "back the newest checkpoint. Without it, start the query with a new "
-                "checkpoint and qmq.txnId at the offsets up to which "
-                "the rows are stored"
+                f"{self._subject!r}, but rows of later epochs are: the checkpoint is an older "
+                "copy, or its epochs ended elsewhere, so later epochs may have stored this row. "
+                "To continue, put back the newest checkpoint. Without it, start the query with a "
+                "new checkpoint and qmq.txnId at the offsets up to which the rows are stored"
             )
 
     # --- lookups ----------------------------------------------------------------------------------

@@ -790,9 +790,8 @@ class LaneReader:
 
     def _lost_error(self) -> LaneLost:
         return LaneLost(
-            f"the lane {self.lane.range} of partition {self.partition} of {self.subject!r} "
-            "no longer belongs to this consumer:"
-            " the message may be delivered again"
+            f"the lane {self.lane.range} of partition {self.partition} of {self.subject!r} no "
+            "longer belongs to this consumer: the message may be delivered again"
         )
 
     # --- the end ----------------------------------------------------------------------------------
