@@ -1,5 +1,5 @@
-"""What messages, subjects and micro-batches cost: the figures of docs/SIZING.md and
-docs/adr/0015.
+"""What messages, subjects and micro-batches cost:
+the figures of docs/SIZING.md and docs/adr/0015.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ ROWS: Final = 1_000
 
 
 async def produce(address: str, count: int, size: int) -> tuple[float, float]:
-    """(seconds from the first sent to the last acknowledged, seconds of this process's CPU
-    time).
+    """(seconds from the first sent to the last acknowledged,
+    seconds of this process's CPU time).
     """
     async with qmq.connect(address) as mq:
         producer = mq.producer(SUBJECT)

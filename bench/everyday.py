@@ -47,8 +47,8 @@ FIRST: Final = b"first"
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """The work of one client process: its beginning and end (monotonic seconds), and its CPU
-    time.
+    """The work of one client process: its beginning and end (monotonic
+    seconds), and its CPU time.
     """
 
     begin: float

@@ -137,8 +137,8 @@ async def _count(send: Callable[[], Any], seconds: float) -> float:
 
 
 async def _paced(send: Callable[[], Any], seconds: float) -> list[float]:
-    """The latency of each message in seconds at RATE per second, counted from its planned send
-    time.
+    """The latency of each message in seconds at RATE per second,
+    counted from its planned send time.
     """
     begin, took = time.perf_counter(), []
 

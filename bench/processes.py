@@ -145,8 +145,8 @@ class ReplicaSet:
     def __init__(
         self, count: int, *options: str, groups: int = 1, variables: Mapping[str, str] | None = None
     ) -> None:
-        """`options` are those of the brokers; `variables` are added to the environment of all
-        servers.
+        """`options` are those of the brokers;
+        `variables` are added to the environment of all servers.
         """
         # Not above: everyday.py runs this module with older checkouts, too, which have it
         # elsewhere.

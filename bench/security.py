@@ -106,8 +106,8 @@ class MeasuredNode(NamedTuple):
 
     @property
     def cpu_s(self) -> float:
-        """The CPU time of the process so far. Other load on the machine affects it less than
-        rates.
+        """The CPU time of the process so far.
+        Other load on the machine affects it less than rates.
         """
         return cpu_s(self.pid)
 

@@ -39,8 +39,8 @@ OWNERS = ("Ada", "Bohr", "Curie", "Darwin", "Euler", "Faraday", "Gauss", "Hopper
 
 
 class OutOfOrder(Exception):
-    """A change does not fit the replica's row: another change of its key is missing, or came too
-    early.
+    """A change does not fit the replica's row: another change of its key is missing,
+    or came too early.
     """
 
 
@@ -194,8 +194,8 @@ class SqliteReplica:
 
 
 def check(change: Change, serial: int, row: Row | None) -> None:
-    """Raises OutOfOrder unless the change is the next one of its key, and begins where the row
-    is.
+    """Raises OutOfOrder unless the change is the next one of its key,
+    and begins where the row is.
     """
     if change.serial != serial + 1:
         raise OutOfOrder(

@@ -116,8 +116,8 @@ class Shop:
 
 
 def listen(mq: qmq.Client, engine: Engine) -> None:
-    """Register the handlers. Each handler's writes are committed with the message's id, or not at
-    all.
+    """Register the handlers. Each handler's writes are committed with the message's
+    id, or not at all.
     """
     once = SqlDedup(engine)
 

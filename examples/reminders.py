@@ -80,8 +80,8 @@ class Result:
 
 
 def plan(month: int, minutes: float, rows: int = 0) -> list[Reminder]:
-    """The month's reminders, scaled to play within `minutes`. `rows` limits the number of
-    flights.
+    """The month's reminders, scaled to play within `minutes`.
+    `rows` limits the number of flights.
     """
     table = {column[0]: column[1:] for column in flights.columns()}
     begin = datetime(2013, month, 1, tzinfo=NEW_YORK)

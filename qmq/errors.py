@@ -229,8 +229,8 @@ class NumberTaken(CallerError):
 
 
 class AccessDenied(CallerError):
-    """No rule allows the request, or a rule denies it. The message names the principal and the
-    operation.
+    """No rule allows the request, or a rule denies it.
+    The message names the principal and the operation.
     """
 
     code = 123
@@ -265,16 +265,16 @@ class SchemaMismatch(CallerError):
 
 
 class IncompatibleSchema(CallerError):
-    """A new version of a subject's schema breaks the subject's compatibility. The message names the
-    fields.
+    """A new version of a subject's schema breaks the subject's compatibility.
+    The message names the fields.
     """
 
     code = 129
 
 
 class NeverReached(CallerError):
-    """For as long as the client has run, every try to connect has failed in a way that looks like a
-    mistake.
+    """For as long as the client has run,
+    every try to connect has failed in a way that looks like a mistake.
     """
 
 
@@ -369,8 +369,8 @@ class DeadlineExceeded(Unavailable):
 
 
 class NotMaster(Unavailable):
-    """The message ends with the master's address, if it is known. A client asks the metaserver
-    again.
+    """The message ends with the master's address, if it is known.
+    A client asks the metaserver again.
     """
 
     code = 306

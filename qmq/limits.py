@@ -16,8 +16,8 @@ BODY_BYTES_MAX: Final = 4 * MIB
 """Default largest body of one message. Kafka 1 MiB, NATS 1 MiB (advises < 8), RocketMQ 4 MiB."""
 
 BATCH_BYTES_MAX: Final = 16 * MIB
-"""Largest batch a broker takes, header included. Bounds what one checksum covers and one frame
-carries.
+"""Largest batch a broker takes, header included.
+Bounds what one checksum covers and one frame carries.
 """
 
 LONG_BODY_BYTES_MAX: Final = BATCH_BYTES_MAX - MIB
@@ -35,8 +35,8 @@ that batch may have the largest size.
 """
 
 REPLICA_FRAME_BYTES_MAX: Final = 256 * MIB
-"""Largest frame between replicas of a group: one write of the master, such as a segment's opening
-snapshot.
+"""Largest frame between replicas of a group:
+one write of the master, such as a segment's opening snapshot.
 """
 
 ASKING_BYTES_MAX: Final = 64 * KIB
@@ -45,8 +45,8 @@ broker for seconds.
 """
 
 SETTLE_RANGES_MAX: Final = 20_000
-"""Ranges in one SETTLE or LANE_SETTLE that a broker accepts, because older clients send up to this
-many.
+"""Ranges in one SETTLE or LANE_SETTLE that a broker accepts,
+because older clients send up to this many.
 """
 
 SETTLE_BYTES_MAX: Final = 8 * MIB
@@ -86,8 +86,8 @@ PULL_MESSAGES_MAX: Final = 65_535
 """Messages one pull may ask for."""
 
 PULL_BYTES_MAX: Final = 8 * MIB
-"""Bytes that a pull may ask for. The answer may be one batch larger, because a batch is never
-cut.
+"""Bytes that a pull may ask for. The answer may be one batch larger,
+because a batch is never cut.
 """
 
 TAGS_MAX: Final = 10
@@ -107,16 +107,16 @@ HEADER_BYTES_MAX: Final = 64 * KIB
 """All headers of one message together, names and values."""
 
 STORED_HEADER_BYTES_MAX: Final = HEADER_BYTES_MAX + 16 * KIB
-"""All headers of one message as a broker accepts them: with those that QMQ's clients and brokers
-add.
+"""All headers of one message as a broker accepts them:
+with those that QMQ's clients and brokers add.
 """
 
 CREATE_TIME_MS_END: Final = 253_370_764_800_000
 """Create times lie before the year 9999, because readers convert them to dates."""
 
 DELAY_MS_MAX: Final = 2 * 366 * 24 * 3600 * 1000
-"""Longest delay: two years, leap days included (the Java original's limit; RocketMQ 3 days, SQS 15
-minutes).
+"""Longest delay: two years, leap days included (the Java original's limit;
+RocketMQ 3 days, SQS 15 minutes).
 """
 
 REQUEUE_MS_MAX: Final = 3600 * 1000
@@ -129,8 +129,8 @@ LOGICAL_PARTITIONS_MAX: Final = 65_536
 """Logical partitions of an ordered subject: a batch stores each in 16 bits."""
 
 CONSUMER_UNACKED_MAX: Final = 100_000
-"""Unsettled messages of one consumer of a group, beyond which its pulls wait for
-acknowledgements.
+"""Unsettled messages of one consumer of a group,
+beyond which its pulls wait for acknowledgements.
 """
 
 CONSUMER_UNACKED_BYTES_MAX: Final = 256 * MIB

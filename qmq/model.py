@@ -118,8 +118,8 @@ DEAD_LETTERS: Final = "%dlq%"
 
 
 def dead_letter_subject(group: str) -> str:
-    """The subject of a group's dead-letter queue. All consumers of a broadcast group share the
-    group's.
+    """The subject of a group's dead-letter queue.
+    All consumers of a broadcast group share the group's.
     """
     return DEAD_LETTERS + base_group(group)
 
@@ -299,8 +299,8 @@ class SubjectConfig:
     """
     order: Order = Order.NONE
     logical_partitions: int = 0
-    """How many logical partitions an ordered subject has; this never changes. 0 for an unordered
-    subject.
+    """How many logical partitions an ordered subject has; this never changes.
+    0 for an unordered subject.
     """
     fencing: Fencing = Fencing.LEASE
     """For an ordered subject."""
@@ -444,8 +444,8 @@ CRON: Final = "qmq-cron"
 ZONE: Final = "qmq-zone"
 """The time zone of `qmq-cron`: an IANA name."""
 SCHEDULE_ID: Final = "qmq-schedule-id"
-"""On every run of a recurring message but the first: the first run's message id, 32 hexadecimal
-digits.
+"""On every run of a recurring message but the first:
+the first run's message id, 32 hexadecimal digits.
 """
 PLANNED: Final = "qmq-planned"
 """On a run of a recurring message that was moved: PLANNED/DUE, its time by the schedule and the
@@ -459,8 +459,8 @@ ATTEMPT: Final = "qmq-attempt"
 SUBJECT: Final = "qmq-subject"
 """On a dead letter: the subject to which the message was sent."""
 SEQUENCE: Final = "qmq-sequence"
-"""On a dead letter: the message's sequence in that subject, on the broker group that holds the dead
-letter.
+"""On a dead letter: the message's sequence in that subject,
+on the broker group that holds the dead letter.
 """
 ERROR: Final = "qmq-error"
 """On a dead letter: the last error's text."""

@@ -192,8 +192,8 @@ def operation_attributes(operation: str, subject: str, kind: str | None = None) 
 
 
 def settle_attributes(report: SettleReport) -> dict[str, Any]:
-    """Of a request with verdicts. The operation is the verdict; "settle" if there are several
-    kinds.
+    """Of a request with verdicts. The operation is the verdict;
+    "settle" if there are several kinds.
     """
     (verdict, *others) = report.verdicts
     found = operation_attributes(

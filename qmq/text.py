@@ -91,8 +91,8 @@ def joined(host: str, port: int) -> str:
 
 
 DEPTH_MAX: Final = 200
-"""The most arrays and objects inside each other: every caller can walk through so many by
-recursion.
+"""The most arrays and objects inside each other:
+every caller can walk through so many by recursion.
 """
 
 

@@ -167,8 +167,8 @@ async def read_in_batches(address: str, count: int) -> float:
 def watch(
     results: Any, starts: list[Event], total: int, live: int, bar: Progress, on_backlog_done: Any
 ) -> Outcome:
-    """Collect the consumers' reports. Start the second and third consumer while the first one
-    works.
+    """Collect the consumers' reports. Start the second and third consumer while
+    the first one works.
     """
     outcome, blobs, done = Outcome(live=live), list[str](), 0
     task = bar.add_task("consumed", total=total + live)

@@ -41,8 +41,8 @@ MESSAGE_BYTES: Final = 8
 NODE_MIB: Final = 110.0
 SUBJECT_KIB: Final = 3.7
 CORE_SHARE: Final = 0.6
-"""Of a core that a shard should use at peak: the rest is for failovers, retention and what
-comes.
+"""Of a core that a shard should use at peak:
+the rest is for failovers, retention and what comes.
 """
 
 

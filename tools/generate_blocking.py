@@ -196,8 +196,8 @@ from qmq.blocking.loop_thread import BlockingPart, LoopThread
 
 @dataclass(frozen=True, slots=True)
 class MadeModule:
-    """A generated file: its classes, its beginning, the imports that it needs when it runs, and its
-    end.
+    """A generated file: its classes, its beginning,
+    the imports that it needs when it runs, and its end.
     """
 
     path: Path
@@ -215,8 +215,8 @@ MODULES: Final = (
 
 @dataclass(slots=True)
 class Imports:
-    """The names that annotations of a generated file need. They are imported for type checking
-    only.
+    """The names that annotations of a generated file need.
+    They are imported for type checking only.
     """
 
     needed: str
@@ -267,8 +267,8 @@ class Module:
         return self._constants[node.id] if isinstance(node, ast.Name) else node
 
     def rename(self, node: ast.expr, found: dict[str, str]) -> ast.expr:
-        """The expression under names that mean the same in every module; `found` gets what to
-        import.
+        """The expression under names that mean the same in every module;
+        `found` gets what to import.
         """
 
         class Renamer(ast.NodeTransformer):

@@ -93,7 +93,9 @@ CONFIGURATION = (
 )
 DATABASES = {"sqlite": "SQLite", "postgresql": "PostgreSQL", "mysql": "MySQL and MariaDB"}
 MODULES_WITH_KEYS = (broker_groups, ordered_records, subjects, access_records, manifest)
-KEY = re.compile(r"^    (/qmq/\S+)    (.+)\n        removed by (.+)$", re.MULTILINE)
+KEY = re.compile(
+    r"^ {4}(/qmq/\S+)\n((?: {8}.+\n)+?) {8}removed by ((?:.+\n)(?: {8}.+\n)*)", re.MULTILINE
+)
 
 
 def cell(text: object) -> str:
@@ -267,8 +269,8 @@ def configuration_page() -> str:
 
 
 def variables() -> list[str]:
-    """The variables of the environment that set options of the roles, and those that set what is no
-    option.
+    """The variables of the environment that set options of the roles,
+    and those that set what is no option.
     """
     found: dict[str, tuple[str, list[str]]] = {}
     for command, options in ROLES.items():

@@ -45,8 +45,8 @@ Function = tuple[str, int, str]
 
 @dataclass(frozen=True, slots=True)
 class Road:
-    """`modules` by path, and `forwards` by name, in order of the alphabet; `calls`: of one
-    message.
+    """`modules` by path, and `forwards` by name, in order of the alphabet;
+    `calls`: of one message.
     """
 
     modules: list[str]

@@ -1,5 +1,5 @@
-"""Run the simulator of delay groups: many seeds on all processors, or the planted bugs, or one
-seed.
+"""Run the simulator of delay groups:
+many seeds on all processors, or the planted bugs, or one seed.
 """
 
 from __future__ import annotations

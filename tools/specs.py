@@ -1,5 +1,5 @@
-"""Let TLC explore a specification within given limits, or hunt the mistakes that are planted in
-it.
+"""Let TLC explore a specification within given limits,
+or hunt the mistakes that are planted in it.
 """
 
 from __future__ import annotations

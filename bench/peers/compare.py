@@ -31,8 +31,8 @@ from spark_rows import SPARK_ROWS, SYSTEMS, SparkRow, measure_spark
 ROOT: Final = Path(__file__).parents[2]
 ISOLATED: Final = "QMQ_PEERS_ISOLATED"
 LIFE: Final = "start and memory"
-"""The row that each new server fills: time until it is ready, memory idle and after a million
-messages.
+"""The row that each new server fills:
+time until it is ready, memory idle and after a million messages.
 """
 MILLION: Final = 1_000_000
 RUNS_MIN: Final = 3
@@ -70,8 +70,8 @@ class Comparison:
         self.found, self.missing, self.turns = whole["rows"], whole["missing"], whole["turns"]
 
     def measure(self, peer: Peer, cache: Path, _: int) -> None:
-        """All rows once: on one server, on one that flushes, and on new ones for the rows that want
-        these.
+        """All rows once: on one server, on one that flushes,
+        and on new ones for the rows that want these.
         """
         wanted = [row for row in self._rows if not row.needs or row.needs in peer.offers]
         shared = [row for row in wanted if not row.fresh and not row.is_flushed]

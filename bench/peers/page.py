@@ -118,8 +118,8 @@ BLOCKS: Final[dict[str, Callable[[Whole], str]]] = {"all": tables, "short": shor
 
 
 def filled(text: str, whole: Whole) -> str:
-    """A page with its blocks made from the record. Raises KeyError for a block that there is
-    not.
+    """A page with its blocks made from the record.
+    Raises KeyError for a block that there is not.
     """
     return BLOCK.sub(lambda found: f"{found[1]}{BLOCKS[found[2]](whole)}\n{found[3]}", text)
 

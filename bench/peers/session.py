@@ -1,5 +1,5 @@
-"""The rows of a comparison, measured on one server: client processes, their phases, and what is
-compared.
+"""The rows of a comparison, measured on one server:
+client processes, their phases, and what is compared.
 """
 
 from __future__ import annotations
@@ -112,8 +112,8 @@ class Session:
         return f"bench{self._topics}"
 
     def measure(self, row: Row, times: Times) -> Figures:
-        """Warm the clients and the server by the row's own work on another topic, then measure
-        it.
+        """Warm the clients and the server by the row's own work on another
+        topic, then measure it.
         """
         with ExitStack() as stack:
             started = [

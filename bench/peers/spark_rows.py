@@ -222,8 +222,8 @@ class Stage:
 
 
 class WayRun:
-    """One system in one row: what it did in the turns so far. `stored`: count and sum of the
-    rows.
+    """One system in one row: what it did in the turns so far.
+    `stored`: count and sum of the rows.
     """
 
     def __init__(self, stage: Stage, row: SparkRow, system: str, stored: Sequence[float]) -> None:
@@ -244,8 +244,8 @@ class WayRun:
                 raise RuntimeError("it reads other rows than were written")
 
     def work(self, seconds: float, at_least: int = 1) -> tuple[int, float]:
-        """Read or write all rows, again until the time is over. How often, and how long that
-        took.
+        """Read or write all rows, again until the time is over.
+        How often, and how long that took.
         """
         command, way = "write" if self._row.writes else "read", self._row.ways[self.system]
         times, took_s = self._stage.do(

@@ -25,8 +25,8 @@ class Compared:
 
 
 def compare(wanted: Sequence[int], got: Sequence[Sequence[int]]) -> Compared:
-    """By number in the ring: how often it was acknowledged, and how often it arrived at each
-    consumer.
+    """By number in the ring: how often it was acknowledged,
+    and how often it arrived at each consumer.
     """
     arrived = [sum(each) for each in zip(*got, strict=True)]
     pairs = list(zip(wanted, arrived, strict=True))
@@ -69,8 +69,8 @@ def summary(runs: Sequence[Figures]) -> dict[str, tuple[float, float, float]]:
 def ratio(
     ours: Mapping[str, tuple[float, float, float]], theirs: Mapping[str, tuple[float, float, float]]
 ) -> float:
-    """How many times as good the first is: by rate, or by median latency where the rate is
-    given.
+    """How many times as good the first is:
+    by rate, or by median latency where the rate is given.
     """
     if P50 in ours and P50 in theirs:
         return theirs[P50][0] / max(ours[P50][0], 1e-9)

@@ -1,17 +1,22 @@
 """The records of access control in the coordination store (docs/ACCESS.md).
 
-    /qmq/access/mode    ModeRecord: whether rules are enforced
+    /qmq/access/mode
+        ModeRecord: whether rules are enforced
         removed by nobody
-    /qmq/access/rules/ID    AccessRule
+    /qmq/access/rules/ID
+        AccessRule
         removed by the operator
-    /qmq/access/roles/NAME    RoleRecord: the members of a role
+    /qmq/access/roles/NAME
+        RoleRecord: the members of a role
         removed by the operator
-    /qmq/access/tokens/ID    TokenRecord: the digest of a token, never the token
+    /qmq/access/tokens/ID
+        TokenRecord: the digest of a token, never the token
         removed by the operator
-    /qmq/access/quotas/ID    Quota
+    /qmq/access/quotas/ID
+        Quota
         removed by the operator
-    /qmq/access/server-token    the token that servers show each other, as text; the first server
-                                that finds none makes it
+    /qmq/access/server-token
+        the token that servers show each other, as text; the first server that finds none makes it
         removed by the operator
 
 All other values are JSON. Operations of a newer release are ignored, since this release does not

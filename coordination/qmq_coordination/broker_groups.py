@@ -1,27 +1,31 @@
 """Broker groups in the coordination store: their members, their masters, the addresses of their
 replicas.
 
-    /qmq/groups/GROUP/members    Membership, JSON: version, voters, learners; only the group's
-                                 master changes it
+    /qmq/groups/GROUP/members
+        Membership, JSON: version, voters, learners; only the group's master changes it
         removed by nobody: broker groups are never deleted
-    /qmq/groups/GROUP/epoch    Claim, JSON: the highest epoch, its winner, and the attempt in which
-                               it was won
+    /qmq/groups/GROUP/epoch
+        Claim, JSON: the highest epoch, its winner, and the attempt in which it was won
         removed by nobody
-    /qmq/groups/GROUP/master    Master, JSON: the master's address, under its lease: clients connect
-                                there
+    /qmq/groups/GROUP/master
+        Master, JSON: the master's address, under its lease: clients connect there
         removed by its lease
-    /qmq/groups/GROUP/mode    `read-write`, or `read-only` while the group is drained
+    /qmq/groups/GROUP/mode
+        `read-write`, or `read-only` while the group is drained
         removed by nobody
-    /qmq/groups/GROUP/delay    DelaySettings, JSON: the settings of a delay group; written once
+    /qmq/groups/GROUP/delay
+        DelaySettings, JSON: the settings of a delay group; written once
         removed by nobody
-    /qmq/groups/GROUP/secret    the secret that the group's replicas prove to each other; written
-                                once. Who can read it can act as a replica
+    /qmq/groups/GROUP/secret
+        the secret that the group's replicas prove to each other; written once. Who can read it can
+        act as a replica
         removed by nobody
-    /qmq/replicas/GROUP/REPLICA    ReplicaRecord, JSON: a replica's address and the generation of
-                                   its folder; stays when it goes away
+    /qmq/replicas/GROUP/REPLICA
+        ReplicaRecord, JSON: a replica's address and the generation of its folder; stays when it
+        goes away
         removed by the leading metaserver, when the replica is no member and its process is gone
-    /qmq/presence/GROUP/REPLICA    the replica's address, under a lease: the key exists while the
-                                   replica's process runs
+    /qmq/presence/GROUP/REPLICA
+        the replica's address, under a lease: the key exists while the replica's process runs
         removed by its lease
 
 Every change of members and every new epoch is a transaction that compares the epoch's Claim, so a
@@ -38,8 +42,9 @@ cluster has its own, because backups leave out `/qmq/meta/`. Each replica keeps 
 does not register in another cluster's store, and `qmq backup rebuild` gives a new store the
 identity that clients know.
 
-    /qmq/meta/cluster    the identity of the cluster, a random number; written once by the first
-                         server, and in no backup
+    /qmq/meta/cluster
+        the identity of the cluster, a random number; written once by the first server, and in no
+        backup
         removed by nobody
 """
 
@@ -75,8 +80,8 @@ _T = TypeVar("_T", bound="_Json")
 
 
 class _Json:
-    """A value stored as a JSON object; unknown fields are ignored, so that a newer release may add
-    some.
+    """A value stored as a JSON object;
+    unknown fields are ignored, so that a newer release may add some.
     """
 
     def encode(self) -> bytes:
@@ -128,8 +133,8 @@ class ReplicaRecord(_Json):
 
 @dataclass(frozen=True, slots=True)
 class DelaySettings(_Json):
-    """The settings that all replicas of a delay group share, because their schedules are
-    identical.
+    """The settings that all replicas of a delay group share,
+    because their schedules are identical.
     """
 
     bucket_ms: int
@@ -357,8 +362,8 @@ CLUSTER: Final = "/qmq/meta/cluster"
 
 
 async def ensure_cluster(store: CoordinationStore, known: str = "") -> str:
-    """Write the identity, `known` or a new one, if there is none. Returns it. Raises
-    CoordinationError.
+    """Write the identity, `known` or a new one, if there is none. Returns it.
+    Raises CoordinationError.
     """
     await store.txn([absent(CLUSTER)], [Put(CLUSTER, (known or secrets.token_hex(8)).encode())])
     found = await store.get(CLUSTER)

@@ -83,8 +83,8 @@ class CompareTarget(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Compare:
-    """Compares the `target` field of `key` with `value` by the operator `op` ("=", "!=", "<",
-    ">").
+    """Compares the `target` field of `key` with `value` by the operator `op`
+    ("=", "!=", "<", ">").
     """
 
     key: str
@@ -163,8 +163,8 @@ class CoordinationStore(Protocol):
     async def get(self, key: str) -> KeyValue | None: ...
 
     async def list(self, prefix: str, *, revision: int = 0, limit: int = 0) -> KeyListing:
-        """All keys that begin with `prefix`, in order, now or as of a revision. Raises
-        Compacted.
+        """All keys that begin with `prefix`, in order,
+        now or as of a revision. Raises Compacted.
         """
         ...
 
@@ -312,8 +312,8 @@ async def _read_back(
 
 
 def _never_again(compare: Compare, item: KeyValue | None, before: int) -> bool:
-    """True if a compare does not hold now and never will again. `before` is a past revision.
-    Pure.
+    """True if a compare does not hold now and never will again.
+    `before` is a past revision. Pure.
     """
     if compare.op != "=" or compare.target not in (CompareTarget.MOD, CompareTarget.CREATE):
         return False
@@ -323,8 +323,8 @@ def _never_again(compare: Compare, item: KeyValue | None, before: int) -> bool:
 
 
 async def _in_history(store: CoordinationStore, proof: Put, start: int, end: int) -> int | None:
-    """Find the revision in [start, end] at which the key got the proof's value. The key was set at
-    `end`.
+    """Find the revision in [start, end] at which the key got the proof's value.
+    The key was set at `end`.
     """
     async with AsyncExitStack() as stack:
         watch = store.watch(proof.key, start)

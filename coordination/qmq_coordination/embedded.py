@@ -80,8 +80,8 @@ _COLUMNS: Final = "key, value, created, mod, version, lease"
 
 
 class StoreFull(DiskFull, CoordinationUnavailable):
-    """Nothing was changed. Whoever can wait for an etcd that does not answer can wait for room,
-    too.
+    """Nothing was changed. Whoever can wait for an etcd that does not answer can
+    wait for room, too.
     """
 
 
@@ -200,8 +200,8 @@ class Rows:
         )
 
     def events(self, prefix: str, after: int) -> list[WatchEvent]:
-        """Changes under a prefix after revision `after`, in order: about a thousand, always whole
-        revisions.
+        """Changes under a prefix after revision `after`, in order:
+        about a thousand, always whole revisions.
         """
         end = prefix_end(prefix)
         under = "key >= :prefix AND (:end IS NULL OR key < :end) AND mod > :after"
@@ -423,8 +423,8 @@ class EmbeddedStore:
         del self._until[lease]
 
     def expire_leases(self) -> None:
-        """End the expired leases; on a full disk, later: their keys can still be read until
-        then.
+        """End the expired leases; on a full disk, later:
+        their keys can still be read until then.
         """
         now = self._monotonic_s()
         with suppress(DiskFull):
@@ -528,8 +528,8 @@ def _require_key(key: str) -> None:
 def _check_request(
     compares: Sequence[Compare], success: Sequence[Operation], failure: Sequence[Operation]
 ) -> None:
-    """Make etcd's checks before a comparison (server/etcdserver/api/v3rpc/key.go,
-    checkTxnRequest).
+    """Make etcd's checks before a comparison
+    (server/etcdserver/api/v3rpc/key.go, checkTxnRequest).
     """
     for compare in compares:
         _require_key(compare.key)

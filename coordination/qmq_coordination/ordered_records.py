@@ -1,32 +1,40 @@
 """Ordered subjects in the coordination store: routes, changes, groups, members, assignments, fences
 (docs/ORDERING.md).
 
-    /qmq/routes/SUBJECT/v/NUMBER    Route, JSON: an ordered subject's route of one version; written
-                                    once
+    /qmq/routes/SUBJECT/v/NUMBER
+        Route, JSON: an ordered subject's route of one version; written once
         removed by the deletion of the subject
-    /qmq/routes/SUBJECT/latest    the version that producers use; every change compares it
+    /qmq/routes/SUBJECT/latest
+        the version that producers use; every change compares it
         removed by the deletion of the subject
-    /qmq/routes/SUBJECT/c/NUMBER    Change, JSON: the change that led, or leads, to a version: its
-                                    content, phase, times and reason
+    /qmq/routes/SUBJECT/c/NUMBER
+        Change, JSON: the change that led, or leads, to a version: its content, phase, times and
+        reason
         removed by the deletion of the subject
-    /qmq/routes/SUBJECT/g/GROUP    GroupRecord, JSON: a consumer group's frontier and gate
+    /qmq/routes/SUBJECT/g/GROUP
+        GroupRecord, JSON: a consumer group's frontier and gate
         removed by the deletion of the consumer group, or of the subject
-    /qmq/routes/SUBJECT/policy    the policy of automatic resharding, JSON
+    /qmq/routes/SUBJECT/policy
+        the policy of automatic resharding, JSON
         removed by the deletion of the subject
-    /qmq/routes/SUBJECT/decision    the last decision of automatic resharding, JSON
+    /qmq/routes/SUBJECT/decision
+        the last decision of automatic resharding, JSON
         removed by the deletion of the subject
-    /qmq/routes/SUBJECT/stale/BROKER-GROUP    what the broker group's log has and the store has
-                                              forgotten; the routes are then not served
+    /qmq/routes/SUBJECT/stale/BROKER-GROUP
+        what the broker group's log has and the store has forgotten; the routes are then not served
         removed by the broker group's master, when the store has it again; the deletion of the
         subject
-    /qmq/members/SUBJECT/GROUP/CONSUMER    MemberRecord, JSON: a live consumer, under its lease
+    /qmq/members/SUBJECT/GROUP/CONSUMER
+        MemberRecord, JSON: a live consumer, under its lease
         removed by its lease
-    /qmq/assignments/SUBJECT/GROUP    Assignment, JSON: which consumer should read which lane
+    /qmq/assignments/SUBJECT/GROUP
+        Assignment, JSON: which consumer should read which lane
         removed by the deletion of the consumer group, or of the subject
-    /qmq/fences/BROKER-GROUP/SUBJECT/PARTITION    Fence, JSON: a partition that was closed while its
-                                                  broker group was unreachable
+    /qmq/fences/BROKER-GROUP/SUBJECT/PARTITION
+        Fence, JSON: a partition that was closed while its broker group was unreachable
         removed by the leading metaserver, when the seal is known; the deletion of the subject
-    /qmq/meta/leader    the metaserver that continues unfinished work, under its lease
+    /qmq/meta/leader
+        the metaserver that continues unfinished work, under its lease
         removed by its lease
 
 Numbers in keys have ten digits, so that keys sort as numbers do. This module has keys and values,
@@ -197,8 +205,8 @@ class OrderedState:
 
     @property
     def fenced(self) -> list[int]:
-        """The fenced partitions of older versions. Their broker groups have not reported the seal
-        yet.
+        """The fenced partitions of older versions.
+        Their broker groups have not reported the seal yet.
         """
         published = [
             change for version, change in sorted(self.changes.items()) if version <= self.latest

@@ -1,9 +1,11 @@
 """Subjects in the coordination store: their settings, their schemas, and the delivery settings of
 groups. A compare-and-swap creates each subject once.
 
-    /qmq/subjects/NAME    SubjectConfig, JSON: a subject's settings
+    /qmq/subjects/NAME
+        SubjectConfig, JSON: a subject's settings
         removed by the deletion of the subject
-    /qmq/schemas/SUBJECT/NUMBER    DeclaredSchema, JSON: a version of a subject's schema
+    /qmq/schemas/SUBJECT/NUMBER
+        DeclaredSchema, JSON: a version of a subject's schema
         removed by the operator, all versions together; the deletion of the subject
 
 Creating an existing subject with the same settings succeeds, with any placement: if two metaservers
@@ -17,15 +19,18 @@ Versions of schemas are never changed, and are deleted together (qmq/meta/catalo
 Delivery settings are retries of groups, and pauses (docs/DELIVERY.md); qmq/meta/delivery.py writes
 them.
 
-    /qmq/delivery/SUBJECT/GROUP    SettingsRecord, JSON: a group's retry settings; the subject may
-                                   be `*`: the group on all subjects
+    /qmq/delivery/SUBJECT/GROUP
+        SettingsRecord, JSON: a group's retry settings; the subject may be `*`: the group on all
+        subjects
         removed by the operator; the deletion of the subject
-    /qmq/pauses/group/SUBJECT/GROUP    PauseRecord, JSON: a paused group: since when, why; the
-                                       subject may be `*`
+    /qmq/pauses/group/SUBJECT/GROUP
+        PauseRecord, JSON: a paused group: since when, why; the subject may be `*`
         removed by the operator; the deletion of the subject
-    /qmq/pauses/consumer/SUBJECT/GROUP/NAME    a paused consumer of the group
+    /qmq/pauses/consumer/SUBJECT/GROUP/NAME
+        a paused consumer of the group
         removed by the operator; the deletion of the subject
-    /qmq/pauses/client/NAME    a paused client: brokers hand nothing to its consumers
+    /qmq/pauses/client/NAME
+        a paused client: brokers hand nothing to its consumers
         removed by the operator
 
 A record may contain only some of the settings. Each setting is taken from the record for the
@@ -316,8 +321,8 @@ class PauseRecord:
 
 @dataclass(frozen=True, slots=True)
 class SettingsRecord:
-    """The settings of one record. A setting that is None comes from the next less specific
-    record.
+    """The settings of one record. A setting that is None comes from the next
+    less specific record.
     """
 
     attempts_max: int | None = None
@@ -352,8 +357,8 @@ class SettingsRecord:
 
     @classmethod
     def decode(cls, data: bytes) -> SettingsRecord:
-        """Decode settings. Unknown fields, of a newer release, are ignored. Raises ValueError,
-        InvalidArgument.
+        """Decode settings. Unknown fields, of a newer release, are ignored.
+        Raises ValueError, InvalidArgument.
         """
         found: dict[str, Any] = json.loads(data)
         attempts, delays = found.get("attempts_max"), found.get("retry_delays_ms")
@@ -410,8 +415,8 @@ class DeliverySettings:
                 yield where, record
 
     def is_paused(self, subject: str, group: str, consumer: str, client: str) -> bool:
-        """True if the consumer is paused. With empty `consumer` and `client`: True if the group is
-        paused.
+        """True if the consumer is paused. With empty `consumer` and `client`:
+        True if the group is paused.
         """
         if not self.pauses:
             return False
@@ -461,8 +466,8 @@ def whom_of(key: str) -> Whom:
 
 
 def check_subject(subject: str) -> str:
-    """Return `subject` if it is the name of a subject or a dead-letter queue, or `*`. Raises
-    InvalidName.
+    """Return `subject` if it is the name of a subject or a dead-letter queue, or `*`.
+    Raises InvalidName.
     """
     return subject if subject == EVERY else check_name("subject", subject)
 

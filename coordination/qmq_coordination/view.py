@@ -116,8 +116,8 @@ OnChange = Callable[[ViewChange], None]
 
 @dataclass(slots=True)
 class Picture:
-    """The keys at a revision, decoded. Pure: takes listings and changes, returns the
-    differences.
+    """The keys at a revision, decoded.
+    Pure: takes listings and changes, returns the differences.
     """
 
     revision: int = 0
@@ -366,8 +366,8 @@ class ClusterView:
         ]
 
     def subject_names(self) -> Collection[str]:
-        """The names of all subjects, in no order. The set changes with the picture: do not keep
-        it.
+        """The names of all subjects, in no order.
+        The set changes with the picture: do not keep it.
         """
         return self._picture.subjects.keys()
 

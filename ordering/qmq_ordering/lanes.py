@@ -88,8 +88,8 @@ class FrontierPiece(NamedTuple):
 
 
 class Readable(NamedTuple):
-    """A range of a partition that is open for a group. `version` is the frontier's version in this
-    range.
+    """A range of a partition that is open for a group.
+    `version` is the frontier's version in this range.
     """
 
     partition: PhysicalPartition
@@ -122,8 +122,8 @@ class Frontier:
 
     @property
     def version(self) -> int:
-        """The group's version: the lowest version of any piece. The group has finished all older
-        versions.
+        """The group's version: the lowest version of any piece.
+        The group has finished all older versions.
         """
         return min(piece.version for piece in self.pieces)
 
@@ -218,13 +218,13 @@ class Assignment:
 
 
 ProducerBase: TypeAlias = Callable[[int, LpRange], float]
-"""The number of messages that wait for the group in a range of a partition (by number); 0 if
-unknown.
+"""The number of messages that wait for the group in a range of a partition (by
+number); 0 if unknown.
 """
 
 _Held: TypeAlias = dict[Lane, list[tuple[Lane, str]]]
-"""Each open range as the lane that covers it, by range, with its lanes in the previous
-assignment.
+"""Each open range as the lane that covers it, by range,
+with its lanes in the previous assignment.
 """
 
 _Claim: TypeAlias = tuple[bool, int, int, str]
@@ -308,8 +308,8 @@ def _is_part(lane: Lane, whole: Lane) -> bool:
 
 
 def _cut(held: _Held, shares: list[int]) -> list[Lane]:
-    """Cut the ranges into lanes. A range that already has the right number of even lanes keeps its
-    cuts.
+    """Cut the ranges into lanes. A range that already has the right number of even
+    lanes keeps its cuts.
     """
     lanes = []
     for (whole, pairs), parts in zip(held.items(), shares, strict=True):

@@ -126,8 +126,8 @@ class LoadHistory:
     """The state between two looks at a subject's load. It is empty before the first look."""
 
     version: int = 0
-    """The route's version at the last look. Another version at the next look means that the route
-    changed.
+    """The route's version at the last look.
+    Another version at the next look means that the route changed.
     """
     changed_ms: int | None = None
     """When the last change was decided or first seen."""
@@ -199,8 +199,8 @@ class Merge(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class ReshardDecision:
-    """The change to make now, if any, and the reasons for or against a change: full sentences for
-    people.
+    """The change to make now, if any, and the reasons for or against a change:
+    full sentences for people.
     """
 
     operation: Split | Merge | None
@@ -333,8 +333,8 @@ def _split_hottest(
     groups: Sequence[str],
     reasons: list[str],
 ) -> Split | None:
-    """Split the hottest partition that can be split. Adds the reasons why others cannot to
-    `reasons`.
+    """Split the hottest partition that can be split.
+    Adds the reasons why others cannot to `reasons`.
     """
     hot = [
         (_heat(policy, known[part.number]), part)

@@ -78,8 +78,8 @@ class PhysicalPartition(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """One version of a subject's route. Raises InvalidArgument if the rules of the module do not
-    hold.
+    """One version of a subject's route.
+    Raises InvalidArgument if the rules of the module do not hold.
     """
 
     version: int
@@ -311,8 +311,8 @@ def _nearest_to_share(sums: list[int], before: int, earliest: int, latest: int, 
 
 
 def _within(sums: list[int], value: int, earliest: int, latest: int, wanted: int) -> int:
-    """The place nearest to `wanted` in [earliest, latest] with exactly the load `value` before
-    it.
+    """The place nearest to `wanted` in [earliest,
+    latest] with exactly the load `value` before it.
     """
     first = bisect_left(sums, value, earliest, latest + 1)
     last = bisect_right(sums, value, earliest, latest + 1) - 1

@@ -88,8 +88,8 @@ from qmq.rpc.server_name import ServerName, always
 PIECE_BYTES: Final = MIB
 CALL_S: Final = 30.0
 COLD_TRIES: Final = 600
-"""Attempts to read a segment that the broker first fetches from its object store: a minute or
-two.
+"""Attempts to read a segment that the broker first fetches from its object
+store: a minute or two.
 """
 
 Told = Callable[[int], None]
@@ -170,8 +170,8 @@ class GroupLogReader:
         return tuple(found)
 
     async def _read(self, log: int, base: int, end: int) -> ChunkedBytes | None:
-        """A segment's entries from its beginning to `end`; None if retention has deleted the
-        segment.
+        """A segment's entries from its beginning to `end`;
+        None if retention has deleted the segment.
         """
         chunker, position, index = Chunker(self._objects), base, 0
         while position < end:
@@ -349,8 +349,8 @@ async def _find(store: CoordinationStore, network: Network) -> Moment:
 def _matched(
     states: Mapping[str, BrokerGroupState], ends: Mapping[str, pb.HeldLogs], listing: KeyListing
 ) -> tuple[HeldGroup, ...]:
-    """The groups, if exactly the groups of this revision were held, under the epochs of this
-    revision.
+    """The groups, if exactly the groups of this revision were held,
+    under the epochs of this revision.
     """
     groups = KeyListing(
         listing.revision, tuple(each for each in listing.items if each.key.startswith(GROUPS))
@@ -470,8 +470,8 @@ class BackupCreator:
         self._done = self._total = 0
 
     async def create(self) -> BackupManifest:
-        """Raises CoordinationError, Unavailable, LogDamaged, StoreAway, BackupDamaged,
-        BackupVersion.
+        """Raises CoordinationError, Unavailable, LogDamaged, StoreAway,
+        BackupDamaged, BackupVersion.
         """
         for tries_left in reversed(range(TRIES)):
             try:

@@ -10,8 +10,9 @@ another path, object or key.
 A backup leaves out the keys of the old cluster's processes and machines (leased keys, addresses,
 memberships, assignments) and its secrets: a new cluster makes its own.
 
-    /qmq/restored    the backup from which this cluster was made, and the progress of the restore;
-                     absent in others
+    /qmq/restored
+        the backup from which this cluster was made, and the progress of the restore; absent in
+        others
         removed by nobody
 """
 
@@ -265,8 +266,8 @@ def encode_items(items: Mapping[str, bytes]) -> bytes:
 
 
 def decode_items(data: bytes) -> Items:
-    """Raises BackupDamaged, also for a key that no backup contains: a restore writes no other
-    keys.
+    """Raises BackupDamaged, also for a key that no backup contains:
+    a restore writes no other keys.
     """
     try:
         items = dict(msgspec.msgpack.decode(data, type=list[tuple[str, bytes]]))

@@ -120,16 +120,16 @@ def _other(names: Iterable[str], own: Mark) -> list[Mark]:
 
 
 RUNS_S: Final = 1_800.0
-"""A prune stops after this time, so that it never runs after its mark has expired. The next prune
-continues.
+"""A prune stops after this time, so that it never runs after its mark has expired.
+The next prune continues.
 """
 DELETED_AT_ONCE: Final = 1_000
 
 
 @dataclass(frozen=True, slots=True)
 class KeepRule:
-    """Which backups stay: the newest `count`, and all backups younger than `days`. Raises
-    InvalidArgument.
+    """Which backups stay: the newest `count`, and all backups younger than `days`.
+    Raises InvalidArgument.
     """
 
     count: int = 0
@@ -187,8 +187,8 @@ class BackupPruner:
         self._runs_s = runs_s
 
     def look(self, rule: KeepRule) -> Pruned:
-        """The result that `prune` would have now. Raises StoreAway, BackupDamaged,
-        BackupVersion.
+        """The result that `prune` would have now.
+        Raises StoreAway, BackupDamaged, BackupVersion.
         """
         pruned, _ = self._plan(rule)
         return pruned

@@ -7,7 +7,8 @@ lost for good.
     subjects    from the queues in the logs; their settings from a backup, if there is one, else the
                 defaults
     routes      from a backup that is new enough, else deduced
-    consumer groups of ordered subjects    from their lanes; their progress is in the logs
+    consumer groups of ordered subjects
+                from their lanes; their progress is in the logs
 
 All other keys (rules, quotas, retry settings, pauses) come from the backup, or are gone.
 
@@ -129,8 +130,8 @@ class DeducedRoutes:
 
 
 def deduce(count: int, found: Mapping[int, PartitionEvidence]) -> DeducedRoutes:
-    """The routes that explain the logs, with N = `count`. Raises InvalidArgument if no routes
-    do.
+    """The routes that explain the logs, with N = `count`.
+    Raises InvalidArgument if no routes do.
     """
     highest = max(found)
     anywhere = found[min(found)].group
@@ -488,8 +489,8 @@ def _subject_keys(
 
 
 def _is_new_enough(known: OrderedState, queues: Mapping[tuple[str, int], QueueEvidence]) -> bool:
-    """Whether the backup's routes have all partitions of the logs, and the changes that closed
-    some.
+    """Whether the backup's routes have all partitions of the logs,
+    and the changes that closed some.
     """
     seals = [each.sealed for each in queues.values() if each.sealed is not None]
     changes = {(change.id, version) for version, change in known.changes.items()}
@@ -504,8 +505,8 @@ def _lane_groups(
     queues: Mapping[tuple[str, int], QueueEvidence],
     known: Mapping[str, GroupRecord],
 ) -> Items:
-    """Records for groups that have lanes but no record, at the oldest version in which they have
-    lanes.
+    """Records for groups that have lanes but no record,
+    at the oldest version in which they have lanes.
     """
     first: dict[str, int] = {}
     for version, route in sorted(routes.items(), reverse=True):

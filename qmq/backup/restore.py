@@ -83,8 +83,8 @@ class RestoreMark:
 
 
 async def known_mark(store: CoordinationStore, backup: str) -> RestoreMark | None:
-    """The mark of an interrupted restore of this backup. Raises NotEmpty if the store has other
-    keys.
+    """The mark of an interrupted restore of this backup.
+    Raises NotEmpty if the store has other keys.
     """
     found = await store.get(RESTORED)
     known = None if found is None else RestoreMark.decode(found.value)

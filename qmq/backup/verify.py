@@ -32,8 +32,8 @@ LOGS = ("message", "action")
 
 
 class BackupVerifier:
-    """Verifies one backup. The calls block: use a thread. `told` is called with the bytes of each
-    chunk.
+    """Verifies one backup. The calls block: use a thread.
+    `told` is called with the bytes of each chunk.
     """
 
     def __init__(

@@ -114,8 +114,8 @@ class LoopThread:
             raise ClientClosed(_CLOSED)
 
     def call(self, function: Callable[[], _R]) -> _R:
-        """Call a function in the loop's thread, and wait for it. Raises what it raises,
-        ClientClosed.
+        """Call a function in the loop's thread, and wait for it.
+        Raises what it raises, ClientClosed.
         """
         if self.is_inside and not self.is_forked:
             return function()
@@ -325,8 +325,8 @@ class BlockingConsumerBase(BlockingPart):
         return _FromAnyThread(self._thread, settler)
 
     def __iter__(self) -> Iterator[Message]:
-        """A message is acknowledged when the thread that got it asks for the next one
-        (`ack="auto"`).
+        """A message is acknowledged when the thread that got it asks for the next
+        one (`ack="auto"`).
         """
         while True:
             message = self._thread.run(self._consumer.next_for(self._owner()))

@@ -69,8 +69,8 @@ class BrokerAdmin:
 
     @property
     def _store(self) -> Store:
-        """The broker's current store. Raises NotMaster if this replica is not the group's
-        master.
+        """The broker's current store. Raises NotMaster if this replica is not
+        the group's master.
         """
         self._broker.require_serving()
         return self._broker.store
@@ -383,8 +383,8 @@ def messages_end(queue: Queue) -> int:
 
 
 def lag_ms(queue: Queue, done_before: int, now_ms: int) -> int:
-    """The age of the oldest message that is not done; 0 if all are done. Command messages do not
-    count.
+    """The age of the oldest message that is not done; 0 if all are done.
+    Command messages do not count.
     """
     if (
         max(done_before, queue.start_sequence) >= messages_end(queue)
@@ -447,14 +447,14 @@ class GroupStatus(Protocol):
         ...
 
     async def change(self, *, add: str = "", remove: str = "") -> pb.ChangeReplicasResponse:
-        """Add a replica to the group, or remove one. Raises NotMaster, InvalidArgument,
-        Unavailable.
+        """Add a replica to the group, or remove one.
+        Raises NotMaster, InvalidArgument, Unavailable.
         """
         ...
 
     def read_log(self, log: int, position: int, bytes_max: int) -> bytes:
-        """Whole entries of a log from a position on, their checksums checked. Raises LogDamaged,
-        InvalidArgument.
+        """Whole entries of a log from a position on, their checksums checked.
+        Raises LogDamaged, InvalidArgument.
         """
         ...
 

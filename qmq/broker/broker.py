@@ -1,10 +1,9 @@
 """The broker's turns: all requests that arrive in one round of the event loop are handled together.
 
-    frames in -> produce: checked, staged            \\
-                 pull, settle, attach: done immediately   } -> end of turn: one write to the message
-                                                          log, consumers woken,
-                                                      /    one write to the action log, answers out,
-                                                           a flush begun if it is due
+    frames in -> PRODUCE: checked, staged
+                 PULL, SETTLE, ATTACH: done immediately
+    end of turn: one write to the message log, consumers woken,
+                 one write to the action log, answers out, a flush begun if it is due
 
 PRODUCE requests are checked when they arrive, and admitted and written together at the turn's end.
 A turn runs at the end of the round of the event loop in which it was requested, or immediately if

@@ -121,8 +121,8 @@ class LaneAdmin:
         queues: list[Queue],
         request: pb.DescribeLanesRequest,
     ) -> None:
-        """Add a page of the group's parked keys, or all of them. Raises Overloaded if all are too
-        many.
+        """Add a page of the group's parked keys, or all of them.
+        Raises Overloaded if all are too many.
         """
         share_of = {
             queue.id.partition: queue.lanes[request.group]

@@ -90,8 +90,8 @@ class Opened:
         self._header, self._ids = view.header, view.message_ids()
 
     def id_of(self, place: int) -> bytes:
-        """The id of one message. Ids are made one by one, because usually one message of many is
-        dead.
+        """The id of one message. Ids are made one by one,
+        because usually one message of many is dead.
         """
         if self._ids is not None:
             return self._ids[place]
@@ -371,8 +371,8 @@ def intake_of(subject: str, queue: Queue, state: QueueGroup, letters: list[Lette
 
 
 def producer_id(state: QueueGroup) -> int:
-    """The producer id of a share's dead letters: the same on every replica, and different from any
-    application's.
+    """The producer id of a share's dead letters:
+    the same on every replica, and different from any application's.
     """
     queue_id = state.queue.id
     text = f"{queue_id.subject}/{queue_id.partition}/{state.name}/{state.share.born_ms}"

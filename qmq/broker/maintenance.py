@@ -286,8 +286,8 @@ class Maintenance:
             self._fatal(failure)
 
     def _scrub(self) -> None:
-        """Check some more of the files, so that damage is found while another replica can repair
-        it.
+        """Check some more of the files, so that damage is found while another
+        replica can repair it.
         """
         if self._scrubbing is not None and not self._scrubbing.done():
             return
@@ -374,8 +374,8 @@ class Maintenance:
         await self._delete_files(retention, may_hold_files)
 
     async def _release_files(self, retention: Retention) -> None:
-        """While a replica starts over, its disk keeps only what the object store does not have
-        yet.
+        """While a replica starts over, its disk keeps only what the object store
+        does not have yet.
         """
         may_hold_files = list(self._running)
         retention.release()

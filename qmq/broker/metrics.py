@@ -126,8 +126,8 @@ class BrokerCounters:
         """When the last checkpoint was written, milliseconds since 1970."""
         self.files_deleted = 0
         self.retention_failures = 0
-        """Queues that retention could not examine and files that it could not delete, counted each
-        time.
+        """Queues that retention could not examine and files that it could not delete,
+        counted each time.
         """
         self.damaged = 0
         """Entries that the scrubber found damaged."""

@@ -253,8 +253,8 @@ class BrokerParts:
 
     committer: Committer
     fatal: Callable[[BaseException], None] = _raise
-    """Stops the process: an invariant is broken, or storage failed in a way that must not be worked
-    around.
+    """Stops the process: an invariant is broken,
+    or storage failed in a way that must not be worked around.
     """
     on_turn_end: Callable[[], None] = lambda: None
     """Called at the end of each turn."""
@@ -276,8 +276,8 @@ class BrokerParts:
 
 
 class PendingResponses:
-    """Answers in the order of their indexes; one that waits for a flush does not delay the
-    others.
+    """Answers in the order of their indexes;
+    one that waits for a flush does not delay the others.
     """
 
     def __init__(self) -> None:
@@ -332,8 +332,8 @@ class PendingResponses:
             held.peer.send(held.answer)
 
     def abandon(self, failure: Callable[[], QmqError]) -> list[HeldAnswer]:
-        """Drop everything: waiting coroutines get the failure, and the waiting answers are
-        returned.
+        """Drop everything: waiting coroutines get the failure,
+        and the waiting answers are returned.
         """
         for waiter in (*self._unwritten_waiters, *[waiter for _, waiter in self._waiters]):
             if not waiter.done():

@@ -84,8 +84,8 @@ from qmq.wire.batch_columns import (
 
 
 class Routing:
-    """The data about ordered subjects in the coordination store. This one knows no ordered
-    subject.
+    """The data about ordered subjects in the coordination store.
+    This one knows no ordered subject.
     """
 
     def partition(self, subject: str, number: int) -> PhysicalPartition | None:
@@ -93,14 +93,14 @@ class Routing:
         return None
 
     def is_open(self, subject: str, group: str, number: int, lps: LpRange, version: int) -> bool:
-        """Whether the group reads `version` in the range, and the partition belongs to that version
-        there.
+        """Whether the group reads `version` in the range,
+        and the partition belongs to that version there.
         """
         return False
 
     async def closes(self, subject: str, number: int, change_id: str, to_version: int) -> bool:
-        """Whether the store has this route change, and it closes the partition. Raises
-        CoordinationError.
+        """Whether the store has this route change, and it closes the partition.
+        Raises CoordinationError.
         """
         return False
 
@@ -249,8 +249,8 @@ class Destination(NamedTuple):
 
 
 FindQueue = Callable[[bytes, int], Destination]
-"""(subject as bytes, partition) -> where it is. Raises UnknownSubject, InvalidName, OrderMismatch,
-RouteChanged.
+"""(subject as bytes, partition) -> where it is.
+Raises UnknownSubject, InvalidName, OrderMismatch, RouteChanged.
 """
 
 
@@ -451,8 +451,8 @@ FindSubject = Callable[[str], SubjectConfig]
 
 
 class Destinations(Protocol):
-    """The destinations of one kind of group: `QueueDestinations`, or
-    `qmq.delay.broker.DelayDestinations`.
+    """The destinations of one kind of group:
+    `QueueDestinations`, or `qmq.delay.broker.DelayDestinations`.
     """
 
     def find(

@@ -194,8 +194,8 @@ CONFIRM_MS: Final = 60_000
 """How much the time that an operator confirms may differ from the machine's clock."""
 SAVE_MS: Final = 60_000
 BEHIND_MS: Final = 3_600_000
-"""Retention that is farther behind the kept time is logged: an operator should look at the
-clock.
+"""Retention that is farther behind the kept time is logged:
+an operator should look at the clock.
 """
 
 
@@ -239,14 +239,14 @@ class ReplicaTime:
         self._voters, self._is_delay = voters, is_delay
         self._retention: RetentionTime | None = None
         self._sure_ms = 0
-        """The kept time when other machines or an operator last confirmed it, or the process
-        began.
+        """The kept time when other machines or an operator last confirmed it,
+        or the process began.
         """
         self._seen = (0, 0)
         """The kept time and CLOCK_BOOTTIME, as last read."""
         self._stamped_ms = 0
-        """The highest stamp that an entry may have had then: stamps do not go back with the kept
-        time.
+        """The highest stamp that an entry may have had then:
+        stamps do not go back with the kept time.
         """
         self._saved_boot_ms = 0
         self._is_told = False
@@ -281,8 +281,8 @@ class ReplicaTime:
     # --- changing ---------------------------------------------------------------------------------
 
     def begin(self, log_ms: int) -> None:
-        """Continue from the saved time. `log_ms` is the time of the log's last entry, 0 if it has
-        none.
+        """Continue from the saved time. `log_ms` is the time of the log's last
+        entry, 0 if it has none.
         """
         if self._steady is None:
             return

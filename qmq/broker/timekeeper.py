@@ -103,8 +103,8 @@ class Timekeeper:
 
     @property
     def wants_witnesses(self) -> bool:
-        """Whether the timekeeper has something to decide, so that witnesses should be asked
-        often.
+        """Whether the timekeeper has something to decide,
+        so that witnesses should be asked often.
         """
         return self.step is not None or not self.is_attested
 

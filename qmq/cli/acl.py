@@ -1,5 +1,5 @@
-"""`qmq acl`, `qmq role`, `qmq user`, `qmq quota` and `qmq whoami`: who may do what
-(docs/ACCESS.md).
+"""`qmq acl`, `qmq role`, `qmq user`, `qmq quota` and `qmq whoami`:
+who may do what (docs/ACCESS.md).
 """
 
 from __future__ import annotations
@@ -162,8 +162,8 @@ def tell_decision(
     as_json: Json = False,
     server: Server = SERVER,
 ) -> None:
-    """Tell whether the rules allow an operation, and which rule decides. Exit code 1 if it is
-    denied.
+    """Tell whether the rules allow an operation, and which rule decides.
+    Exit code 1 if it is denied.
     """
 
     found = ask(server, lambda mq: mq.access.test(principal, operation, kind, name))

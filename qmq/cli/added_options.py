@@ -97,8 +97,8 @@ def with_option(
     default: Any,
     act: Callable[[Any, Call], Any],
 ) -> Callable[..., Any]:
-    """The command with one more option. `act` gets the option's value and a function that runs the
-    command.
+    """The command with one more option.
+    `act` gets the option's value and a function that runs the command.
     """
 
     @wraps(callback)
@@ -154,8 +154,8 @@ def refreshed(call: Call) -> NoReturn:
 
 
 def _look(call: Call) -> None:
-    """Run the command once. In a terminal, the new output replaces the old one in a single
-    write.
+    """Run the command once. In a terminal,
+    the new output replaces the old one in a single write.
     """
     with console.capture() as captured:
         try:

@@ -84,8 +84,8 @@ def port_of(parts: str, number: int, given: int, step: int = 1) -> int:
 
 
 def tls_option(part: str, *, has_variable: bool = True) -> Any:
-    """`--tls-ca`, `--tls-cert` or `--tls-key` of a client; also QMQ_TLS_CA and so on if
-    `has_variable`.
+    """`--tls-ca`, `--tls-cert` or `--tls-key` of a client;
+    also QMQ_TLS_CA and so on if `has_variable`.
     """
     return typer.Option(
         f"--tls-{part}",
@@ -107,8 +107,8 @@ _PARTS: Final = re.compile(f"(?:{_PART.pattern})+", re.ASCII)
 
 
 def parse_duration(text: str) -> timedelta:
-    """Parse a duration such as "10m", "1h30m", "2d", "1w", "1.5s" or "500ms". Raises
-    InvalidArgument.
+    """Parse a duration such as "10m", "1h30m", "2d", "1w", "1.5s" or "500ms".
+    Raises InvalidArgument.
     """
     if not _PARTS.fullmatch(text):
         raise InvalidArgument(f"{text!r} is not a duration: write 90s, 10m, 1h30m, 2d or 1w")
@@ -122,8 +122,8 @@ def parse_duration(text: str) -> timedelta:
 
 
 def parse_delays(text: str) -> tuple[int, ...]:
-    """Parse comma-separated durations such as "1s,5s,1m" into milliseconds. Raises
-    InvalidArgument.
+    """Parse comma-separated durations such as "1s,5s,1m" into milliseconds.
+    Raises InvalidArgument.
     """
     return tuple(
         [
@@ -165,8 +165,8 @@ def parse_when(text: str) -> datetime:
 
 
 def shifted(time: datetime, by: timedelta) -> datetime:
-    """The time moved by a duration. Raises InvalidArgument if the result is outside the
-    calendar.
+    """The time moved by a duration. Raises InvalidArgument if the result is
+    outside the calendar.
     """
     try:
         return time + by

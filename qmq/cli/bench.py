@@ -43,8 +43,8 @@ Size = Annotated[int, typer.Option("--size", min=0, help="Body size in bytes.")]
 
 @dataclass(frozen=True, slots=True)
 class Throughput:
-    """A number of messages, with the seconds of wall clock and of this process's CPU time that they
-    took.
+    """A number of messages, with the seconds of wall clock and of this process's CPU
+    time that they took.
     """
 
     messages: int
@@ -80,8 +80,8 @@ def pub(
     as_json: Json = False,
     server: Server = SERVER,
 ) -> None:
-    """Publish messages as fast as the cluster accepts them, and wait until the last one is
-    stored.
+    """Publish messages as fast as the cluster accepts them,
+    and wait until the last one is stored.
     """
     found = run(_pub(server, subject, messages, size, 1 if each else BATCH, compression, as_json))
     show("published", COLUMNS, [found.row()], as_json=as_json)

@@ -395,8 +395,8 @@ def shard_command(options: ShardedOptions, environment: Mapping[str, str]) -> Sh
 def process_command(
     verb: str, options: Any, shown: Sequence[str], environment: Mapping[str, str], *, verbose: bool
 ) -> ShardCommand:
-    """How to run `qmq VERB` with these options: those of `shown` on the command line, and all as
-    variables.
+    """How to run `qmq VERB` with these options: those of `shown` on the command line,
+    and all as variables.
     """
     from qmq.node.shards import ShardCommand
 

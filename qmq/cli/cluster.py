@@ -148,8 +148,8 @@ def _bytes(status: control.ReplicaStatus) -> int:
 
 
 def view(found: dict[str, Any], trouble: str = "") -> RenderableType:
-    """The status as a table of at most 80 columns: a line per group, followed by a line per
-    replica.
+    """The status as a table of at most 80 columns:
+    a line per group, followed by a line per replica.
     """
     shown = LineTable(
         ("replica", "state", "entries", "lag", "lag bytes", "note"),

@@ -54,8 +54,8 @@ def consume(
     as_json: Json = False,
     server: Server = SERVER,
 ) -> None:
-    """Print messages, one per line, and acknowledge them. Prints the body; with --json, all
-    fields.
+    """Print messages, one per line, and acknowledge them. Prints the body;
+    with --json, all fields.
     """
     run(
         _consume(

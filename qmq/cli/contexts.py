@@ -46,8 +46,8 @@ def add(
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Add a context, or replace the one of the same name. The first context becomes the current
-    one.
+    """Add a context, or replace the one of the same name.
+    The first context becomes the current one.
     """
     if not any((server, ca, cert, key, token_file)):
         fail(
@@ -68,8 +68,8 @@ def add(
 
 @app.command("use")
 def use(name: Name, as_json: Json = False) -> None:
-    """Make a context the current one. Commands use it unless an option or a variable says
-    otherwise.
+    """Make a context the current one. Commands use it unless an option or a
+    variable says otherwise.
     """
     try:
         ContextFile.of_user().use(name)

@@ -109,8 +109,8 @@ def histogram(buckets: Iterable[Due], now: datetime) -> DelayHistogram:
 
 
 def _edges(first: datetime, last: datetime) -> tuple[list[datetime], int, int]:
-    """The start of each bar and the end of the last one; the number of hours; the number of
-    days.
+    """The start of each bar and the end of the last one; the number of hours;
+    the number of days.
     """
     edges = [first + number * _HOUR for number in range(HOURS + 1)]
     midnight = edges[-1].replace(hour=0) + _DAY
@@ -325,8 +325,8 @@ def _histogram_facts(found: DelayHistogram) -> dict[str, Any]:
 
 
 def stats_view(facts: dict[str, Any], columns: int) -> list[RenderableType]:
-    """The statistics for people: groups, failures, the histogram, and groups that did not
-    answer.
+    """The statistics for people: groups, failures, the histogram,
+    and groups that did not answer.
     """
     view: list[RenderableType] = [
         Text(f"delayed messages at {facts['time']}: {facts['pending']:,} pending", "bold")
@@ -488,8 +488,8 @@ class DelayOptions(ReplicaOptions):
     ] = 24.0
 
     def config(self) -> DelayReplicaConfig:
-        """The delay server's configuration. Raises InvalidArgument, InvalidName,
-        typer.BadParameter.
+        """The delay server's configuration.
+        Raises InvalidArgument, InvalidName, typer.BadParameter.
         """
         from qmq_coordination.broker_groups import DelaySettings
 
@@ -677,8 +677,8 @@ def _require_pending(found: DelayedMessage) -> None:
 
 @app.command("stats")
 def stats(as_json: Json = False, server: Server = SERVER) -> None:
-    """Show pending messages by due time, delivery lateness, and messages that cannot be
-    delivered.
+    """Show pending messages by due time, delivery lateness,
+    and messages that cannot be delivered.
     """
 
     async def _stats() -> dict[str, Any]:

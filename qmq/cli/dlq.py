@@ -204,8 +204,8 @@ class ReplayOptions(OutputFlags, DryRunFlag, EditFlags, ChoiceFlags):
 @app.command("show")
 @taking(ShowOptions)
 def show_letters(_: typer.Context, options: ShowOptions) -> None:
-    """Show a group's oldest dead letters and why they failed. --json and --id add headers and
-    body.
+    """Show a group's oldest dead letters and why they failed.
+    --json and --id add headers and body.
     """
     words, server, as_json = options.words, options.server, options.as_json
     if _is_key(words):
@@ -330,8 +330,8 @@ def _check_whole(words: list[str], is_filtered: bool) -> None:
 
 
 def _is_key(words: list[str]) -> bool:
-    """Whether the words name a parked key rather than a group. Raises BadParameter if they name
-    neither.
+    """Whether the words name a parked key rather than a group.
+    Raises BadParameter if they name neither.
     """
     if len(words) not in (1, 3):
         raise typer.BadParameter(

@@ -227,8 +227,8 @@ def broker(
     key: Key = None,
     as_json: Json = False,
 ) -> None:
-    """Check a replica of a broker group or delay group. It is ready if it is the master or follows
-    one.
+    """Check a replica of a broker group or delay group.
+    It is ready if it is the master or follows one.
     """
     _tell(address, ca, cert, key, as_json)
 

@@ -190,8 +190,8 @@ class GatewayOptions(ProcessFlags):
         return tls_of(self.tls_cert, self.tls_key)
 
     def require_closed(self) -> None:
-        """Raise InvalidArgument if the gateway would listen on a public address without access
-        control.
+        """Raise InvalidArgument if the gateway would listen on a public address
+        without access control.
         """
         from qmq.node.process import require_guarded
 

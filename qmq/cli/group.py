@@ -141,8 +141,8 @@ def list_groups(
     as_json: Json = False,
     server: Server = SERVER,
 ) -> None:
-    """List groups and their lag; for an ordered subject, also the route version that each group
-    reads.
+    """List groups and their lag; for an ordered subject,
+    also the route version that each group reads.
     """
     found = run(_rows(server, subject))
     rows = [(*row, is_paused if as_json else _yes(is_paused)) for *row, is_paused in found]

@@ -135,8 +135,8 @@ def _body_text(facts: dict[str, Any], form: str) -> str:
 def trace(
     words: Words, group: OneGroup = "", as_json: Json = False, server: Server = SERVER
 ) -> None:
-    """Show the history of a message with times: created, stored, delivered, failed, acknowledged,
-    moved.
+    """Show the history of a message with times: created, stored, delivered, failed,
+    acknowledged, moved.
     """
     subject, message_id = subject_and_id(words)
 
@@ -159,8 +159,8 @@ WhyGroup = Annotated[str, typer.Option("--group", help="Only for this consumer g
 
 
 def why(words: Words, group: WhyGroup = "", as_json: Json = False, server: Server = SERVER) -> None:
-    """Explain where a message is and what it waits for. Give the subject before the id to search
-    faster.
+    """Explain where a message is and what it waits for.
+    Give the subject before the id to search faster.
     """
     subject, message_id = subject_and_id(words)
 

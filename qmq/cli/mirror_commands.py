@@ -1,5 +1,5 @@
-"""`qmq mirror`: the subjects of a cluster in a second one, with the progress of groups
-(docs/BACKUP.md).
+"""`qmq mirror`: the subjects of a cluster in a second one,
+with the progress of groups (docs/BACKUP.md).
 """
 
 from __future__ import annotations

@@ -29,8 +29,8 @@ def subject_names(server: str) -> list[str]:
 
 
 def group_names(server: str, subject: str = "") -> list[str]:
-    """The groups that consumed a subject, or any subject; empty if the cluster does not answer in
-    time.
+    """The groups that consumed a subject, or any subject;
+    empty if the cluster does not answer in time.
     """
 
     async def groups(mq: qmq.Client) -> list[str]:
@@ -129,8 +129,8 @@ def _asked(server: str, ask: Callable[[qmq.Client], Awaitable[list[str]]]) -> li
 
 
 class Given:
-    """The arguments of this process's command, by parameter name (set by
-    qmq/cli/added_options.py).
+    """The arguments of this process's command,
+    by parameter name (set by qmq/cli/added_options.py).
     """
 
     values: Mapping[str, Any] = {}

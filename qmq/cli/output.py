@@ -152,8 +152,8 @@ def _says_nothing(column: Sequence[str]) -> bool:
 
 
 def _cut(columns: Sequence[int], widths: list[int], headers: Sequence[str], excess: int) -> None:
-    """Shrink the widest column by one character at a time, so that the wide columns end up equally
-    wide.
+    """Shrink the widest column by one character at a time,
+    so that the wide columns end up equally wide.
     """
     least = {at: max(CUT_CHARS_MIN, len(headers[at])) for at in columns}
     while excess > 0:

@@ -65,8 +65,8 @@ _BOOLEANS: Final = {
 
 @dataclass(frozen=True, slots=True)
 class Variable:
-    """A setting of a server that only a variable of the environment gives. `help` says what it
-    means.
+    """A setting of a server that only a variable of the environment gives.
+    `help` says what it means.
     """
 
     name: str
@@ -74,8 +74,8 @@ class Variable:
     at_least: float | None = None
 
     def parse(self, text: str, kind: Any) -> Any:
-        """The value as the field's type, or, of a union, its first type. Raises
-        typer.BadParameter.
+        """The value as the field's type, or, of a union, its first type.
+        Raises typer.BadParameter.
         """
         wanted = get_args(kind)[0] if get_args(kind) else kind
         try:
@@ -124,8 +124,8 @@ RETRY_DELAYS: Final = delays_text(GroupSettings().retry_delays_ms)
 def taking(
     options: type[_O],
 ) -> Callable[[Callable[[typer.Context, _O], None]], Callable[..., None]]:
-    """Turn a function that takes one value of a dataclass into a command with an option for each
-    field.
+    """Turn a function that takes one value of a dataclass into a command with an
+    option for each field.
     """
     context_of = inspect.Parameter(
         "context", inspect.Parameter.KEYWORD_ONLY, annotation=typer.Context
@@ -188,8 +188,8 @@ def variables_of(options: type) -> dict[str, Variable]:
 
 
 def given_by_variables(options: type, environment: Mapping[str, str]) -> dict[str, Any]:
-    """The values of these settings, without those that the environment does not give. Raises
-    typer.BadParameter.
+    """The values of these settings, without those that the environment does not give.
+    Raises typer.BadParameter.
     """
     hints = get_type_hints(options)
     given = {
@@ -603,8 +603,8 @@ def etcd_options(
 
 
 def set_up_logging(verbose: bool, audit_log: Path | None = None) -> None:
-    """Set up logging of a server's process. Raises InvalidArgument for an audit log that cannot be
-    written.
+    """Set up logging of a server's process.
+    Raises InvalidArgument for an audit log that cannot be written.
     """
     logging.basicConfig(
         level=logging.INFO if verbose else logging.WARNING,

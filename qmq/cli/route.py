@@ -338,8 +338,8 @@ def change_text(change: dict[str, Any]) -> str:
 
 
 def history_table(changes: Iterable[dict[str, Any]], now_ms: int = 0) -> LineTable:
-    """A table with one line per change: when it was prepared, and how much later each phase
-    began.
+    """A table with one line per change:
+    when it was prepared, and how much later each phase began.
     """
     shown = LineTable(
         (
@@ -440,8 +440,8 @@ InvalidArgument, UnknownPartition.
 
 @dataclass(frozen=True, kw_only=True)
 class ChangeFlags:
-    """The options of every change. `subject` and the operation belong to the classes of the
-    commands.
+    """The options of every change. `subject` and the operation belong to the
+    classes of the commands.
     """
 
     reason: Annotated[
@@ -596,8 +596,8 @@ def require(now: pb.DescribeRouteResponse, numbers: list[int]) -> list[pb.Ordere
 
 
 def change(subject: str, planned: Planned, flags: ChangeFlags, timing: CliTiming) -> None:
-    """Read the subject, then print the plan (a dry run), or make the change and print the
-    result.
+    """Read the subject, then print the plan (a dry run),
+    or make the change and print the result.
     """
     done = run(
         _plan(subject, planned, flags) if flags.dry_run else _do(subject, planned, flags, timing)
@@ -817,8 +817,8 @@ def routes_of(
     changes: Sequence[pb.RouteChangeInfo],
     order: str = Order.STRICT.value,
 ) -> dict[str, Any]:
-    """A subject's part of the file, made from its first route and its changes, oldest first.
-    Pure.
+    """A subject's part of the file, made from its first route and its changes,
+    oldest first. Pure.
     """
     from qmq.columns.files.routes import subject_json
     from qmq.columns.servers.metaservers import routes_of as followed

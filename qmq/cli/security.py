@@ -34,8 +34,8 @@ _COLUMNS = ("certificate", "key", "valid until")
 
 @app.command("ca")
 def ca(folder: Folder = FOLDER, days: Days = 3650, as_json: Json = False) -> None:
-    """Make the authority that signs a cluster's certificates. Do not copy its key (ca.key) to the
-    servers.
+    """Make the authority that signs a cluster's certificates.
+    Do not copy its key (ca.key) to the servers.
     """
     from qmq.security.certificates import create_authority
 

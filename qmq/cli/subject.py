@@ -69,8 +69,8 @@ def set_schema(
     as_json: Json = False,
     server: Server = SERVER,
 ) -> None:
-    """Declare the next version of a subject's schema. It must be compatible with the version
-    before.
+    """Declare the next version of a subject's schema.
+    It must be compatible with the version before.
     """
 
     async def _set() -> DeclaredSchema:
@@ -431,8 +431,8 @@ def set_flush(
     as_json: Json = False,
     server: Server = SERVER,
 ) -> None:
-    """Set when messages of a subject are acknowledged. Brokers apply the change within a second or
-    two.
+    """Set when messages of a subject are acknowledged.
+    Brokers apply the change within a second or two.
     """
 
     async def _set() -> str:

@@ -272,8 +272,8 @@ def _broker_cells(each: BrokerGroupRate) -> Sequence[Any]:
 
 
 def per_second(rate: float | None) -> str:
-    """A rate, with one decimal below ten so that a message every ten seconds is visible; empty if
-    unknown.
+    """A rate, with one decimal below ten so that a message every ten seconds is
+    visible; empty if unknown.
     """
     if rate is None:
         return ""

@@ -201,8 +201,8 @@ class QueueReader:
             raise
 
     def _take_some(self) -> None:
-        """Decode batches until their messages have `PAGE_BYTES`: all batches of a page that is not
-        compressed.
+        """Decode batches until their messages have `PAGE_BYTES`:
+        all batches of a page that is not compressed.
         """
         size = 0
         while self._batches and size < PAGE_BYTES:
@@ -271,8 +271,8 @@ class ReadPatience:
 async def ask_master(
     links: ConnectionPool, queue: BrowsedQueue, kind: FrameKind, request: bytes
 ) -> memoryview:
-    """Ask the current master of a queue, and wait while it cannot be reached. Raises
-    NotConnected.
+    """Ask the current master of a queue, and wait while it cannot be reached.
+    Raises NotConnected.
     """
     patience = ReadPatience(links.timing)
     while True:

@@ -512,8 +512,8 @@ class Client(SendingClient, ListenerApi):
     async def _queues(
         self, subject: str, *, partial: bool, broker_group: str = ""
     ) -> list[BrowsedQueue]:
-        """The queues to read. Waits for broker groups that have no master, except with
-        `partial`.
+        """The queues to read. Waits for broker groups that have no master,
+        except with `partial`.
         """
         from qmq.client.browsing import BrowsedQueue, ReadPatience
 

@@ -259,8 +259,8 @@ def _as_it_is(letter: DeadLetter) -> DeadLetter:
 
 
 class DeadLetters:
-    """Shows, replays and purges the dead letters of one group. Make it with
-    `Client.dead_letters`.
+    """Shows, replays and purges the dead letters of one group.
+    Make it with `Client.dead_letters`.
     """
 
     def __init__(
@@ -285,8 +285,8 @@ class DeadLetters:
         return await self._metadata.dead_letter_queues(self.group)
 
     async def show(self, messages_max: int = 100, choose: Choose = _all) -> list[DeadLetter]:
-        """The oldest pending dead letters that `choose` accepts. Changes nothing. Raises
-        NotConnected.
+        """The oldest pending dead letters that `choose` accepts. Changes nothing.
+        Raises NotConnected.
         """
         found: list[DeadLetter] = []
         async with aclosing(self.each(choose)) as letters:

@@ -208,8 +208,8 @@ def _headers(told: Outgoing) -> Sequence[Headers] | None:
 
 @contextmanager
 def _sending(chain: Chain, told: Outgoing) -> Iterator[None]:
-    """Wraps the acceptance of messages: calls `sending` first, and `failed` if the messages are
-    refused.
+    """Wraps the acceptance of messages:
+    calls `sending` first, and `failed` if the messages are refused.
     """
     chain.sending(told)
     try:
@@ -283,8 +283,8 @@ class _Handling:
         return repr(self.message)
 
     def _given(self) -> None:
-        """The message gets a verdict. Raises what interceptors raise; then the message has failed
-        instead.
+        """The message gets a verdict. Raises what interceptors raise;
+        then the message has failed instead.
         """
         is_settled, self.message.is_settled = self.message.is_settled, False
         self.end()

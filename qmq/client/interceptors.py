@@ -2,12 +2,13 @@
 auditing. No I/O.
 
     class Audit(BaseInterceptor):
-        def sending(self, outgoing):                   # before messages are sent: headers to add to
-                                                       them
+        # before messages are sent: headers to add to them
+        def sending(self, outgoing):
             return {"sent-by": "shop-3"}
 
         @contextmanager
-        def handling(self, message, group):            # around the handler of a message
+        # around the handler of a message
+        def handling(self, message, group):
             began = time.monotonic()
             try:
                 yield
@@ -81,8 +82,8 @@ class Outgoing:
     is_batch: bool = False
     is_delayed: bool = False
     kept: dict[Any, Any] = field(default_factory=dict)
-    """An interceptor may keep a value here until the outcome is known, under a unique key, such as
-    `self`.
+    """An interceptor may keep a value here until the outcome is known,
+    under a unique key, such as `self`.
     """
     server: str | None = None
     """Once the messages are stored: the address of the master that has them; None if several have
@@ -105,8 +106,8 @@ class Interceptor(Protocol):
         ...
 
     def failed(self, outgoing: Outgoing, error: Exception) -> None:
-        """Called when the messages are not stored, or when that is unknown: see the error's
-        `outcome`.
+        """Called when the messages are not stored, or when that is unknown:
+        see the error's `outcome`.
         """
         ...
 
@@ -176,8 +177,8 @@ class Chain(tuple[Interceptor, ...]):
                 )
 
     def handling(self, message: AnyMessage, group: str = "") -> AbstractContextManager[object]:
-        """All interceptors around a handler: `with mq.interceptors.handling(message, group):
-        ...`.
+        """All interceptors around a handler:
+        `with mq.interceptors.handling(message, group): ...`.
         """
         return Handling(self, message, group) if self else nullcontext()
 
@@ -241,8 +242,8 @@ class Handling:
 def chosen(
     chain: Chain, plain: Callable[_P, _R], intercepted: Callable[Concatenate[Chain, _P], _R]
 ) -> Callable[_P, _R]:
-    """Make a producer or a consumer: the plain class without interceptors, else the intercepted
-    one.
+    """Make a producer or a consumer: the plain class without interceptors,
+    else the intercepted one.
     """
     return partial(intercepted, chain) if chain else plain
 

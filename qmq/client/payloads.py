@@ -42,8 +42,8 @@ class UndecodableBody(Undecodable):
 
 
 def encode(value: object) -> bytes:
-    """A message's body: bytes unchanged, a str as UTF-8, every other value as JSON. Raises
-    InvalidArgument.
+    """A message's body: bytes unchanged, a str as UTF-8, every other value as JSON.
+    Raises InvalidArgument.
     """
     if isinstance(value, bytes):
         return value
@@ -82,8 +82,8 @@ def checked(decoder: Decode, body: bytes) -> Any:
 
 
 def codec_of(kind: Any) -> Decode:
-    """The decoder for a type. Raises InvalidArgument if the type has no codec, or its library is
-    missing.
+    """The decoder for a type. Raises InvalidArgument if the type has no codec,
+    or its library is missing.
     """
     if kind is bytes:
         return same

@@ -82,8 +82,8 @@ class TaskMessages(Generic[T]):
         """Messages of tasks that returned, by the timer that gives them back."""
 
     def asks(self) -> tuple[TaskHolding, T | None]:
-        """The running task asks for the next message: pass both to `finish` when it awaits the
-        answer.
+        """The running task asks for the next message:
+        pass both to `finish` when it awaits the answer.
         """
         task = self.task()
         holding = self._holdings.get(task) or self.holding(task)
@@ -197,8 +197,8 @@ class TaskLoop(Generic[T]):
 
 
 def clock_of(loop: asyncio.AbstractEventLoop) -> Callable[[], float]:
-    """The event loop's clock: what `time` of asyncio's own event loops calls, and `time` of
-    others.
+    """The event loop's clock: what `time` of asyncio's own event loops calls,
+    and `time` of others.
     """
     return time.monotonic if type(loop).time is asyncio.BaseEventLoop.time else loop.time
 

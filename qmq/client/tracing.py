@@ -56,8 +56,8 @@ _STATE_VALUE: Final = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class SpanContext:
-    """A place in a trace. Ids are lower-case hexadecimal digits: 32 for the trace, 16 for the
-    span.
+    """A place in a trace. Ids are lower-case hexadecimal digits:
+    32 for the trace, 16 for the span.
     """
 
     trace_id: str

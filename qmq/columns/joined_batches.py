@@ -88,8 +88,8 @@ class Span(NamedTuple):
 def spans(
     batches: Iterable[SourceBatch], piece: QueuePiece, *, with_directed: bool
 ) -> Iterator[Span]:
-    """The parts of the batches that lie within the piece and are visible to applications. Raises
-    CorruptBatch.
+    """The parts of the batches that lie within the piece and are visible to applications.
+    Raises CorruptBatch.
     """
     for envelope, region in batches:
         if envelope.kind != Kind.DATA:
@@ -102,8 +102,8 @@ def spans(
 
 
 def bodies_bytes(span: Span) -> int:
-    """The uncompressed size of all bodies of the batch. Raises CorruptBatch if the size is
-    impossible.
+    """The uncompressed size of all bodies of the batch.
+    Raises CorruptBatch if the size is impossible.
     """
     size = int(np.frombuffer(span.region, "<i4", 1, span.layout.body + 4 * span.header.count)[0])
     if not 0 <= size <= BODIES_BYTES_MAX:
@@ -112,8 +112,8 @@ def bodies_bytes(span: Span) -> int:
 
 
 def chunks(found: Iterable[Span]) -> Iterator[list[Span]]:
-    """Lists of spans; each list is within ROWS_WANTED and BYTES_WANTED, or has one span. Raises
-    CorruptBatch.
+    """Lists of spans; each list is within ROWS_WANTED and BYTES_WANTED, or has one span.
+    Raises CorruptBatch.
     """
     hand: list[Span] = []
     rows = size = 0
@@ -175,8 +175,8 @@ class Strings(NamedTuple):
 
 
 class Joined(NamedTuple):
-    """Validated byte strings of several batches. `marks` begin at 0 and rise to the length of
-    `data`.
+    """Validated byte strings of several batches.
+    `marks` begin at 0 and rise to the length of `data`.
     """
 
     marks: Ints
@@ -326,8 +326,8 @@ class Headers(NamedTuple):
 
 
 class JoinedBatches:
-    """The rows of one or more spans. All columns raise CorruptBatch if their offsets are
-    invalid.
+    """The rows of one or more spans. All columns raise CorruptBatch if their
+    offsets are invalid.
     """
 
     def __init__(self, spans: Sequence[Span]) -> None:

@@ -94,8 +94,8 @@ class Routes:
     """The sequence of the command message of each closed partition. A partition closed by a fence
     is missing until the sequence is known."""
     is_strict: bool = True
-    """False for best-effort order, where a message may be in a partition that does not have its
-    key.
+    """False for best-effort order, where a message may be in a partition that
+    does not have its key.
     """
 
 
@@ -158,8 +158,8 @@ class QueuePiece:
     end: int
     place: Any = None
     lps: tuple[LpRange, ...] = ()
-    """If not empty, only these logical partitions are wanted (batches without any of them may be
-    skipped).
+    """If not empty, only these logical partitions are wanted (batches without any of
+    them may be skipped).
     """
 
 

@@ -66,8 +66,8 @@ def of_json(found: Mapping[str, Mapping[str, int]]) -> dict[QueueKey, int]:
 
 
 def per_task_of_json(found: Mapping[str, Mapping[str, int]]) -> dict[str, int]:
-    """The messages per task of each subject that has them; offsets of release 0.2 have none. Raises
-    InvalidArgument.
+    """The messages per task of each subject that has them; offsets of release 0.2 have none.
+    Raises InvalidArgument.
     """
     per_task = {
         subject: queues[_PER_TASK] for subject, queues in found.items() if _PER_TASK in queues

@@ -125,8 +125,8 @@ def admit(
 def share_out(
     waiting: Mapping[QueueKey, int], queues: Mapping[QueueKey, SourceQueue], limit: Limit
 ) -> dict[QueueKey, int]:
-    """The number of messages to read from each queue: in proportion to its backlog, at least
-    one.
+    """The number of messages to read from each queue:
+    in proportion to its backlog, at least one.
     """
     part = 1.0
     total = sum(waiting.values())
@@ -146,8 +146,8 @@ def bytes_per_message(queue: SourceQueue) -> float:
 
 
 PIECE_BYTES: Final = 128 << 20
-"""Spark's default task size for files. With half of it, a third of the time is spent on starting
-tasks.
+"""Spark's default task size for files.
+With half of it, a third of the time is spent on starting tasks.
 """
 _WHOLE: Final = 1 << 62
 
@@ -165,8 +165,8 @@ class ReadTask(NamedTuple):
 
     piece: QueuePiece
     route_version: int | None
-    """The version that opened its partition; None for unordered subjects, or if the routes are
-    unknown.
+    """The version that opened its partition;
+    None for unordered subjects, or if the routes are unknown.
     """
 
 
@@ -311,8 +311,8 @@ def _between(start: Offsets, end: Offsets) -> Iterator[PlannedRange]:
 
 
 def _cut(whole: PlannedRange, messages_max: int) -> Iterator[tuple[int, int]]:
-    """Cut a range into the fewest parts of nearly the same number of messages, at most
-    `messages_max`.
+    """Cut a range into the fewest parts of nearly the same number of messages,
+    at most `messages_max`.
     """
     count = whole.end - whole.first
     parts = ceil(count / messages_max)

@@ -306,8 +306,8 @@ def _headers(chunk: JoinedBatches) -> pa.Array:
 
 
 def _message_id(chunk: JoinedBatches) -> pa.Array:
-    """The stored id, or one made of producer id (16 digits), batch sequence (12) and position
-    (4).
+    """The stored id, or one made of producer id (16 digits),
+    batch sequence (12) and position (4).
     """
     heads = "".join(
         [

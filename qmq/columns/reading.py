@@ -127,8 +127,8 @@ def look(log: CommittedLog, choice: Choice) -> Topology:
 
 
 def assigned(choice: Choice, known: Collection[QueueKey]) -> Collection[QueueKey]:
-    """The known queues that `assign` names; all of them without `assign`. Raises
-    InvalidArgument.
+    """The known queues that `assign` names; all of them without `assign`.
+    Raises InvalidArgument.
     """
     if choice.queues is None:
         return known
@@ -178,8 +178,8 @@ def read_task(
     *,
     skips_lost: bool,
 ) -> Iterator[pa.RecordBatch]:
-    """The record batches of one task, in an executor. Raises MessagesExpired, NotConnected,
-    LogDamaged.
+    """The record batches of one task, in an executor.
+    Raises MessagesExpired, NotConnected, LogDamaged.
     """
     if task is None:
         return

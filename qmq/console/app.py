@@ -56,8 +56,8 @@ LOGIN_COOKIE: Final = "qmq_console_login"
 
 
 class OidcLogin:
-    """The login pages of one console. Threads ask the provider, so that other requests do not
-    wait.
+    """The login pages of one console. Threads ask the provider,
+    so that other requests do not wait.
     """
 
     def __init__(self, flow: OidcFlow, *, is_https: bool) -> None:
@@ -141,8 +141,8 @@ ACTS: Final = (
 
 
 class ConsoleSite:
-    """The application with its sessions. `close` ends the clients' connections. Clocks are handed
-    in.
+    """The application with its sessions. `close` ends the clients' connections.
+    Clocks are handed in.
     """
 
     def __init__(
@@ -491,8 +491,8 @@ class ConsoleServer:
         config: ConsoleConfig,
         make_client: Callable[[Callable[[], str] | None], Client] | None = None,
     ) -> None:
-        """`make_client` makes a client with a token's source, or with the environment's own
-        credentials.
+        """`make_client` makes a client with a token's source,
+        or with the environment's own credentials.
         """
         self.config = config
         self.site = ConsoleSite(config, make_client or self._client)

@@ -159,8 +159,8 @@ def masked_headers(headers: Mapping[str, str], masked: Collection[str]) -> dict[
 
 
 def _leaf(value: Any) -> str:
-    """The text of a MessagePack value or key that JSON cannot hold: bytes, times, arrays and
-    extensions.
+    """The text of a MessagePack value or key that JSON cannot hold:
+    bytes, times, arrays and extensions.
     """
     return text_or_hex(value) if isinstance(value, bytes) else str(value)
 

@@ -111,8 +111,8 @@ async def look_at_cluster(mq: Client, now_s: float, before: ClusterLook | None) 
 
 
 async def look_at_subject(mq: Client, subject: str, now_s: float) -> ClusterLook:
-    """Look at one subject and its groups. The cost does not depend on the number of other
-    subjects.
+    """Look at one subject and its groups.
+    The cost does not depend on the number of other subjects.
     """
     loop, metadata, missing = asyncio.get_running_loop(), mq.metadata, dict[str, str]()
     begun_s = loop.time()

@@ -24,8 +24,8 @@ class LoginMode(Enum):
     start prints a login address with a key.
     """
     TOKEN = "token"  # noqa: S105 - the name of a mode
-    """The rights of the token that a person types in, from the cluster or from the identity
-    provider.
+    """The rights of the token that a person types in,
+    from the cluster or from the identity provider.
     """
     PROXY = "proxy"
     """The rights of the token that a proxy, such as oauth2-proxy, adds to each request."""

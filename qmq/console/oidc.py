@@ -69,8 +69,8 @@ class ProviderAddresses:
 
 @dataclass(frozen=True, slots=True)
 class OidcTokens:
-    """The provider's tokens. `ends_s` is by the clock of the flow; 0 if the provider gave no
-    end.
+    """The provider's tokens. `ends_s` is by the clock of the flow;
+    0 if the provider gave no end.
     """
 
     shown: str = field(repr=False)
@@ -81,8 +81,8 @@ class OidcTokens:
 
 @dataclass(slots=True, eq=False)
 class ShownToken:
-    """The current token of a session's client; it changes at each renewal. A call returns the
-    token.
+    """The current token of a session's client; it changes at each renewal.
+    A call returns the token.
     """
 
     tokens: OidcTokens
@@ -188,8 +188,8 @@ class OidcFlow:
         return _packed(hmac.digest(self._key, f"{purpose} {browser}".encode(), "sha256"))
 
     def came_back(self, state: str, browser: str) -> LoginUnderWay:
-        """Take the login of a browser that comes back; each login can be taken once. Raises
-        NotAuthenticated.
+        """Take the login of a browser that comes back; each login can be taken once.
+        Raises NotAuthenticated.
         """
         now_s = self._monotonic_s()
         while self._used and (

@@ -64,8 +64,8 @@ def _shown(value: Any) -> Any:
 
 
 def templates() -> Environment:
-    """The templates' environment. It escapes every value, and raises an error for a missing
-    name.
+    """The templates' environment. It escapes every value,
+    and raises an error for a missing name.
     """
     made = Environment(
         loader=PackageLoader("qmq.console"),

@@ -254,8 +254,8 @@ class ConsoleCaller:
         return job
 
     async def principal(self) -> str:
-        """The principal that the cluster sees for this caller. Raises NotAuthenticated,
-        NotConnected.
+        """The principal that the cluster sees for this caller.
+        Raises NotAuthenticated, NotConnected.
         """
         if self._principal is None:
             self._principal = (await self.client.access.whoami()).principal

@@ -114,8 +114,8 @@ class Wording:
         return text.format(**values) if values else text
 
     def said(self, english: str) -> str:
-        """The translation of an English sentence from another part of QMQ, as far as it is
-        known.
+        """The translation of an English sentence from another part of QMQ,
+        as far as it is known.
         """
         return translated(english, self.language)
 

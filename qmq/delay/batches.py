@@ -308,8 +308,8 @@ class Pieces:
         return self.moved(place, due_ms)
 
     def next_run(self, place: int, first_id: bytes, due_ms: int) -> bytes:
-        """A batch of one: a recurring message's run at that time. `first_id` is the id of its first
-        run.
+        """A batch of one: a recurring message's run at that time.
+        `first_id` is the id of its first run.
         """
         own = self.headers[place] if self.headers is not None else []
         kept = [each for each in own if each[0] not in (_SCHEDULE_ID, _PLANNED)]
@@ -327,8 +327,8 @@ class Pieces:
 def _rows(
     region: bytes, offsets_at: int, data_at: int, header: RegionHeader
 ) -> npt.NDArray[np.uint8] | None:
-    """The bodies as rows of a table, if all have the same size: then they are selected by vector
-    operations.
+    """The bodies as rows of a table, if all have the same size:
+    then they are selected by vector operations.
     """
     count, size = header.count, header.body_bytes // header.count
     if header.compression or not size or size * count != header.body_bytes:

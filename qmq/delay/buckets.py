@@ -300,8 +300,8 @@ class Bucket:
     def batch_of(
         self, ordinal: int, cache: BatchCache, row: tuple[int, int, int] | None = None
     ) -> tuple[StoredBatch, int]:
-        """(the message's batch, its place there); `row` is its row of the index, if known. Raises
-        LogDamaged.
+        """(the message's batch, its place there); `row` is its row of the index, if known.
+        Raises LogDamaged.
         """
         due_ms, position, at = row or self.row(ordinal)
         if position >= self.log.end:
@@ -755,8 +755,8 @@ class ReadAheadPiece:
         return position
 
     def _batches(self, data: bytes, position: int, found: ReadAheadResult) -> tuple[int, int]:
-        """(how many bytes of `data` are whole batches, how many must be read together for the next
-        one).
+        """(how many bytes of `data` are whole batches,
+        how many must be read together for the next one).
         """
         at = 0
         while at + ENVELOPE_BYTES <= len(data):

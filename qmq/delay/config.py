@@ -31,8 +31,8 @@ class DelayConfig:
     slice_messages_max: int = 2_000_000
     """Messages loaded at once."""
     waiting_messages_max: int = 20_000
-    """Messages that are read and not planned yet. Other due messages stay in the wheel, 8 bytes
-    each.
+    """Messages that are read and not planned yet.
+    Other due messages stay in the wheel, 8 bytes each.
     """
     stuck_messages_max: int = 2_000
     """Waiting messages of a subject that cannot be delivered. Further due messages take 16 bytes

@@ -92,8 +92,8 @@ class Engine:
         self._held: deque[Places] = deque()
         """Due messages of ordered subjects that wait until late ones are sent."""
         self._parked: dict[str, deque[Places]] = {}
-        """Due messages of subjects that cannot be delivered and have enough messages in the
-        dispatcher.
+        """Due messages of subjects that cannot be delivered and have enough messages
+        in the dispatcher.
         """
         self._reviving: deque[str] = deque()
         """Parked subjects that can be delivered again, as of the last tick."""
@@ -272,8 +272,8 @@ class Engine:
                 await asyncio.sleep(0)  # let other tasks run
 
     def _has_room(self) -> bool:
-        """Whether the dispatcher has room. Messages of subjects that cannot be delivered do not
-        count.
+        """Whether the dispatcher has room.
+        Messages of subjects that cannot be delivered do not count.
         """
         waiting, most = self.dispatcher.waiting, self.config.waiting_messages_max
         return (
@@ -295,8 +295,8 @@ class Engine:
         return None
 
     def _next(self) -> tuple[Places, bool] | None:
-        """(some due messages, whether all earlier ones are sent); late ones and newly due ones in
-        turn.
+        """(some due messages, whether all earlier ones are sent);
+        late ones and newly due ones in turn.
         """
         if self._held and self._is_late_through:
             return self._held.popleft(), True

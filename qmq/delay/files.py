@@ -76,8 +76,8 @@ class AppendFiles:
         self._write_number = 0
 
     def read(self, file: AppendFile, at: int, size: int) -> bytes:
-        """Bytes from `at` on; fewer at the file's end. Raises LogDamaged if written bytes are
-        missing.
+        """Bytes from `at` on; fewer at the file's end.
+        Raises LogDamaged if written bytes are missing.
         """
         begin = at - file.written
         if begin >= 0:
@@ -160,8 +160,8 @@ class AppendFiles:
                 del self._unsynced[name]
 
     def write_and_sync(self, tails: list[Grown], others: dict[str, int]) -> None:
-        """Write tails, and sync them and other files. Safe in a thread. Raises DiskFull,
-        FlushFailed.
+        """Write tails, and sync them and other files. Safe in a thread.
+        Raises DiskFull, FlushFailed.
         """
         for tail in tails:
             fd = self.disk.open_append(self.folder / tail.file.name)
@@ -294,8 +294,8 @@ class ReplicaScheduleFiles:
         self._is_ready = is_ready
 
     def describe(self) -> tuple[bytes, int]:
-        """The projection's state as MessagePack, and the index of that state. Raises
-        NotConnected.
+        """The projection's state as MessagePack, and the index of that state.
+        Raises NotConnected.
         """
         if not self._is_ready():
             raise NotConnected("this replica has no schedule yet: ask another one")
@@ -308,8 +308,8 @@ class ReplicaScheduleFiles:
         return msgspec.msgpack.encode(found.projection), found.index
 
     def read(self, file: str, offset: int, bytes_max: int) -> bytes:
-        """Read bytes of a file; none behind its end. Safe in a thread. Raises FileNotFoundError,
-        OSError.
+        """Read bytes of a file; none behind its end. Safe in a thread.
+        Raises FileNotFoundError, OSError.
         """
         with (self._store / SCHEDULE / file).open("rb") as content:
             if offset >= os.fstat(content.fileno()).st_size:

@@ -200,8 +200,8 @@ class Loader:
         return not self._late_buckets
 
     async def more_late(self) -> None:
-        """Load the next slice of late messages; `late` has at most one slice. Raises LogDamaged,
-        OSError.
+        """Load the next slice of late messages; `late` has at most one slice.
+        Raises LogDamaged, OSError.
         """
         room = self._slice_messages_max - len(self.late)
         if self._is_late_read or not self._late_buckets or room <= 0:

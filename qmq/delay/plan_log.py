@@ -127,8 +127,8 @@ class StorePlanLog:
         wake: Callable[[], None],
     ) -> None:
         self.in_dispatch: set[SchedulePlace] = set()
-        """Messages that the dispatcher has, or whose plan is not committed, and those in
-        `_ending`.
+        """Messages that the dispatcher has, or whose plan is not committed,
+        and those in `_ending`.
         """
         self.leaving: set[SchedulePlace] = set()
         """Messages that are being cancelled or moved, which the schedule does not know yet."""

@@ -34,12 +34,12 @@ CHARACTERS_MAX: Final = 1000
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _MILLISECOND: Final = timedelta(milliseconds=1)
 _NEAR: Final = timedelta(hours=26)
-"""The clock shows no time again later than this: Samoa once skipped a day, which is the longest
-move.
+"""The clock shows no time again later than this:
+Samoa once skipped a day, which is the longest move.
 """
 _ANY_START: Final = datetime(2000, 1, 1)
-"""cronsim searches fifty years; from here on that covers every combination of dates and days of the
-week.
+"""cronsim searches fifty years; from here on that covers every combination of dates
+and days of the week.
 """
 _FIELDS: Final = (
     "five fields: minute, hour, day of month, month, day of week, for instance '0 9 * * MON-FRI'"

@@ -652,8 +652,8 @@ class Schedule:
         self._alias_of[place] = message_id
 
     def _close_before(self, action: Close) -> None:
-        """Close the buckets that have no pending messages. Messages may have come since the master
-        checked.
+        """Close the buckets that have no pending messages.
+        Messages may have come since the master checked.
         """
         left = next(
             (each.number for each in self._buckets if each.settled < each.count), action.before
@@ -746,8 +746,8 @@ class Schedule:
         return self._buckets.require(bucket).rows(first, end)
 
     def read(self, places: Places) -> list[DueMessage]:
-        """The messages in the order of the places; each batch is read once. Raises MessageNotFound,
-        LogDamaged.
+        """The messages in the order of the places; each batch is read once.
+        Raises MessageNotFound, LogDamaged.
         """
         return buckets.read(self._buckets.require, self._cache, places)
 

@@ -44,8 +44,9 @@ end_ms). When it has kept one and a half times `messages_max`, it lowers `end_ms
 `messages_max` remain, and drops the others: the next slice begins there.
 
     messages_max 3, [0, 1000):   pieces 500 20 300 900 | 40 700 | 60
-    kept:   500 20 300 900    with 40 700 too many: [0, 500) 20 300 40    at the end [0, 300): 20 40
-                                                                          60
+    kept:                        500 20 300 900
+    with 40 700 too many:        [0, 500) 20 300 40
+    at the end:                  [0, 300) 20 40 60
 
 The cut is by due time only, so a slice is all that is due in [first_ms, end_ms). If more than
 `messages_max` are due in its first millisecond, the slice is that millisecond, whole.
@@ -64,8 +65,8 @@ from qmq.delay.buckets import BucketReader
 from qmq.delay.interfaces import Places
 
 RUN_MESSAGES_MAX: Final = 1 << 18
-"""Longer runs are cut: sorting this many places takes a few milliseconds, for which the event loop
-waits.
+"""Longer runs are cut: sorting this many places takes a few milliseconds,
+for which the event loop waits.
 """
 _TRIM_MIN: Final = 1024
 _ERA_BITS: Final = 32
@@ -75,8 +76,8 @@ _LOW_BITS: Final = np.uint64(_LOW)
 
 
 class WheelRun:
-    """Sorted keys of one bucket and era. `keys` belongs to the run; the keys before `at` have
-    left.
+    """Sorted keys of one bucket and era. `keys` belongs to the run;
+    the keys before `at` have left.
     """
 
     __slots__ = ("at", "bucket", "era", "head_ms", "keys")
@@ -150,8 +151,8 @@ class WheelRun:
 
 
 def runs_of(places: Places) -> list[WheelRun]:
-    """Sort places in any order into runs: one for each bucket and era; long ones are cut in
-    order.
+    """Sort places in any order into runs: one for each bucket and era;
+    long ones are cut in order.
     """
     if not len(places):
         return []
@@ -330,8 +331,8 @@ class Wheel:
         return places
 
     def next_due_ms(self) -> int | None:
-        """When the next message leaves: its due time, rounded up to a tick. None if the wheel is
-        empty.
+        """When the next message leaves: its due time, rounded up to a tick.
+        None if the wheel is empty.
         """
         if not self._count:
             return None
@@ -465,8 +466,8 @@ def sift(
     count: int,
     piece: int = PIECE,
 ) -> list[WheelRun]:
-    """Pass a bucket's first `count` rows through the sieve; in a thread. Raises LogDamaged,
-    OSError.
+    """Pass a bucket's first `count` rows through the sieve; in a thread.
+    Raises LogDamaged, OSError.
     """
     for first in range(0, count, piece):
         end = min(first + piece, count)

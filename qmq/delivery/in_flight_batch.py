@@ -28,14 +28,14 @@ class InFlightBatch:
     not matter.
     """
     first_question: int = 0
-    """The first attempt after the window learned that the partition is no longer in the route; 0:
-    none.
+    """The first attempt after the window learned that the partition is no longer in
+    the route; 0: none.
     """
     run: int = 0
     """The run of sending in which the batch was sent last."""
     is_gone: bool = False
-    """Whether the batch is decided, or its messages are in another batch: late answers are
-    ignored.
+    """Whether the batch is decided, or its messages are in another batch:
+    late answers are ignored.
     """
     failure: QmqError | None = None
     """The error of the last try."""

@@ -81,8 +81,8 @@ def rest_s(refusals: int, failure: QmqError) -> float:
 
 
 def pause_s(refusals: int, failure: QmqError) -> float:
-    """As `rest_s` while a broker is busy or unreachable; rising to 30 s if an operator has to
-    act.
+    """As `rest_s` while a broker is busy or unreachable;
+    rising to 30 s if an operator has to act.
     """
     if isinstance(failure, Unavailable | CorruptBatch | NeverReached):
         return rest_s(refusals, failure)

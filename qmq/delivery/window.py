@@ -33,8 +33,8 @@ from qmq.delivery.retries import RetryRules
 from qmq.errors import Outcome, OutOfSequence, QmqError, RouteChanged
 
 ASK_S: Final = 0.5
-"""How long a fenced partition is asked before the sender gives up the batches that may be stored
-there.
+"""How long a fenced partition is asked before the sender gives up the batches that
+may be stored there.
 """
 UNLIMITED: Final = 1 << 40
 
@@ -42,8 +42,8 @@ B = TypeVar("B", bound=InFlightBatch)
 
 
 class InFlightWindow(Generic[B]):
-    """Batches on their way to one destination; at most `window` of them are unanswered at a
-    time.
+    """Batches on their way to one destination;
+    at most `window` of them are unanswered at a time.
     """
 
     def __init__(self, window: int, rules: RetryRules, ask_s: float = ASK_S) -> None:
@@ -131,8 +131,8 @@ class InFlightWindow(Generic[B]):
         return self.is_left and (not self.flight or self.flight[0].is_certain or self._is_given_up)
 
     def wake_at(self, now: float) -> float:
-        """When `tick` and `next` must be called at the latest; infinity if only an event can change
-        anything.
+        """When `tick` and `next` must be called at the latest;
+        infinity if only an event can change anything.
         """
         at = self._quiet_since + self._ask_s if self._is_asking_fenced else math.inf
         return min(at, self._rests_until) if self._rests_until > now else at
@@ -198,8 +198,8 @@ class InFlightWindow(Generic[B]):
     # --- in: connections and routes ---------------------------------------------------------------
 
     def connected(self) -> None:
-        """A connection to the group's master is open: undecided batches are sent again over it, in
-        order.
+        """A connection to the group's master is open:
+        undecided batches are sent again over it, in order.
         """
         self.is_connected, self.is_stalled = True, False
         self._rests_until = 0.0

@@ -50,8 +50,8 @@ Write = Callable[[calls.TelemetryCommand], Awaitable[None]]
 
 @dataclass(slots=True, eq=False)
 class ClientSession:
-    """One client. `streams` are its open Telemetry streams, `published` the subjects to which it
-    sends.
+    """One client. `streams` are its open Telemetry streams,
+    `published` the subjects to which it sends.
     """
 
     client_id: str
@@ -83,8 +83,8 @@ class TelemetryStream:
 
     @property
     def is_writing(self) -> bool:
-        """True while a command waits for gRPC, which takes no more for a client that does not
-        read.
+        """True while a command waits for gRPC,
+        which takes no more for a client that does not read.
         """
         return self._lock.locked()
 
@@ -125,8 +125,8 @@ class ClientSessions:
         return session
 
     def is_alive(self, client_id: str) -> bool:
-        """True if the client has an open stream, or sent a heartbeat within the last two
-        minutes.
+        """True if the client has an open stream,
+        or sent a heartbeat within the last two minutes.
         """
         session = self._sessions.get(client_id)
         return session is not None and (
@@ -186,8 +186,8 @@ _NOBODYS: Final = b""
 
 @dataclass(frozen=True, slots=True)
 class ClientKeys:
-    """One client's access key and secret key, and the QMQ token that the gateway uses for this
-    client.
+    """One client's access key and secret key,
+    and the QMQ token that the gateway uses for this client.
     """
 
     access_key: str

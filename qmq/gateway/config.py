@@ -29,14 +29,14 @@ class GatewayConfig:
     port: int = DEFAULT_PORT
     """0: a free one."""
     advertise: str = ""
-    """HOST:PORT that the gateway gives to clients; empty: the address by which the client
-    connected.
+    """HOST:PORT that the gateway gives to clients; empty:
+    the address by which the client connected.
     """
     creates_topics: bool = True
     """Whether a message to an unknown topic creates it."""
     all_ordered: bool = False
-    """Whether topics that are created so are ordered, also if their first message has no message
-    group.
+    """Whether topics that are created so are ordered,
+    also if their first message has no message group.
     """
     shares_port: bool = False
     """Whether other gateways of this machine may listen at the same port."""
@@ -58,8 +58,8 @@ SEND_ATTEMPTS: Final = 3
 _FIRST_RESEND_MS: Final = 10
 _LAST_RESEND_MS: Final = 1_000
 ATTEMPTS_MAX: Final = 16
-"""The attempts that the gateway announces for a group without a limit in QMQ: RocketMQ's
-default.
+"""The attempts that the gateway announces for a group without a limit in QMQ:
+RocketMQ's default.
 """
 
 CONSUMERS: Final = (api.PUSH_CONSUMER, api.SIMPLE_CONSUMER, api.PULL_CONSUMER)

@@ -261,8 +261,8 @@ TAGS: Final = "TAGS"
 
 @dataclass(frozen=True, slots=True)
 class MessageFilter:
-    """A filter by tags or by condition. Empty `tags` accept every tag; an empty `sql` is no
-    condition.
+    """A filter by tags or by condition. Empty `tags` accept every tag;
+    an empty `sql` is no condition.
     """
 
     tags: tuple[str, ...] = ()

@@ -92,8 +92,8 @@ def topic_of_subject(subject: str) -> api.Resource:
 
 
 _ANY_HEADER: Final = 32 + zlib.MAX_WBITS
-"""zlib detects the header, gzip's or zlib's: older clients send the one, newer clients the
-other.
+"""zlib detects the header, gzip's or zlib's:
+older clients send the one, newer clients the other.
 """
 
 
@@ -303,8 +303,8 @@ def _check_tag(system: api.SystemProperties) -> None:
 
 
 def _kind_of(system: api.SystemProperties, *, is_delayed: bool) -> api.MessageType.ValueType:
-    """The message's type. If the client leaves the type out, it follows from the message's other
-    fields.
+    """The message's type. If the client leaves the type out,
+    it follows from the message's other fields.
     """
     found = system.message_type
     if found == api.MESSAGE_TYPE_UNSPECIFIED:
@@ -415,8 +415,8 @@ def message_for_client(
 
 
 def half_message_for_client(half: DelayedMessage) -> api.Message:
-    """Convert a half message for the producer that is asked about it. The caller must have read its
-    body.
+    """Convert a half message for the producer that is asked about it.
+    The caller must have read its body.
     """
     headers = {name: value.decode(errors="replace") for name, value in half.headers.items()}
     body = half.body or b""

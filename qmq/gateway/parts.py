@@ -58,8 +58,8 @@ class GatewayParts:
 
 
 class GatewayIdentities:
-    """The parts of each access key, made at its first call. `connect` makes a client with a
-    token.
+    """The parts of each access key, made at its first call.
+    `connect` makes a client with a token.
     """
 
     def __init__(

@@ -22,8 +22,8 @@ from qmq.gateway.filters import MessageFilter
 log = logging.getLogger("qmq.gateway")
 
 REST_MS: Final = 1_000
-"""A reader pauses when no client has asked for this long; a client that receives in a loop asks
-sooner.
+"""A reader pauses when no client has asked for this long;
+a client that receives in a loop asks sooner.
 """
 CLOSE_MS: Final = 30_000
 
@@ -141,8 +141,8 @@ class GroupReaders:
         )
 
     def tidy(self) -> None:
-        """Pause or close the readers that no client waits for. The sweep of the gateway calls this
-        regularly.
+        """Pause or close the readers that no client waits for.
+        The sweep of the gateway calls this regularly.
         """
         now_ms = self._monotonic_ms()
         for key, kept in list(self._readers.items()):

@@ -37,8 +37,8 @@ _M = TypeVar("_M")
 
 @dataclass(slots=True, eq=False)
 class InvisibleMessage(Generic[_M]):
-    """One message that a client received and has not settled. Times are milliseconds of a monotonic
-    clock.
+    """One message that a client received and has not settled.
+    Times are milliseconds of a monotonic clock.
     """
 
     message: _M
@@ -125,8 +125,8 @@ class InvisibleMessages(Generic[_M]):
         return found
 
     def handle(self, held: InvisibleMessage[_M]) -> ReceiptHandle:
-        """The handle with which the client settles the message. A change of the time makes it
-        void.
+        """The handle with which the client settles the message.
+        A change of the time makes it void.
         """
         return ReceiptHandle(self.gateway_id, held.number, held.change, held.secret)
 

@@ -62,8 +62,8 @@ INVISIBLE_MS_MAX: Final = 12 * 3600 * 1000
 RENEWAL_MS_MAX: Final = 3 * 3600 * 1000
 """How long the messages of a push consumer are renewed."""
 LOOK_S: Final = 0.5
-"""A receive call for a topic that does not exist yet checks at this interval if the topic exists
-now.
+"""A receive call for a topic that does not exist yet checks at this interval if
+the topic exists now.
 """
 MARGIN_S: Final = 0.3
 """An answer leaves at least this long before the client's deadline."""
@@ -181,8 +181,8 @@ class GroupReceiving:
         return found
 
     def _invisible_ms(self, request: calls.ReceiveMessageRequest) -> tuple[int, int]:
-        """How long messages stay invisible, and for how long this time is renewed. Raises
-        Refused.
+        """How long messages stay invisible,
+        and for how long this time is renewed. Raises Refused.
         """
         if request.auto_renew:
             return self._config.renewed_invisible_ms, RENEWAL_MS_MAX
@@ -246,8 +246,8 @@ class GroupReceiving:
     def change_time(
         self, request: calls.ChangeInvisibleDurationRequest
     ) -> calls.ChangeInvisibleDurationResponse:
-        """Make a message invisible for the given time from now on; after that time it is delivered
-        again.
+        """Make a message invisible for the given time from now on;
+        after that time it is delivered again.
         """
         try:
             held = self._find(request.receipt_handle, request)
@@ -372,8 +372,8 @@ class PulledQueue(NamedTuple):
 
 
 class PulledPage(NamedTuple):
-    """The messages of one look at a queue that the filter wants, and the offset from which to
-    continue.
+    """The messages of one look at a queue that the filter wants,
+    and the offset from which to continue.
     """
 
     messages: list[BrowsedMessage]

@@ -124,8 +124,8 @@ def check_decision(
 
 
 def check_recovery(check_after_ms: int) -> None:
-    """Raises Refused if a message wants its first check at an age that its transaction never
-    has.
+    """Raises Refused if a message wants its first check at an age that its
+    transaction never has.
     """
     if not 0 <= check_after_ms < LIMIT_MS:
         raise Refused(
@@ -195,8 +195,8 @@ class CheckPlan:
 log = logging.getLogger("qmq.gateway")
 
 ASK_S: Final = 2.0
-"""The stream of a producer that has not read a question by then is cut: others wait for their
-questions.
+"""The stream of a producer that has not read a question by then is cut:
+others wait for their questions.
 """
 ASKED_AT_ONCE: Final = 16
 """The whole messages that an identity's questions hold in memory at one time."""
@@ -383,8 +383,8 @@ class TopicSending:
         """By subject: the producer of half messages."""
 
     async def send(self, request: calls.SendMessageRequest) -> calls.SendMessageResponse:
-        """Send the messages of a request. Each entry has its own status, in the order of the
-        request.
+        """Send the messages of a request. Each entry has its own status,
+        in the order of the request.
         """
         entries = await serve_entries(self._entry, request.messages)
         return calls.SendMessageResponse(

@@ -51,8 +51,8 @@ Context = grpc.aio.ServicerContext[Any, Any]
 
 
 class MessagingCaller(NamedTuple):
-    """The client that calls, and the parts that serve it. The client waits for `remaining_s`
-    seconds.
+    """The client that calls, and the parts that serve it.
+    The client waits for `remaining_s` seconds.
     """
 
     client_id: str

@@ -103,8 +103,8 @@ _Answer = TypeVar("_Answer")
 async def serve_entries(
     serve: Callable[[_Entry], Awaitable[_Answer]], entries: Sequence[_Entry]
 ) -> list[_Answer]:
-    """The answers, in the order of the entries. Most calls have one entry, which needs no separate
-    task.
+    """The answers, in the order of the entries.
+    Most calls have one entry, which needs no separate task.
     """
     if len(entries) == 1:
         return [await serve(entries[0])]

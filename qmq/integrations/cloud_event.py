@@ -36,8 +36,8 @@ _UNQUOTED: Final = "".join(chr(code) for code in range(0x21, 0x7F) if chr(code) 
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """A CloudEvent: its data, and `attributes` by name, with `datacontenttype` and extensions among
-    them.
+    """A CloudEvent: its data, and `attributes` by name,
+    with `datacontenttype` and extensions among them.
     """
 
     attributes: Mapping[str, str]

@@ -41,8 +41,8 @@ _OPEN: Final[set[ClusterLink]] = set()
 
 
 class ClusterLink:
-    """A client with its own event loop. Any thread may call its methods, which raise the client's
-    errors.
+    """A client with its own event loop.
+    Any thread may call its methods, which raise the client's errors.
     """
 
     def __init__(
@@ -68,8 +68,8 @@ class ClusterLink:
             raise
 
     async def _reach(self, timeout_s: float) -> None:
-        """Send one request to the metaservers, so that a wrong address or token is an error of the
-        connection.
+        """Send one request to the metaservers,
+        so that a wrong address or token is an error of the connection.
         """
         try:
             async with asyncio.timeout(timeout_s):
@@ -150,8 +150,8 @@ class ClusterLink:
         return self._count(subject, group, is_unacked=False)
 
     def unfinished(self, subject: str, group: str) -> int:
-        """The number of messages that wait for the group, or were handed out and have no
-        verdict.
+        """The number of messages that wait for the group,
+        or were handed out and have no verdict.
         """
         return self._count(subject, group, is_unacked=True)
 

@@ -66,8 +66,8 @@ class DramatiqBroker(dramatiq.Broker):
         middleware: list[dramatiq.Middleware] | None = None,
         **connect: Any,
     ) -> None:
-        """The subject of a queue is `prefix` and its name; `connect` are options of
-        `qmq.connect`.
+        """The subject of a queue is `prefix` and its name;
+        `connect` are options of `qmq.connect`.
         """
         super().__init__(middleware=middleware)
         self.add_middleware(_Stopping())
@@ -128,8 +128,8 @@ class DramatiqBroker(dramatiq.Broker):
         return message
 
     def consume(self, queue_name: str, prefetch: int = 1, timeout: int = 30_000) -> Consumer:
-        """Messages of a queue; `timeout` is in milliseconds. Raises QueueNotFound,
-        ConnectionClosed.
+        """Messages of a queue; `timeout` is in milliseconds.
+        Raises QueueNotFound, ConnectionClosed.
         """
         self._check_declared(queue_name)
         with _as_dramatiq_says():
@@ -143,8 +143,8 @@ class DramatiqBroker(dramatiq.Broker):
             )
 
     def flush(self, queue_name: str) -> None:
-        """Delete the messages of a queue, including delayed ones. Raises QueueNotFound,
-        ConnectionClosed.
+        """Delete the messages of a queue, including delayed ones.
+        Raises QueueNotFound, ConnectionClosed.
         """
         self._check_declared(queue_name)
         link, subject = self.link, self.subject(queue_name)

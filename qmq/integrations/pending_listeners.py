@@ -29,8 +29,8 @@ class PendingListeners:
     def listener(
         self, subject: str, group: str, **options: Unpack[ListenerOptions]
     ) -> Callable[[_Handler], _Handler]:
-        """Register a function as a handler. As `Client.listener`; errors are raised by
-        `listen_with`.
+        """Register a function as a handler. As `Client.listener`;
+        errors are raised by `listen_with`.
         """
 
         def register(handler: _Handler) -> _Handler:

@@ -83,8 +83,8 @@ def positions_of(text: str) -> dict[tuple[str, int], int]:
 
 
 class EventIds:
-    """Seals and opens the ids of one stream: of a subject, and of what `selection` chooses
-    there.
+    """Seals and opens the ids of one stream:
+    of a subject, and of what `selection` chooses there.
     """
 
     def __init__(self, key: bytes, subject: str, selection: Mapping[str, Any]) -> None:

@@ -35,8 +35,8 @@ DELAY: Final = "delay"
 RETRIES: Final = "_retries"
 """The label with which Taskiq's middlewares count the retries of a task; its first run has none."""
 OWN_ID: Final = "taskiq-own-id"
-"""The header of a recurring task whose schedule has no task id: each run has the id of its
-message.
+"""The header of a recurring task whose schedule has no task id:
+each run has the id of its message.
 """
 
 
@@ -57,8 +57,8 @@ class QmqBroker(AsyncBroker):
         prefetch: int = 100,
         **connect: Any,
     ) -> None:
-        """`prefetch` is the maximum number of tasks that a worker holds; `connect` are options of
-        `qmq.connect`.
+        """`prefetch` is the maximum number of tasks that a worker holds;
+        `connect` are options of `qmq.connect`.
         """
         super().__init__()
         self.subject, self.group, self.prefetch = subject, group, prefetch
@@ -173,8 +173,8 @@ class QmqScheduleSource(ScheduleSource):
         return []
 
     async def pending(self) -> AsyncIterator[qmq.DelayedMessage]:
-        """The pending schedules, by the time of their next run; the `key` of each is its schedule
-        id.
+        """The pending schedules, by the time of their next run;
+        the `key` of each is its schedule id.
         """
         async for each in self._broker.mq.delayed.list(self._broker.subject):
             yield each

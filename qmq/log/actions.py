@@ -3,13 +3,12 @@ from them (`qmq.log.queue`). Pure.
 
 An entry of the action log holds actions as MessagePack arrays, one after another:
 
-    [kind, subject, partition, group, consumer, ...]      the rest by kind, in the order of the
-                                                          class's fields
+    [kind, subject, partition, group, consumer, ...]
+                                        the rest by kind, in the order of the class's fields
 
     JOIN     incarnation, lease_ms,     a consumer came; messages that its earlier incarnation held
-                                        go back. Its pull sequences begin
-             received                   above `received`, the highest it says it ever got, and above
-                                        all of the group's
+             received                   go back. Its pull sequences begin above `received`, the
+                                        highest it says it ever got, and above all of the group's
     RETURN   received                   it reconnected and never got what it was handed behind pull
                                         sequence `received`
     PULL     ranges                     it was handed [first_sequence, count, attempt] ranges; they
@@ -109,8 +108,8 @@ class Cause(IntEnum):
     VERDICT = 0
     """The consumer sent a verdict."""
     LOST = 1
-    """The consumer's lease ended, and the master put its messages back, as for the following
-    causes.
+    """The consumer's lease ended, and the master put its messages back,
+    as for the following causes.
     """
     LEFT = 2
     """The consumer left without settling them."""
@@ -344,8 +343,8 @@ class ActionEntry(NamedTuple):
 
 
 class UnwrittenActions:
-    """`add` what is applied; then, to write it, take entries with `entries`, and report them with
-    `written`.
+    """`add` what is applied; then, to write it, take entries with `entries`,
+    and report them with `written`.
     """
 
     __slots__ = ("_encoded", "_fresh", "_has_scheduled", "encoded_bytes", "waits")

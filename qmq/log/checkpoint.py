@@ -117,8 +117,8 @@ def load(folder: Path, disk: Disk | None = None) -> Checkpoint | None:
 
 
 def save(disk: Disk, folder: Path, index: int, data: bytes) -> None:
-    """Write a checkpoint and delete all but the newest two. Safe in a thread. Raises DiskFull,
-    FlushFailed.
+    """Write a checkpoint and delete all but the newest two. Safe in a thread.
+    Raises DiskFull, FlushFailed.
     """
     make_private(folder)
     disk.replace(folder / f"checkpoint-{index:020d}.qmc", data)
@@ -153,8 +153,8 @@ class CheckpointPlan:
     projection: ProjectionPlan | None = None
 
     def run(self) -> None:
-        """Write the checkpoint. Raises FlushFailed, and DiskFull if there is no room for a new
-        checkpoint.
+        """Write the checkpoint. Raises FlushFailed,
+        and DiskFull if there is no room for a new checkpoint.
         """
         self.flush.run()
         written = [path for spill in self.spills for path in spill.log.write_spill(spill)]

@@ -259,8 +259,8 @@ class ConsumeLog:
         )
 
     def _first_in_files(self, column: int, value: int) -> int:
-        """Number of the first entry with at least `value` in the files; `persisted` if there is
-        none.
+        """Number of the first entry with at least `value` in the files;
+        `persisted` if there is none.
         """
         low, high = self.first, self.persisted
         later = range(low - low % FILE_ENTRIES + FILE_ENTRIES, high, FILE_ENTRIES)
@@ -313,8 +313,8 @@ class ConsumeLog:
         return None
 
     def newest_of(self, producer_id: int) -> int:
-        """The highest number of a producer's batches here; -1 if there are none. Raises
-        LogDamaged.
+        """The highest number of a producer's batches here; -1 if there are none.
+        Raises LogDamaged.
         """
         before, newest = self.count, -1
         while before > self.first:

@@ -34,8 +34,8 @@ from qmq.errors import DiskFull, FlushFailed, FolderInUse
 from qmq.process.files import FILE_MODE, NO_SPACE, SHORT_OF
 
 _CACHESTAT: Final = 451
-"""The number of the system call on all architectures of Linux; older kernels than 6.5 do not have
-it.
+"""The number of the system call on all architectures of Linux;
+older kernels than 6.5 do not have it.
 """
 _PAGE_BYTES: Final = os.sysconf("SC_PAGE_SIZE")
 _SCRATCH_BYTES: Final = 256 * limits.KIB
@@ -144,8 +144,8 @@ class Disk:
     """The number of blocks that could not be read."""
 
     def open_append(self, path: Path) -> int:
-        """Open a file for reading and writing at offsets. Create it if absent. Raises DiskFull,
-        OSError.
+        """Open a file for reading and writing at offsets. Create it if absent.
+        Raises DiskFull, OSError.
         """
         try:
             return os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, FILE_MODE)
@@ -260,8 +260,8 @@ class Disk:
         os.ftruncate(fd, size)
 
     def sync(self, fd: int) -> None:
-        """Make the file's data survive a power cut. Raises FlushFailed, which must not be
-        retried.
+        """Make the file's data survive a power cut.
+        Raises FlushFailed, which must not be retried.
         """
         try:
             os.fdatasync(fd)
@@ -311,8 +311,8 @@ class Disk:
             os.close(fd)
 
     def sync_folder(self, folder: Path) -> None:
-        """Make new, renamed and deleted names survive; without it ext4 may forget a rename. Raises
-        FlushFailed.
+        """Make new, renamed and deleted names survive; without it ext4 may forget a rename.
+        Raises FlushFailed.
         """
         fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
@@ -323,8 +323,8 @@ class Disk:
             os.close(fd)
 
     def replace(self, path: Path, data: bytes) -> None:
-        """Put `data` at `path` all or nothing: temporary file, fsync, rename, fsync of the
-        folder.
+        """Put `data` at `path` all or nothing:
+        temporary file, fsync, rename, fsync of the folder.
         """
         temporary = path.with_name(path.name + ".tmp")
         fd = self.open_append(temporary)

@@ -134,8 +134,8 @@ def walk(segments: Segments, position: int) -> Iterator[Entry]:
 
 
 def walk_waiting(segments: Segments, position: int) -> Iterator[Entry]:
-    """As `walk`, but wait for the object store, to open a store. Raises CorruptBatch,
-    Overloaded.
+    """As `walk`, but wait for the object store, to open a store.
+    Raises CorruptBatch, Overloaded.
     """
     return walk_bytes(segments.read_waiting, position, lambda: segments.end)
 
@@ -327,16 +327,16 @@ def first_index(log: int, segments: Segments, last_index: int) -> int:
 SNAPSHOT_BYTES: Final = MIB
 """The states in one entry: as much as one message between replicas carries."""
 STATE_BYTES_MAX: Final = BATCH_BYTES_MAX - 64 * KIB
-"""A longer state is cut into pieces. A server of release 0.2 cannot read pieces, and stops at
-them.
+"""A longer state is cut into pieces.
+A server of release 0.2 cannot read pieces, and stops at them.
 """
 _ARRAY_16: Final = 0xDC
 _ARRAY_32: Final = 0xDD
 
 
 def to_payloads(states: Iterable[Sequence[object]]) -> tuple[list[bytes], int]:
-    """The payloads of a snapshot's entries, at least one, and the number of items in all of
-    them.
+    """The payloads of a snapshot's entries, at least one,
+    and the number of items in all of them.
     """
     payloads: list[bytes] = []
     items: list[msgspec.Raw] = []
@@ -382,8 +382,8 @@ class SnapshotReader:
 
 
 def is_opened_whole(segments: Segments, base: int) -> bool:
-    """True if the segment that begins at `base` has all of its opening snapshot. Raises
-    ColdRead.
+    """True if the segment that begins at `base` has all of its opening
+    snapshot. Raises ColdRead.
     """
     position, found, wanted = base, 0, -1
     try:

@@ -96,8 +96,8 @@ def split_entries(data: memoryview | bytes) -> tuple[bytes, ...]:
 
 
 def entries_of(run: WriteRun) -> list[PendingEntry]:
-    """The entries of a run whose buffers `split_entries` made, every checksum checked. Raises
-    CorruptBatch.
+    """The entries of a run whose buffers `split_entries` made, every checksum checked.
+    Raises CorruptBatch.
     """
     found: list[PendingEntry] = []
     position = run.position
@@ -155,8 +155,8 @@ def take(store: Store, runs: list[WriteRun], found: list[list[PendingEntry]]) ->
 
 
 def _require_places(logs: tuple[Segments, Segments], runs: list[WriteRun]) -> None:
-    """Raise Diverged unless each run begins where its log ends, in the open segment or in a new
-    one.
+    """Raise Diverged unless each run begins where its log ends,
+    in the open segment or in a new one.
     """
     ends = [segments.end for segments in logs]
     bases = [segments.bases[-1] for segments in logs]
@@ -194,8 +194,8 @@ def _note(store: Store, run: WriteRun, entries: list[PendingEntry]) -> None:
 
 
 def truncate(store: Store, index: int) -> bool:
-    """Cut everything after `index`. Returns False and does nothing if the cut would remove applied
-    entries.
+    """Cut everything after `index`. Returns False and does nothing if the cut would
+    remove applied entries.
     """
     if index < store.applied_index:
         return False

@@ -10,9 +10,9 @@ A share has four parts; every message of the queue is in exactly one of them, or
     dying            ranges that failed for good, on their way to the dead-letter queue; numbered in
                      the order in which they died
 
-    new --PULL--> held --ACK--> done          held --NACK, RELEASE, LEAVE, JOIN again--> requeued
-                                              --PULL--> held held --DEAD--> dying --DEAD_LETTERED-->
-                                              done
+    new --PULL--> held --ACK--> done
+                  held --NACK, RELEASE, LEAVE, JOIN again--> requeued --PULL--> held
+                  held --DEAD--> dying --DEAD_LETTERED--> done
 
 A consumer names messages by *pull sequence*: its own count of the messages it was handed. Pull
 sequences never repeat within a share (a new consumer starts above all earlier ones), so a late
@@ -110,8 +110,8 @@ _CAUSES: Final = {
 
 
 def settlement_kind(verdict: int, cause: int) -> ShareEventKind:
-    """The kind of a settlement, by its verdict or by the reason why the master put the messages
-    back.
+    """The kind of a settlement, by its verdict or by the reason why the master put
+    the messages back.
     """
     kind = _VERDICTS[Verdict(verdict)]
     return _CAUSES.get(Cause(cause), kind) if verdict in (Verdict.NACK, Verdict.RELEASE) else kind
@@ -121,8 +121,8 @@ Events = list[ShareEvent] | None
 """The list to which an action adds its events; None means no events."""
 
 EXPIRED: Final = 0
-"""The `attempt` of a range that a PULL removes from the requeued ones because retention deleted its
-messages.
+"""The `attempt` of a range that a PULL removes from the requeued ones because retention
+deleted its messages.
 """
 
 
@@ -535,8 +535,8 @@ def _without(item: Dying, begin: int, end: int) -> list[Dying]:
 
 
 def _cut_out(holder: ShareHolder, begin: int, end: int) -> list[HeldMessages]:
-    """Remove the pull sequences from `begin` to before `end` from those held. Returns the removed
-    parts.
+    """Remove the pull sequences from `begin` to before `end` from those held.
+    Returns the removed parts.
     """
     held = holder.held
     at = max(bisect_right(held, begin, key=lambda item: item.pull) - 1, 0)

@@ -46,8 +46,8 @@ class MessagePlace(StrEnum):
     WAITING = "waiting"
     """The message waits for its next delivery."""
     DYING = "dying"
-    """The message is on its way to the dead-letter queue, or there already. Only that queue
-    knows.
+    """The message is on its way to the dead-letter queue, or there already.
+    Only that queue knows.
     """
     DONE = "done"
 
@@ -146,8 +146,8 @@ class MessageEvents:
 
     @property
     def now(self) -> MessageStanding:
-        """The message's state. A dead message stays DYING here, because DEAD_LETTERED has only
-        numbers.
+        """The message's state. A dead message stays DYING here,
+        because DEAD_LETTERED has only numbers.
         """
         return standing(self._share, self.sequence)
 

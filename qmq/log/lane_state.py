@@ -231,8 +231,8 @@ class GroupLaneState:
 
     @property
     def is_full(self) -> bool:
-        """True if so much is parked that nothing more is handed out until keys are replayed or
-        dropped.
+        """True if so much is parked that nothing more is handed out until keys are
+        replayed or dropped.
         """
         return self.parked_bytes >= PARKED_BYTES_MAX
 

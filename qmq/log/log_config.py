@@ -22,8 +22,8 @@ class Flush(Enum):
     flushes, unless the producer waited for the flush (`acks="flushed"`).
     """
     SYNC = "sync"
-    """Flush entries before they are acknowledged or visible. One fdatasync covers all waiting
-    entries.
+    """Flush entries before they are acknowledged or visible.
+    One fdatasync covers all waiting entries.
     """
 
 
@@ -41,12 +41,12 @@ class LogConfig:
     retention_bytes: int | None = None
     """The size limit of the whole message log; older segments are deleted."""
     disk_free_bytes_min: int = 64 * MIB
-    """Messages are refused when less space is free, so that acknowledgements and checkpoints still
-    fit.
+    """Messages are refused when less space is free,
+    so that acknowledgements and checkpoints still fit.
     """
     object_store_url: str = ""
-    """Where a replica copies sealed segments of the message log (docs/TIERING.md); empty:
-    nowhere.
+    """Where a replica copies sealed segments of the message log
+    (docs/TIERING.md); empty: nowhere.
     """
     local_retention_ms: int | None = None
     """How long a sealed segment stays on the disk after the store has it; None: as long as its
@@ -61,8 +61,8 @@ class LogConfig:
     _: KW_ONLY  # what follows is no option: only tests set it
     action_segment_bytes: int = 64 * MIB
     checkpoint_bytes: int = 256 * MIB
-    """Bytes of log after which a checkpoint is taken: the most that a restart replays (about half a
-    second).
+    """Bytes of log after which a checkpoint is taken:
+    the most that a restart replays (about half a second).
     """
     checkpoint_interval_ms: int = 60_000
     cache_bytes: int = 32 * MIB

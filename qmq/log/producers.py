@@ -17,8 +17,8 @@ from typing import Final
 from qmq.wire.frame_payloads import Produced
 
 WINDOW: Final = 64
-"""The numbers that a window keeps: at least as many as the batches that a client keeps in
-flight.
+"""The numbers that a window keeps:
+at least as many as the batches that a client keeps in flight.
 """
 
 PRODUCERS_MAX: Final = 9_000
@@ -68,8 +68,8 @@ class ProducerWindow:
 
     @property
     def tells_from(self) -> int:
-        """The number from which on the window is complete, even if the producer was forgotten
-        before.
+        """The number from which on the window is complete,
+        even if the producer was forgotten before.
         """
         return self.oldest_ever or min(self.stored)
 

@@ -50,8 +50,8 @@ from qmq.wire.batch_columns import BatchFlag, RegionHeader, tag_bloom
 from qmq.wire.frame_payloads import Produced
 
 _AGAIN: Final = int(BatchFlag.AGAIN)
-"""A plain number, because every batch is tested for this flag, and an enum's `&` creates a new
-member.
+"""A plain number, because every batch is tested for this flag,
+and an enum's `&` creates a new member.
 """
 _LANES: Final = 1
 """Marks the state of a `GroupLaneState`."""
@@ -93,8 +93,8 @@ class Queue:
     def __init__(self, disk: Disk, folder: Path, queue_id: QueueId) -> None:
         self.id = queue_id
         self.is_ordered = queue_id.partition > 0
-        """True if the queue is a partition of an ordered subject. Partitions are numbered from
-        1.
+        """True if the queue is a partition of an ordered subject.
+        Partitions are numbered from 1.
         """
         self.index = ConsumeLog(disk, folder, queue_id)
         self.producers = Producers()
@@ -124,8 +124,8 @@ class Queue:
         )
 
     def add(self, entry: IndexEntry) -> None:
-        """Index a stored batch and remember its producer. Called when appending and when
-        replaying.
+        """Index a stored batch and remember its producer.
+        Called when appending and when replaying.
         """
         self.index.append(entry)
         self.note(entry)
@@ -148,8 +148,8 @@ class Queue:
         return self.index.drop_before(self.index.count)
 
     def purge(self) -> None:
-        """Drop all stored messages, as retention does. The disk space becomes free with whole
-        segments.
+        """Drop all stored messages, as retention does.
+        The disk space becomes free with whole segments.
         """
         self.start_sequence = self.visible_sequence = self.next_sequence
 

@@ -16,8 +16,8 @@ from typing import Final, NamedTuple
 from qmq.limits import MIB
 
 _PART_BYTES: Final = 16 * MIB
-"""The bytes of a write beyond which a slave gets it in several messages, which have at most
-`limits.REPLICA_FRAME_BYTES_MAX`.
+"""The bytes of a write beyond which a slave gets it in several messages,
+which have at most `limits.REPLICA_FRAME_BYTES_MAX`.
 """
 
 MESSAGES: Final = 0

@@ -13,7 +13,8 @@ snapshot, so retention never takes what a replay needs.
                                                   segments since, or there is none
     the same, and a replay makes no schedule      LogDamaged: a delay group's schedule is the only
                                                   copy of what retention deleted
-    consume log missing, short or unreadable once    rebuilt from the message log
+    consume log missing, short or unreadable      rebuilt from the message log
+    once
     a sector that cannot be read (EIO)            like a checksum that does not hold, but never
                                                   taken for a torn tail
     empty log files                               an empty log
@@ -120,8 +121,8 @@ def _stored_bytes(store: Store, until: int) -> dict[int, int]:
 
 
 NOTHING_YET: Final = 1 << 62
-"""An index greater than all others, for a log that started over in its middle and has no entry
-yet.
+"""An index greater than all others,
+for a log that started over in its middle and has no entry yet.
 """
 
 Progress = Callable[[str, int, int], None]

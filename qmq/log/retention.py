@@ -139,8 +139,8 @@ LookUp = Callable[[str], SubjectConfig | None]
 
 
 Before = Callable[[int], int]
-"""The append time before which every entry is older than an age in milliseconds
-(qmq/log/retention_time.py).
+"""The append time before which every entry is older than an age in
+milliseconds (qmq/log/retention_time.py).
 """
 
 
@@ -209,8 +209,8 @@ class Retention:
         )
 
     def end(self) -> None:
-        """Log what was deleted and is not logged yet, because this is the store's last
-        retention.
+        """Log what was deleted and is not logged yet,
+        because this is the store's last retention.
         """
         self._report.tell_all()
 
@@ -379,8 +379,8 @@ def _move_start(
 
 
 def _surely_taken(store: Store, before_ms: int, floor: int) -> int:
-    """The position of a segment before which a queue with an unreadable consume log certainly keeps
-    nothing.
+    """The position of a segment before which a queue with an unreadable consume log
+    certainly keeps nothing.
     """
     taken = store.messages.start
     for base in store.messages.bases[1:]:
@@ -391,8 +391,8 @@ def _surely_taken(store: Store, before_ms: int, floor: int) -> int:
 
 
 def _oldest_needed(segments: Segments, applied: int) -> int:
-    """The beginning of the newest segment with an applied opening snapshot: the log may begin
-    there.
+    """The beginning of the newest segment with an applied opening snapshot:
+    the log may begin there.
     """
     return next((base for base in reversed(segments.bases) if base < applied), segments.start)
 

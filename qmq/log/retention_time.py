@@ -69,8 +69,8 @@ class SavedTime(msgspec.Struct, frozen=True):
     doubts: Sequence[Doubt] = ()
 
     def ran_ms(self, boot: str, boot_ms: int) -> int:
-        """How long ago it was saved; 0 if that is not known, because the machine was started
-        again.
+        """How long ago it was saved; 0 if that is not known,
+        because the machine was started again.
         """
         return max(boot_ms - self.boot_ms, 0) if boot and self.boot == boot else 0
 

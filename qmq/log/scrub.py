@@ -38,14 +38,14 @@ at most this.
 
 
 class _Gone(Exception):
-    """The segment was dropped or cut while it was read. The scrubber continues with the current
-    files.
+    """The segment was dropped or cut while it was read.
+    The scrubber continues with the current files.
     """
 
 
 class Scrubber:
-    """The scrubber of one store. A reopened store needs a new one. Call `slice` in one thread at a
-    time.
+    """The scrubber of one store. A reopened store needs a new one.
+    Call `slice` in one thread at a time.
     """
 
     def __init__(self, store: Store) -> None:

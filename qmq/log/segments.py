@@ -180,8 +180,8 @@ class Segments:
         return used > 0 and used + size > self.segment_bytes
 
     def begins(self, size: int) -> bool:
-        """True if an append of `size` bytes is the first of a segment that is not the log's
-        first.
+        """True if an append of `size` bytes is the first of a segment that is
+        not the log's first.
         """
         used = self.end - self._bases[-1]
         return used + size > self.segment_bytes if used else self.end > 0
@@ -278,8 +278,8 @@ class Segments:
         return fd
 
     def _put_away(self, fd: int) -> None:
-        """Close a file, after the sync if there is one under way: it was the active one when that
-        began.
+        """Close a file, after the sync if there is one under way:
+        it was the active one when that began.
         """
         if fd in self._syncing:
             self._set_aside.append(fd)
@@ -327,8 +327,8 @@ class Segments:
             self.truncate(self.end)
 
     def drop_before(self, position: int) -> list[Path]:
-        """Drop the segments that end before `position`. Returns their files, for the caller to
-        delete.
+        """Drop the segments that end before `position`.
+        Returns their files, for the caller to delete.
         """
         dropped: list[Path] = []
         while len(self._bases) > 1 and self._bases[1] <= position:

@@ -89,8 +89,8 @@ class ProjectionPlan(Protocol):
 
     @property
     def state(self) -> Any:
-        """The state for the checkpoint; MessagePack can encode it. None if there is no usable state
-        yet.
+        """The state for the checkpoint; MessagePack can encode it.
+        None if there is no usable state yet.
         """
         ...
 
@@ -367,8 +367,8 @@ class Store:
         return list(grown.values())
 
     def apply_pending(self) -> None:
-        """Apply all written entries to the derived state, for a new master, which continues from
-        them.
+        """Apply all written entries to the derived state, for a new master,
+        which continues from them.
         """
         while self.pending:
             self.apply_entry(*self.pending.popleft())
@@ -417,8 +417,8 @@ class Store:
             self.space.require(size, self.messages.end, leave=0.5)
 
     def _open_segment(self, log: int, states: Iterable[Sequence[object]]) -> None:
-        """Begin a segment with a snapshot, completely or not at all. `states` are the queues or the
-        shares.
+        """Begin a segment with a snapshot, completely or not at all.
+        `states` are the queues or the shares.
         """
         segments = self.logs[log]
         if segments.end > segments.bases[-1]:
@@ -427,8 +427,8 @@ class Store:
         self._append_wrapped(log, Kind.SNAPSHOT, [(count, payload) for payload in payloads])
 
     def _append_wrapped(self, log: int, kind: Kind, entries: Sequence[tuple[int, bytes]]) -> None:
-        """Write entries, each from its count and its payload, completely or not at all. Raises
-        DiskFull.
+        """Write entries, each from its count and its payload,
+        completely or not at all. Raises DiskFull.
         """
         time_ms = self.last_time_ms = max(self.clock.time_ms(), self.last_time_ms)
         flushed = self.logs[log].flushed
@@ -446,8 +446,8 @@ class Store:
         self._write(log, buffers, sum(map(len, buffers)), len(entries))
 
     def append_command(self, queue: Queue, change_id: str, to_version: int) -> None:
-        """Close a partition, which must be open: write its last entry, the command message. Raises
-        DiskFull.
+        """Close a partition, which must be open:
+        write its last entry, the command message. Raises DiskFull.
         """
         check(queue.is_ordered and queue.sealed is None, f"{queue.id} cannot be closed")
         self.append_region(queue, command_messages.build(queue.id, change_id, to_version))
@@ -683,8 +683,8 @@ class Store:
         return FlushPlan(self.messages.begin_sync(), self.actions.begin_sync(), self.index)
 
     def end_flush(self, plan: FlushPlan) -> int:
-        """Finish a plan that was run. Returns the index up to which everything survives a power
-        cut.
+        """Finish a plan that was run. Returns the index up to which everything
+        survives a power cut.
         """
         self.messages.end_sync(plan.messages)
         self.actions.end_sync(plan.actions)
@@ -701,8 +701,8 @@ class Store:
         )
 
     def give_way(self) -> None:
-        """Release the folder for the store that is opened next. Memory and open files can still be
-        read.
+        """Release the folder for the store that is opened next.
+        Memory and open files can still be read.
         """
         if self._is_held and self.projection is not None:
             self.projection.close()

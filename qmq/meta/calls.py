@@ -110,8 +110,8 @@ class BrokerAnswers:
         return list(self.found.values()) if self.found else self.complete()
 
     def require_all(self, so_far: str) -> None:
-        """Raise NotConnected with the groups that did not answer. `so_far` is the result without
-        them.
+        """Raise NotConnected with the groups that did not answer.
+        `so_far` is the result without them.
         """
         if self.missing:
             whole = "; ".join(failure.message for failure in self.missing.values())
@@ -419,8 +419,8 @@ class Delays:
         return [state.name for state in self._view.groups() if state.delay is not None]
 
     async def one(self, method: str, request: Any) -> delay_pb.DelayedMessage:
-        """Call the group that the request's id names. Raises InvalidArgument, the master's error,
-        NotConnected.
+        """Call the group that the request's id names.
+        Raises InvalidArgument, the master's error, NotConnected.
         """
         group = DelayedId.parse(request.id).group
         if isinstance(request, delay_pb.MoveDelayedRequest):
@@ -477,8 +477,8 @@ class Delays:
                 await question
 
     async def describe(self) -> pb.DescribeDelaysResponse:
-        """All groups, and which of them failed to answer. Raises NotConnected if there is no delay
-        group.
+        """All groups, and which of them failed to answer.
+        Raises NotConnected if there is no delay group.
         """
         groups = await self._require_groups()
         answers = await self._brokers.ask_masters(
@@ -541,8 +541,8 @@ async def describe_dead_letters(
 
 
 def _described(queue: control.Queue, looked: control.Group | None) -> pb.DeadLetterQueue:
-    """Build the description of one queue. Dead letters that no operator has handled count as
-    pending.
+    """Build the description of one queue.
+    Dead letters that no operator has handled count as pending.
     """
     kept = queue.next_sequence - queue.start_sequence
     waiting = (

@@ -144,8 +144,8 @@ should get the reason.
 
 
 class ClusterCatalog:
-    """The catalog that a metaserver reads and changes. With `auto_create` the first send creates a
-    subject.
+    """The catalog that a metaserver reads and changes.
+    With `auto_create` the first send creates a subject.
     """
 
     def __init__(
@@ -174,8 +174,8 @@ class ClusterCatalog:
         return found
 
     async def _find(self, name: str) -> SubjectConfig | None:
-        """Find a subject in memory. A subject that is not there may be new, so read the store
-        then.
+        """Find a subject in memory. A subject that is not there may be new,
+        so read the store then.
         """
         key = subject_key(name)
         if is_dead_letters(name):
@@ -273,8 +273,8 @@ class ClusterCatalog:
         return hosts_of(config, self.group_names())
 
     async def require_creation(self, name: str) -> None:
-        """Raises UnknownSubject if the subject does not exist and a first message may not create
-        it.
+        """Raises UnknownSubject if the subject does not exist and a first message
+        may not create it.
         """
         if not self._auto_create and await self._find(name) is None:
             raise _unknown(name)
@@ -311,8 +311,8 @@ class ClusterCatalog:
         return made
 
     def _admitted(self, config: SubjectConfig) -> SubjectConfig:
-        """Make the settings of a new subject, with the caller as its creator. Raises
-        QuotaExceeded.
+        """Make the settings of a new subject, with the caller as its creator.
+        Raises QuotaExceeded.
         """
         access, caller = self._view.access, CALLER.get()
         require_room_for(access.quotas.values(), config.name, self._view.subject_names())
@@ -406,14 +406,14 @@ class ClusterCatalog:
         return placed
 
     async def set_flush(self, name: str, flush: SubjectFlush) -> SubjectConfig:
-        """Set when a subject's producers get their acknowledgement. Raises UnknownSubject,
-        CoordinationUnavailable.
+        """Set when a subject's producers get their acknowledgement.
+        Raises UnknownSubject, CoordinationUnavailable.
         """
         return await self.alter(name, {"flush": flush})
 
     async def alter(self, name: str, changes: Mapping[str, Any]) -> SubjectConfig:
-        """Change fields of a subject's settings. Raises UnknownSubject, InvalidArgument,
-        CoordinationUnavailable.
+        """Change fields of a subject's settings.
+        Raises UnknownSubject, InvalidArgument, CoordinationUnavailable.
         """
         found = await self._catalog.update(name, lambda config: replace(config, **changes))
         await self._view.read_back(subject_key(name))
@@ -437,8 +437,8 @@ class ClusterCatalog:
         return self._view.group(name)
 
     async def require_writable(self, names: tuple[str, ...]) -> None:
-        """Check that these broker groups exist and are not drained. Raises InvalidArgument,
-        CoordinationError.
+        """Check that these broker groups exist and are not drained.
+        Raises InvalidArgument, CoordinationError.
         """
         await self._require_groups(names)
         self._require_real_time(names)
@@ -469,8 +469,8 @@ class ClusterCatalog:
             )
 
     async def set_mode(self, name: str, mode: str) -> Mode:
-        """Drain a group, or resume it. Raises InvalidArgument, CoordinationUnavailable,
-        CoordinationUnknown.
+        """Drain a group, or resume it. Raises InvalidArgument,
+        CoordinationUnavailable, CoordinationUnknown.
         """
         wanted = _mode(mode)
         await self.group(name)

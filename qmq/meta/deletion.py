@@ -198,8 +198,8 @@ class Deletion:
         raise AssertionError
 
     async def _forget(self, name: str, record: KeyValue) -> None:
-        """Delete all keys in one transaction. If the record has changed, another metaserver was
-        faster.
+        """Delete all keys in one transaction.
+        If the record has changed, another metaserver was faster.
         """
         prefixes = [f"{each}{name}/" for each in (ROUTES, MEMBERS, ASSIGNMENTS, SETTINGS)]
         prefixes += [

@@ -137,16 +137,16 @@ class DeliveryService:
             )
 
     async def _find(self, subject: str) -> SubjectConfig | None:
-        """Find an existing subject; None for all subjects. Raises UnknownSubject, InvalidName,
-        CoordinationError.
+        """Find an existing subject; None for all subjects.
+        Raises UnknownSubject, InvalidName, CoordinationError.
         """
         return None if subject == EVERY else await self._cluster.subject(subject)
 
     # --- pauses -----------------------------------------------------------------------------------
 
     async def set_pause(self, request: pb.SetPauseRequest) -> pb.SetPauseResponse:
-        """Pause or resume. Raises InvalidName, InvalidArgument, UnknownSubject,
-        CoordinationError.
+        """Pause or resume. Raises InvalidName, InvalidArgument,
+        UnknownSubject, CoordinationError.
         """
         whom, reason = _whom_of(request.pause), request.pause.reason
         if len(reason) > REASON_MAX:

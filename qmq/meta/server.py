@@ -40,8 +40,8 @@ from qmq.text import joined
 
 STOP_GRACE_S: Final = 1.0
 BOUNDS: Final = RpcBounds(connections_max=WATCHERS_MAX, calls_max=WATCHERS_MAX + 10_000)
-"""The largest number of streams for one connection: each client has one connection, and watches on
-it.
+"""The largest number of streams for one connection:
+each client has one connection, and watches on it.
 """
 
 
@@ -68,8 +68,8 @@ class MetaConfig:
 
 
 class MetaServer:
-    """A metaserver. Call `start`, then `stop`. It has no state, so a killed metaserver loses
-    nothing.
+    """A metaserver. Call `start`, then `stop`.
+    It has no state, so a killed metaserver loses nothing.
     """
 
     def __init__(

@@ -71,8 +71,8 @@ _END: Final = b"# EOF\n"
 
 
 class Collector(PrometheusCollector):
-    """Sources as a collector of prometheus_client; a figure that several sources have is one
-    family.
+    """Sources as a collector of prometheus_client;
+    a figure that several sources have is one family.
     """
 
     def __init__(self, sources: Sequence[FigureSource]) -> None:
@@ -253,8 +253,8 @@ Listen = Callable[[str, int, Callable[[], asyncio.BaseProtocol]], Awaitable[Port
 
 
 class MetricsServer:
-    """Serves the figures of some sources, and the health of the process. Call `start`, then
-    `stop`.
+    """Serves the figures of some sources, and the health of the process.
+    Call `start`, then `stop`.
     """
 
     def __init__(
@@ -313,8 +313,8 @@ class MetricsServer:
             writer.close()
 
     def _make_room(self) -> bool:
-        """Close the connection that has been without a request for longest; False if all are being
-        answered.
+        """Close the connection that has been without a request for longest;
+        False if all are being answered.
         """
         longest = next(iter(self._waiting), None)
         if longest is not None:
@@ -383,8 +383,8 @@ class MetricsServer:
 
 
 def _has_body(request: HttpRequest) -> bool:
-    """True if the request has a body. Bodies are not read, so the request after a body cannot be
-    found.
+    """True if the request has a body. Bodies are not read,
+    so the request after a body cannot be found.
     """
     return (
         request.headers.get("content-length", "0") != "0" or "transfer-encoding" in request.headers

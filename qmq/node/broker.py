@@ -139,8 +139,8 @@ class StaleRoutes:
 
 
 class BrokerKind:
-    """A replica of a broker group: it knows routes, and derives nothing from its log beside the
-    store.
+    """A replica of a broker group: it knows routes,
+    and derives nothing from its log beside the store.
     """
 
     settings = None

@@ -87,8 +87,8 @@ class ViewRouting(Routing):
         return None
 
     def is_open(self, subject: str, group: str, number: int, lps: LpRange, version: int) -> bool:
-        """True if the group reads `version` in the range, and that version has the partition
-        there.
+        """True if the group reads `version` in the range,
+        and that version has the partition there.
         """
         state = self._view.ordered(subject)
         record = state.groups.get(group) if state is not None else None
@@ -104,8 +104,8 @@ class ViewRouting(Routing):
         return part is not None and part.range.contains(lps)
 
     async def closes(self, subject: str, number: int, change_id: str, to_version: int) -> bool:
-        """True if the store has the change, and the change closes the partition. Raises
-        CoordinationError.
+        """True if the store has the change, and the change closes the partition.
+        Raises CoordinationError.
         """
         state = self._view.ordered(subject)
         change = None if state is None else state.changes.get(to_version)
@@ -262,8 +262,8 @@ class StandaloneBroker:
 
 
 class ViewLocator:
-    """Implements `qmq.client.metadata.cache.Locate` and `Watch`. Use it only while the view
-    runs.
+    """Implements `qmq.client.metadata.cache.Locate` and `Watch`.
+    Use it only while the view runs.
     """
 
     def __init__(
@@ -275,8 +275,8 @@ class ViewLocator:
         self._watchers = Watchers(view)
 
     async def locate(self, subject: str) -> Placement:
-        """Locate a subject. Raises UnknownSubject; Unavailable if the answer is not known at the
-        moment.
+        """Locate a subject. Raises UnknownSubject;
+        Unavailable if the answer is not known at the moment.
         """
         try:
             config, found = await self._cluster.locate(subject, create=False)

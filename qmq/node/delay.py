@@ -93,8 +93,8 @@ ASIDE: Final = "schedule-fetched"
 PIECE_BYTES: Final = MIB
 TELL_S: Final = 5.0
 ASK_S: Final = 10.0
-"""The deadline of another replica's answer that describes its schedule or has a piece of the
-schedule.
+"""The deadline of another replica's answer that describes its schedule or has a
+piece of the schedule.
 """
 POLL_S: Final = 0.05
 """How often a replica checks whether its own log has reached the copied schedule."""
@@ -135,8 +135,8 @@ class ScheduleTransfer:
         self._cancel("fetch")
 
     def fetch(self) -> None:
-        """Fetch another schedule after the log started over, if the log does not reach back to the
-        beginning.
+        """Fetch another schedule after the log started over,
+        if the log does not reach back to the beginning.
         """
         self._start("fetch", self._run)
 
@@ -256,8 +256,8 @@ class ScheduleTransfer:
     # --- leading without a schedule ---------------------------------------------------------------
 
     async def _give_away(self) -> None:
-        """Try to hand the mastership over, until another replica leads or the schedule is
-        complete.
+        """Try to hand the mastership over,
+        until another replica leads or the schedule is complete.
         """
         replica = self._replica
         while replica.is_master and not replica.has_all:

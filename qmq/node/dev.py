@@ -50,8 +50,8 @@ if TYPE_CHECKING:
 
 
 class DelayPart:
-    """The delay group. The constructor opens the store in `folder`, and raises the errors of
-    `open_store`.
+    """The delay group. The constructor opens the store in `folder`,
+    and raises the errors of `open_store`.
     """
 
     def __init__(

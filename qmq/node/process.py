@@ -114,8 +114,8 @@ TIMING: Final = NodeTiming()
 @dataclass(frozen=True, slots=True)
 class Environment:
     clock: Clock | None = None
-    """Is trusted. None means a clock that does not follow every jump of the machine's
-    (qmq/broker/replica_time.py).
+    """Is trusted. None means a clock that does not follow every jump of the
+    machine's (qmq/broker/replica_time.py).
     """
     steady: Clock = field(default_factory=SystemClock)
     """The clock whose monotonic time is for heartbeats and elections."""
@@ -184,8 +184,8 @@ class Weakness(NamedTuple):
 
 
 def _is_guarded(host: str, tls: Tls | None) -> bool:
-    """True if only this machine, or only clients with a certificate, can reach a port on this
-    host.
+    """True if only this machine, or only clients with a certificate,
+    can reach a port on this host.
     """
     return is_local(host) or (tls is not None and tls.requires_clients)
 
@@ -241,8 +241,8 @@ def require_guarded(
     *,
     metrics_host: str = "",
 ) -> None:
-    """Raise InvalidArgument if there are weaknesses. With `is_insecure` they are only logged as
-    warnings.
+    """Raise InvalidArgument if there are weaknesses.
+    With `is_insecure` they are only logged as warnings.
     """
     found = weaknesses(host, etcd, tls)
     if metrics_host and not _is_guarded(metrics_host, tls):

@@ -58,8 +58,8 @@ class ShardSupervision:
     pauses_ms: Sequence[int] = PAUSES_MS
     is_stopping: bool = False
     exit_status: int = 0
-    """The supervisor's exit status: that of the first shard that failed for good, or did not stop
-    cleanly.
+    """The supervisor's exit status: that of the first shard that failed for good,
+    or did not stop cleanly.
     """
     _shards: dict[int, _Shard] = field(init=False)
 
@@ -79,8 +79,8 @@ class ShardSupervision:
         return all(each.state is ShardState.ENDED for each in self._shards.values())
 
     def started(self, shard: int) -> bool:
-        """Note that the shard's pause has ended. Returns False if the shard must not start any
-        more.
+        """Note that the shard's pause has ended.
+        Returns False if the shard must not start any more.
         """
         found = self._shards[shard]
         found.state = ShardState.ENDED if self.is_stopping else ShardState.STARTING
@@ -92,8 +92,8 @@ class ShardSupervision:
         found.state, found.has_served, found.serving_since_ms = ShardState.SERVING, True, now_ms
 
     def ended(self, shard: int, status: int, now_ms: int) -> Restart | StopAll | None:
-        """Note that the shard's process ended with an exit status (negative: killed by that
-        signal).
+        """Note that the shard's process ended with an exit status (negative:
+        killed by that signal).
         """
         found = self._shards[shard]
         was_steady = (
@@ -164,8 +164,8 @@ class ShardSupervisor:
         self._has_told = False
 
     async def run(self) -> int:
-        """Run until all shards have ended. Returns the exit status. SIGINT and SIGTERM stop the
-        shards.
+        """Run until all shards have ended. Returns the exit status.
+        SIGINT and SIGTERM stop the shards.
         """
         for number in (signal.SIGINT, signal.SIGTERM):
             self._loop.add_signal_handler(number, self._act, self._supervision.stop)
@@ -241,7 +241,7 @@ class ShardSupervisor:
 
 
 def _end_with_parent() -> None:
-    """Called in the new process: let the kernel send SIGTERM when the supervisor ends for any
-    reason.
+    """Called in the new process: let the kernel send SIGTERM when the supervisor
+    ends for any reason.
     """
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)

@@ -302,8 +302,8 @@ def _row(each: control.ParkedKey) -> tuple[Any, ...]:
 
 
 def chosen(parked: Sequence[control.ParkedKey], key: str, group: str) -> list[control.ParkedKey]:
-    """The partitions where a key is parked, oldest first. Raises InvalidArgument if there are
-    none.
+    """The partitions where a key is parked, oldest first.
+    Raises InvalidArgument if there are none.
     """
     wanted = parse_key(key)
     found = sorted((each for each in parked if each.key == wanted), key=lambda each: each.partition)

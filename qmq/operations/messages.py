@@ -102,8 +102,8 @@ async def _find(
 
 
 async def inquire(mq: Client, text: str, subject: str = "", group: str = "") -> Inquiry:
-    """Gather all facts about a message. Raises MessageNotFound, UnknownSubject, InvalidArgument,
-    Unavailable.
+    """Gather all facts about a message.
+    Raises MessageNotFound, UnknownSubject, InvalidArgument, Unavailable.
     """
     message_id, places, delayed, is_incomplete = await places_of(mq, text, subject)
     followed = [await _follow(mq, place, group) for place in places if not place.due_ms]

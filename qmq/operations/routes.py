@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 
 
 def messages_end(status: control.PartitionStatus) -> int:
-    """The end of a partition's messages. The last entry of a closed partition is its command
-    message.
+    """The end of a partition's messages.
+    The last entry of a closed partition is its command message.
     """
     return status.sealed_at if status.HasField("sealed_at") else status.next_sequence
 
@@ -52,8 +52,8 @@ FENCED: Final = -1
 def facts(
     described: pb.DescribeRouteResponse, places: Mapping[int, pb.OrderedPartition]
 ) -> dict[str, Any]:
-    """All facts of a subject. `places`: the broker groups of partitions of other versions, if
-    known.
+    """All facts of a subject. `places`:
+    the broker groups of partitions of other versions, if known.
     """
     settings, route = described.settings, described.route
     statuses = _statuses(described, [*route.partitions, *places.values()])
@@ -104,8 +104,8 @@ def read_partitions(described: pb.DescribeRouteResponse) -> set[int]:
 def _statuses(
     described: pb.DescribeRouteResponse, places: Iterable[pb.OrderedPartition]
 ) -> dict[int, control.PartitionStatus]:
-    """The status of each partition. The figures of a partition are the same in every group's
-    list.
+    """The status of each partition. The figures of a partition are the same in
+    every group's list.
     """
     from qmq.proto.v1 import control_pb2 as control
 
@@ -278,8 +278,8 @@ def place_facts(place: pb.OrderedPartition) -> dict[str, Any]:
 def undo_command(
     subject: str, change: pb.RouteChangeInfo, before: Iterable[pb.OrderedPartition]
 ) -> str:
-    """The command that restores the ranges and broker groups of `before`; the partitions get new
-    numbers.
+    """The command that restores the ranges and broker groups of `before`;
+    the partitions get new numbers.
     """
     targets = [str(each.number) for each in change.targets]
     sources = sorted(

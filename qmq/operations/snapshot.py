@@ -95,12 +95,12 @@ class ReplicaFacts:
     epoch: int = 0
     is_serving: bool = False
     is_whole: bool = True
-    """False if the replica may lack entries that it acknowledged. It then does not count in
-    elections.
+    """False if the replica may lack entries that it acknowledged.
+    It then does not count in elections.
     """
     fork: str = ""
-    """What its group's master lacks although this replica knows it to be committed; empty if
-    nothing.
+    """What its group's master lacks although this replica knows it to be
+    committed; empty if nothing.
     """
     older_store: str = ""
     """What the coordination store has forgotten; empty if nothing."""
@@ -156,8 +156,8 @@ class QueueFacts:
 
 @dataclass(frozen=True, slots=True)
 class RouteChangeFacts:
-    """A split, merge or move that is under way. `phase` is prepared, sealed or published, since
-    `since_ms`.
+    """A split, merge or move that is under way.
+    `phase` is prepared, sealed or published, since `since_ms`.
     """
 
     kind: str
@@ -224,8 +224,8 @@ class GroupProgress:
     is_unheld: bool = False
     """True for a partition with waiting messages of which no consumer holds a lane."""
     is_full: bool = False
-    """True if the group has parked so much of the partition that it gets no more of its
-    messages.
+    """True if the group has parked so much of the partition that it gets no
+    more of its messages.
     """
 
 

@@ -227,8 +227,8 @@ class GroupRate:
 
 @dataclass(frozen=True, slots=True)
 class BrokerGroupRate:
-    """One broker group: messages a second that producers stored there. A delay group has no
-    rate.
+    """One broker group: messages a second that producers stored there.
+    A delay group has no rate.
     """
 
     broker_group: str

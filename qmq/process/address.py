@@ -39,8 +39,8 @@ class Address(NamedTuple):
 
 
 def parse(address: str, default_port: int | None = None) -> Address:
-    """Parse an address. Without `default_port` the address must have a port. Raises
-    InvalidArgument.
+    """Parse an address. Without `default_port` the address must have a port.
+    Raises InvalidArgument.
     """
     text = address.strip()
     if text.startswith(UNIX):

@@ -243,8 +243,8 @@ class TickFuture:
         self._wakeup, self._context = wakeup, context
 
     def cancel(self, msg: object = None) -> bool:
-        """The task was cancelled: it resumes with CancelledError. False if it is resumed
-        already.
+        """The task was cancelled: it resumes with CancelledError.
+        False if it is resumed already.
         """
         if self.is_done:
             return False
@@ -259,8 +259,8 @@ class TickFuture:
 
 
 class EventLoopTick:
-    """The remaining work of this round, for all producers, consumers and connections of a
-    client.
+    """The remaining work of this round, for all producers,
+    consumers and connections of a client.
     """
 
     def __init__(self) -> None:
@@ -293,8 +293,8 @@ class EventLoopTick:
 
     @property
     def is_over(self) -> bool:
-        """Whether the client's event loop has ended, and with it all that the client does in the
-        background.
+        """Whether the client's event loop has ended,
+        and with it all that the client does in the background.
         """
         return self.loop is not None and self.loop.is_closed()
 

@@ -58,8 +58,8 @@ RESERVE: Final = 512
 """The descriptors kept for logs, control ports and replicas; half of the limit if that is less."""
 
 SHORT_OF: Final = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)
-"""The errno values of a process or system that is out of descriptors or memory. The condition is
-temporary.
+"""The errno values of a process or system that is out of descriptors or memory.
+The condition is temporary.
 """
 
 
@@ -79,8 +79,8 @@ def refusal_of(cause: QmqError | OSError) -> QmqError:
 
 
 def connections_max(most: int, limit: int) -> int:
-    """The number of connections that a process with `limit` descriptors accepts; at most `most`.
-    Pure.
+    """The number of connections that a process with `limit` descriptors accepts;
+    at most `most`. Pure.
     """
     return max(min(most, limit - min(RESERVE, limit // 2)), 1)
 

@@ -217,8 +217,8 @@ def is_from_wrong_server(failure: grpc.RpcError) -> bool:
 _REASON: Final = re.compile(
     r"OPENSSL_internal:([A-Z0-9_]+(?:: [a-z][^:\n]*)?)|(Hostname Verification Check failed)"
 )
-"""gRPC's texts for a server that TLS does not accept, with the reason of a certificate that is not
-trusted.
+"""gRPC's texts for a server that TLS does not accept,
+with the reason of a certificate that is not trusted.
 """
 
 
@@ -372,8 +372,8 @@ class RenewedChannel:
 
     @property
     def channels(self) -> int:
-        """The number of open channels: one, and those that were replaced and have calls under
-        way.
+        """The number of open channels: one,
+        and those that were replaced and have calls under way.
         """
         return len(self._under_way)
 
@@ -414,8 +414,8 @@ class RpcChannel(grpc.aio.Channel):
         self._channel.close()
 
     def unary_unary(self, method: str, *serializers: Any, **options: Any) -> Any:
-        """Return a function that takes a request and `timeout` in seconds, and is awaited, as in
-        `grpc.aio.Channel`.
+        """Return a function that takes a request and `timeout` in seconds, and is awaited,
+        as in `grpc.aio.Channel`.
         """
 
         async def once(request: Any, timeout: float | None) -> Any:
@@ -442,8 +442,8 @@ class RpcChannel(grpc.aio.Channel):
         return ask
 
     def unary_stream(self, method: str, *serializers: Any, **options: Any) -> Any:
-        """Return a function that takes a request and `timeout` in seconds, and is iterated, as in
-        `grpc.aio.Channel`.
+        """Return a function that takes a request and `timeout` in seconds, and is iterated,
+        as in `grpc.aio.Channel`.
         """
 
         async def ask(request: Any, timeout: float | None = None) -> AsyncIterator[Any]:
@@ -517,8 +517,8 @@ def _tell(
 
 
 async def _answers(call: Any) -> AsyncIterator[Any]:
-    """The messages of a stream; a thread reads them, at most `AHEAD` messages ahead. Raises
-    grpc.RpcError.
+    """The messages of a stream; a thread reads them, at most `AHEAD` messages ahead.
+    Raises grpc.RpcError.
     """
     loop = asyncio.get_running_loop()
     arrived: asyncio.Queue[tuple[Any, BaseException | None]] = asyncio.Queue()
@@ -598,7 +598,7 @@ def check(region: bytes, header: RegionHeader, *, to_partition: bool) -> None:
 
 
 def failures(headers: Mapping[str, bytes]) -> int:
-    """The number of failed deliveries of a directed message before it was sent again, from its
-    headers.
+    """The number of failed deliveries of a directed message before it was sent
+    again, from its headers.
     """
     return whole_number(headers.get(ATTEMPT, b""), _ATTEMPTS_MAX) or 0

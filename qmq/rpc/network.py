@@ -199,8 +199,8 @@ class Network:
         return ServerListener(server, server.sockets[0].getsockname()[1])
 
     async def connect(self, address: str, factory: Factory) -> None:
-        """Open a connection, which belongs to the protocol from then on. Raises OSError,
-        InvalidArgument.
+        """Open a connection, which belongs to the protocol from then on.
+        Raises OSError, InvalidArgument.
         """
         place = parse(address)
         if place.path:

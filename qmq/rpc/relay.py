@@ -496,8 +496,8 @@ class RpcRelay(RpcPort):
         return f"{self.folder}/peer-{number}"
 
     def failed(self, cause: OSError) -> None:
-        """Log that a peer, which TLS accepted, cannot be passed on, unless this was logged a moment
-        ago.
+        """Log that a peer, which TLS accepted, cannot be passed on,
+        unless this was logged a moment ago.
         """
         now_s = asyncio.get_running_loop().time()
         if not self._has_stopped and now_s >= self._silent_until_s:

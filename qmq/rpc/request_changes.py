@@ -44,8 +44,8 @@ def note_change() -> None:
 
 @contextmanager
 def whole_request() -> Iterator[None]:
-    """All steps of a request. Their errors say the outcome of the request, in `outcome` and in
-    words.
+    """All steps of a request. Their errors say the outcome of the request,
+    in `outcome` and in words.
     """
     changes = _Changes()
     before = _CHANGES.set(changes)

@@ -68,8 +68,8 @@ class RpcBounds:
     loop, which also serves calls.
     """
     handshakes_max: int = 1_000
-    """TLS handshakes under way at one time; beyond it, the address with the most loses its
-    oldest.
+    """TLS handshakes under way at one time;
+    beyond it, the address with the most loses its oldest.
     """
     handshake_ms: int = 10_000
     """Time for the TLS handshake, and again for HTTP/2; gRPC's default is two minutes."""
@@ -80,8 +80,8 @@ class RpcBounds:
     """
     ping_timeout_ms: int = 20_000
     unfinished: StrangerBounds = UNFINISHED
-    """The messages that gRPC holds because they are not whole yet, of all calls together
-    (`qmq.rpc.relay`).
+    """The messages that gRPC holds because they are not whole yet,
+    of all calls together (`qmq.rpc.relay`).
     """
 
     def fitting(self, descriptors: int) -> Self:
@@ -166,8 +166,8 @@ def peer_host(address: str) -> str:
 
 
 def late_unary(handler: Any, serve: Callable[[Any], Awaitable[Any]]) -> Any:
-    """The handler of a method with one answer; `serve` gets the context, and reads the request
-    itself.
+    """The handler of a method with one answer;
+    `serve` gets the context, and reads the request itself.
     """
 
     async def served(_: Any, context: Any) -> Any:

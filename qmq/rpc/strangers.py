@@ -108,8 +108,8 @@ class _Stranger:
 
 
 class Strangers:
-    """The strangers of one port, each under a key that the port chooses. `now_s` is a monotonic
-    clock.
+    """The strangers of one port, each under a key that the port chooses.
+    `now_s` is a monotonic clock.
     """
 
     def __init__(self, bounds: StrangerBounds, now_s: Callable[[], float]) -> None:

@@ -186,8 +186,8 @@ class TlsListener(ServerListener):
     async def _shake_hands(
         self, accepted: socket.socket, address: str, protocol: asyncio.BaseProtocol
     ) -> bool:
-        """Give a connection to its protocol, after the handshake. False if there is no
-        connection.
+        """Give a connection to its protocol, after the handshake.
+        False if there is no connection.
         """
         loop = asyncio.get_running_loop()
         try:

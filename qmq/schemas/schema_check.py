@@ -2,8 +2,7 @@
 
 check = await SchemaCheck.load("localhost:20880", ["orders"])
 async with qmq.connect("localhost:20880", interceptors=[check]) as mq:
-    await mq.send("orders", b"{}")                                # SchemaMismatch: Object missing
-                                                                  required field `id`
+    await mq.send("orders", b"{}")  # SchemaMismatch: Object missing required field `id`
 """
 
 from __future__ import annotations

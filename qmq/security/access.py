@@ -263,8 +263,8 @@ class AccessControl(OpenAccess):
         return self._source.access
 
     def on_change(self, callback: Callable[[], None]) -> Callable[[], None]:
-        """Call back when rules, roles or tokens have changed. Call the returned function to
-        stop.
+        """Call back when rules, roles or tokens have changed.
+        Call the returned function to stop.
         """
         self._callbacks[callback] = None
         return lambda: self._callbacks.pop(callback, None)
@@ -347,8 +347,8 @@ class AccessControl(OpenAccess):
         return bool(self._source.access.quotas)
 
     def quota(self, principal: Principal) -> Quota | None:
-        """The limits of a principal in any access mode; None if there are none. Servers have
-        none.
+        """The limits of a principal in any access mode; None if there are none.
+        Servers have none.
         """
         state = self._source.access
         if not state.quotas or principal.is_server:
@@ -382,8 +382,8 @@ class AccessControl(OpenAccess):
         return known[subject]
 
     def created_with(self, subject: str) -> CreatedSubjects | None:
-        """All subjects of this subject's creator, if the creator's quota limits what these subjects
-        hold.
+        """All subjects of this subject's creator,
+        if the creator's quota limits what these subjects hold.
         """
         config = self._source.subject(subject)
         if config is None or config.created_by in ("", str(ANONYMOUS)) or not self.has_quotas:
@@ -423,8 +423,8 @@ class AccessControl(OpenAccess):
                 self._refuse(caller, action, need, decision)
 
     def require_replica(self, caller: Caller) -> None:
-        """Only a server may act as a replica: neither a rule nor `--admins` allows it. Raises
-        AccessDenied.
+        """Only a server may act as a replica: neither a rule nor `--admins` allows it.
+        Raises AccessDenied.
         """
         if self.is_on and not caller.principal.is_server:
             self._refuse(
@@ -518,8 +518,8 @@ class AccessControl(OpenAccess):
             raise AccessDenied(self._why(caller, need, decision) + self._hint(caller, action))
 
     def _hint(self, caller: Caller, action: str) -> str:
-        """A hint for a namespace's administrator who lists the rules, tokens or quotas of the whole
-        cluster.
+        """A hint for a namespace's administrator who lists the rules,
+        tokens or quotas of the whole cluster.
         """
         if action not in _LISTS:
             return ""

@@ -127,8 +127,8 @@ def on_namespace(prefix: str) -> Need:
 
 @dataclass(frozen=True, slots=True)
 class AccessRule:
-    """One rule. The module's docstring describes `principal` and `pattern`; empty `operations` mean
-    all.
+    """One rule. The module's docstring describes `principal` and `pattern`;
+    empty `operations` mean all.
     """
 
     id: str

@@ -63,8 +63,8 @@ def write_audit_to(path: Path) -> None:
 
 
 class AuditLog:
-    """Writes records by the logger `qmq.audit`: refusals at the level WARNING, everything else at
-    INFO.
+    """Writes records by the logger `qmq.audit`:
+    refusals at the level WARNING, everything else at INFO.
     """
 
     def __init__(
@@ -130,8 +130,8 @@ class AuditLog:
         result: str = "denied",
         **more: object,
     ) -> None:
-        """Record a refusal. Repeated refusals are counted, and written at most once in
-        `REPEAT_S`.
+        """Record a refusal. Repeated refusals are counted,
+        and written at most once in `REPEAT_S`.
         """
         self.refusals += 1
         what, now_s = (principal, action, on, result), self._monotonic_s()

@@ -242,8 +242,8 @@ def _write_to(
 
 
 def _replace(path: Path, content: bytes, mode: int) -> None:
-    """Replace a file atomically: a process that reads the file gets the old content or the new
-    content.
+    """Replace a file atomically: a process that reads the file gets the old content
+    or the new content.
     """
     beside = path.with_name(f"{path.name}.new")
     with os.fdopen(os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode), "wb") as file:
@@ -327,8 +327,8 @@ class _Paper:
     folder: str
     by_etcd: bool
     is_second: bool
-    """If true, the certificate lies beside the member's certificate for QMQ, under another file
-    name.
+    """If true, the certificate lies beside the member's certificate for QMQ,
+    under another file name.
     """
     name: str
     kind: str

@@ -51,8 +51,8 @@ class ClusterContext:
 
 
 class ContextFile:
-    """The file of all contexts. Every method raises InvalidArgument for a file that cannot be
-    used.
+    """The file of all contexts. Every method raises InvalidArgument for a file
+    that cannot be used.
     """
 
     def __init__(self, path: Path | None) -> None:
@@ -139,8 +139,8 @@ class ContextFile:
 
 
 def default_server(environment: Mapping[str, str] = os.environ) -> str:
-    """The server's default address: from the environment or its context, else this machine. Raises
-    InvalidArgument.
+    """The server's default address: from the environment or its context, else this machine.
+    Raises InvalidArgument.
     """
     return environment_of(environment).get(SERVER_VARIABLE) or "localhost:20880"
 

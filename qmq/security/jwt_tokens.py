@@ -103,8 +103,8 @@ class JwtVerifier:
     # --- checking ---------------------------------------------------------------------------------
 
     def verify(self, token: str) -> tuple[Principal, int]:
-        """The token's principal, and its expiry with the leeway in milliseconds since 1970. Raises
-        NotAuthenticated.
+        """The token's principal, and its expiry with the leeway in milliseconds since 1970.
+        Raises NotAuthenticated.
         """
         claims, ends_ms = self.claims(token)
         return self._principal(claims), ends_ms

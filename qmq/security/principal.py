@@ -187,8 +187,8 @@ class PrincipalRule:
 
 
 TokenSource = Callable[[], str]
-"""The source of the token that a process shows to servers: returns the current one. Raises
-InvalidArgument.
+"""The source of the token that a process shows to servers: returns the current one.
+Raises InvalidArgument.
 """
 
 

@@ -134,8 +134,8 @@ LIMITS: Final = tuple(
 
 
 def need_of(principal: str) -> Need:
-    """The permission that a change to this quota needs: to administer a namespace, or the
-    cluster.
+    """The permission that a change to this quota needs:
+    to administer a namespace, or the cluster.
     """
     kind, _, name = principal.partition(":")
     return on_namespace(
@@ -205,8 +205,8 @@ def _nearest(quotas: Iterable[Quota], text: str, named: set[str]) -> tuple[Quota
 
 
 def _of_both(quotas: list[Quota], nearness: Callable[[Quota], Any]) -> tuple[Quota, ...]:
-    """The nearest of the cluster's quotas and the nearest of the teams' quotas, as far as they
-    exist.
+    """The nearest of the cluster's quotas and the nearest of the teams' quotas,
+    as far as they exist.
     """
     nearest_two = (
         max([each for each in quotas if each.is_team is is_team], key=nearness, default=None)

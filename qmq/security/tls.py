@@ -101,8 +101,8 @@ class Pem(NamedTuple):
 
 
 Signature = tuple[tuple[int, int, int], ...]
-"""(inode, size, modification time in nanoseconds) of each file. A replaced file has another
-signature.
+"""(inode, size, modification time in nanoseconds) of each file.
+A replaced file has another signature.
 """
 
 
@@ -221,8 +221,8 @@ class Credentials:
 
     @property
     def version(self) -> int:
-        """The number of changes of the files. The owner of a channel replaces the channel after a
-        change.
+        """The number of changes of the files.
+        The owner of a channel replaces the channel after a change.
         """
         return self.pem.version
 

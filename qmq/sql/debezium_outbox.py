@@ -97,8 +97,8 @@ def time_ordered_id(now_ns: Callable[[], int] = time.time_ns) -> UUID:
 
 @dataclass(frozen=True, slots=True)
 class DebeziumEvent:
-    """One row. `payload` is JSON text, or a value that can be encoded as JSON; None is a
-    tombstone.
+    """One row. `payload` is JSON text, or a value that can be encoded as JSON;
+    None is a tombstone.
     """
 
     aggregatetype: str

@@ -92,8 +92,8 @@ class SqlDedup:
         self._statements: DedupStatements | None = None
 
     def check_handler(self, *, is_async: bool) -> None:
-        """Raise InvalidArgument if this kind of handler does not fit the database (see the module's
-        docstring).
+        """Raise InvalidArgument if this kind of handler does not fit the database (see the
+        module's docstring).
         """
         if is_async and self._async_opener is None:
             raise InvalidArgument(

@@ -87,8 +87,8 @@ class DedupStatements:
 
 @lru_cache(maxsize=32)
 def statements_for(dialect: str, table: str) -> DedupStatements:
-    """The statements for a database. Raises InvalidArgument for an invalid dialect or table
-    name.
+    """The statements for a database. Raises InvalidArgument for an invalid
+    dialect or table name.
     """
     known = check_dialect(dialect)
     records = named_table(check_table(table), *_KEY, "token", "recorded_ms")
@@ -248,8 +248,8 @@ def on_the_way_in(table: str) -> Iterator[None]:
 
 
 def _says(failure: Exception, found: Iterable[Any], marks: Sequence[str | int]) -> bool:
-    """Whether an error has one of these codes, or, for SQLite, which has no codes, contains the
-    text.
+    """Whether an error has one of these codes, or, for SQLite, which has no codes,
+    contains the text.
     """
     return any(code in marks for code in found) or any(
         mark in str(failure) for mark in marks if isinstance(mark, str) and " " in mark

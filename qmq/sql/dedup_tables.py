@@ -34,8 +34,8 @@ id 32; three times this fits InnoDB's indexes.
 
 _TABLE: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*(\.[A-Za-z_][A-Za-z0-9_]*)?\Z", re.ASCII)
 _NAME_CHARS_MAX: Final = 50
-"""The longest table name that leaves room for the index's name within PostgreSQL's 63
-characters.
+"""The longest table name that leaves room for the index's name within
+PostgreSQL's 63 characters.
 """
 
 _TEXT_DDL: Final = """\

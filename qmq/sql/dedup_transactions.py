@@ -84,8 +84,8 @@ class _Guard:
         self._handed = handed
 
     def hand(self) -> None:
-        """The handler gets the connection or session; for a session, also the connection of its
-        transaction.
+        """The handler gets the connection or session;
+        for a session, also the connection of its transaction.
         """
         if isinstance(self._handed, Session):
             event.listen(self._handed.connection(), "commit", self._connection_commits)

@@ -39,8 +39,8 @@ class Dialect:
     failure, deadlock, lock timeout.
     """
     away: tuple[str, ...] = ()
-    """Beginnings of states that mean that the database cannot be reached: connection, resources,
-    operator.
+    """Beginnings of states that mean that the database cannot be reached:
+    connection, resources, operator.
     """
 
 
@@ -108,8 +108,8 @@ def check_installed() -> None:
 
 
 def check_dialect(name: str) -> str:
-    """Returns sqlite, postgresql or mysql (also for MariaDB). Raises InvalidArgument for another
-    name.
+    """Returns sqlite, postgresql or mysql (also for MariaDB).
+    Raises InvalidArgument for another name.
     """
     found = "mysql" if name == "mariadb" else name
     if found not in DIALECTS:

@@ -4,9 +4,8 @@ commits (docs/OUTBOX.md).
     async with engine.begin() as connection:
         await connection.execute(...)                                  # the business
         async with mq.outbox(connection) as box:
-            box.send("order.created", body, key="42")                  # inserted at the block's
-                                                                       end, through the same
-                                                                       connection
+            # inserted at the block's end, through the same connection
+            box.send("order.created", body, key="42")
     # committed here: sent at once; and if this process dies before that, by a watchdog
 
 Rules:
@@ -169,8 +168,8 @@ class AlchemyTarget(Target):
 
 
 class EngineTarget(AlchemyTarget):
-    """A transaction of the outbox's own: committed when the block ends, rolled back if the block
-    raises.
+    """A transaction of the outbox's own:
+    committed when the block ends, rolled back if the block raises.
     """
 
     def __init__(self, engine: Any) -> None:

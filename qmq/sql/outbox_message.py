@@ -45,8 +45,8 @@ class MessageIds:
 
 @dataclass(frozen=True, slots=True)
 class OutboxMessage:
-    """One message. `due_ms` (of a delayed message) and `create_time_ms` are milliseconds since
-    1970.
+    """One message. `due_ms` (of a delayed message) and `create_time_ms` are
+    milliseconds since 1970.
     """
 
     message_id: bytes

@@ -239,8 +239,8 @@ class _Entry(NamedTuple):
 
 
 class Relay:
-    """Sends committed messages in the client's event loop; `committing` may be called from any
-    thread.
+    """Sends committed messages in the client's event loop;
+    `committing` may be called from any thread.
     """
 
     def __init__(self, rows: OutboxSender, loop: asyncio.AbstractEventLoop, thread: int) -> None:
@@ -335,8 +335,8 @@ class _Line:
         return entries
 
     async def _look(self, entries: list[_Entry]) -> None:
-        """Send the committed messages; those that are still being committed are checked again in a
-        moment.
+        """Send the committed messages; those that are still being committed are checked
+        again in a moment.
         """
         now = asyncio.get_running_loop().time()
         over: list[_Entry] = []

@@ -35,8 +35,8 @@ Work = Callable[[DatabaseConnection], Coroutine[Any, Any, _R]]
 
 
 class EngineRunner:
-    """Runs work through an `Engine`, in another thread because it blocks, or through an
-    `AsyncEngine`.
+    """Runs work through an `Engine`, in another thread because it blocks,
+    or through an `AsyncEngine`.
     """
 
     def __init__(self, engine: Any) -> None:

@@ -123,8 +123,8 @@ class Sender:
         self._ways: dict[tuple[str, bool], Producer | OrderedProducer] = {}
 
     async def is_ordered(self, subject: str) -> bool:
-        """Whether the subject keeps the order of its keys. Raises UnknownSubject, DeadlineExceeded,
-        ClientClosed.
+        """Whether the subject keeps the order of its keys.
+        Raises UnknownSubject, DeadlineExceeded, ClientClosed.
         """
         return isinstance(await self._way(subject, False), OrderedProducer)
 

@@ -132,8 +132,8 @@ class OutboxStatements:
         return listed("row", [row.id for row in rows]) | listed("message", ids)
 
     def waiting(self, after: int, limit: int, besides: Sequence[str]) -> Statement:
-        """(id, subject, key hash, size, remaining claim) of rows after `after`, without some
-        subjects.
+        """(id, subject, key hash, size, remaining claim) of rows after `after`,
+        without some subjects.
         """
         others = listed("besides", besides) if besides else {}
         return Statement(_waiting(self, len(others)), others | {"after": after, "most": limit})
@@ -390,8 +390,8 @@ class Operations:
         self._runner = runner
         self.statements = OutboxStatements(runner.dialect, table)
         self.is_lent = not isinstance(runner, EngineRunner)
-        """Whether this is the application's only connection, on which one operation runs at a
-        time.
+        """Whether this is the application's only connection,
+        on which one operation runs at a time.
         """
 
     async def ask(self, *statements: Statement) -> list[Answer]:

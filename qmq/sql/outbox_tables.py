@@ -130,8 +130,8 @@ _DDL: Final = {"sqlite": _SQLITE, "postgresql": _POSTGRESQL, "mysql": _MYSQL}
 
 
 def check_table(name: object) -> str:
-    """An outbox table's name, perhaps with its schema and a dot before it. Raises InvalidName,
-    InvalidArgument.
+    """An outbox table's name, perhaps with its schema and a dot before it.
+    Raises InvalidName, InvalidArgument.
     """
     if not isinstance(name, str):
         raise InvalidArgument(f"a table's name is a str, not {type(name).__name__}")

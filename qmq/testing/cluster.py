@@ -137,8 +137,8 @@ class TestCluster:
         self._strangers: list[str] = []
         """The machines that have only clients."""
         self.failures: list[str] = []
-        """Replicas that stopped by themselves, with the causes: the end of the cluster raises
-        them.
+        """Replicas that stopped by themselves, with the causes:
+        the end of the cluster raises them.
         """
         self._ending: contextlib.AsyncExitStack | None = None
         self._canary: asyncio.Task[Any]
@@ -250,8 +250,8 @@ class TestCluster:
 
     @property
     def address(self) -> str:
-        """The metaserver's address, for clients in this process that are independent of `client`:
-        `unix:/path/socket`.
+        """The metaserver's address, for clients in this process that are independent of
+        `client`: `unix:/path/socket`.
         """
         self._require_running()
         return self._meta.address
@@ -372,8 +372,8 @@ class TestCluster:
         await machine.kill()
 
     async def restart(self, name: str) -> None:
-        """Start a machine on its files; a running machine is killed first. Raises
-        InvalidArgument.
+        """Start a machine on its files; a running machine is killed first.
+        Raises InvalidArgument.
         """
         machine = self.machine(name)
         await machine.kill()

@@ -36,8 +36,8 @@ from qmq.testing.parties import Parties, PartyStore
 
 
 class MortalDisk(Disk):
-    """The real disk until `die`. After that every change fails; open files can be read and
-    closed.
+    """The real disk until `die`. After that every change fails;
+    open files can be read and closed.
     """
 
     def __init__(self) -> None:

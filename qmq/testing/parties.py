@@ -216,8 +216,8 @@ class PartyStore:
         await self._store.revoke(lease)
 
     async def watch(self, prefix: str, start_revision: int) -> AsyncIterator[WatchedChanges]:
-        """See CoordinationStore. The watch breaks with the first change that cannot be
-        delivered.
+        """See CoordinationStore. The watch breaks with the first change that
+        cannot be delivered.
         """
         self._require()
         found: Any = self._store.watch(prefix, start_revision)

@@ -89,8 +89,8 @@ def _unhurried(loop: asyncio.AbstractEventLoop) -> Iterator[None]:
 
 
 class VirtualClock:
-    """A `qmq.process.event_loop.Clock`. Make it with `virtual()`; it works once its cluster has
-    started.
+    """A `qmq.process.event_loop.Clock`. Make it with `virtual()`;
+    it works once its cluster has started.
     """
 
     def __init__(self, start_ms: int) -> None:

@@ -21,8 +21,8 @@ waits longer.
 """
 
 OBJECT_BYTES_MAX: Final = 128 * MIB
-"""QMQ puts no larger object. A larger one in its place is read up to here, and then its checksum is
-wrong.
+"""QMQ puts no larger object. A larger one in its place is read up to here,
+and then its checksum is wrong.
 """
 READ_S: Final = 15.0
 READ_RETRY_S: Final = 3.0
@@ -99,8 +99,8 @@ class Objects:
             ) from cause
 
     def names(self, prefix: str) -> list[str]:
-        """The names of the objects whose names begin with `prefix`, a whole path. Raises
-        StoreAway.
+        """The names of the objects whose names begin with `prefix`,
+        a whole path. Raises StoreAway.
         """
         import obstore
         from obstore.exceptions import BaseError

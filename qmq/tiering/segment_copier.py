@@ -154,8 +154,8 @@ class SegmentCopying:
             raise Interrupted
 
     def manifest(self, segment: SealedSegment) -> Manifest | None:
-        """The manifest that the store has under the segment's name. Raises StoreAway,
-        SegmentConflict.
+        """The manifest that the store has under the segment's name.
+        Raises StoreAway, SegmentConflict.
         """
         data = self._objects.get(self._names.manifest(segment))
         try:

@@ -67,8 +67,8 @@ class ChunkKey(NamedTuple):
 
 
 class ChunkLru(Generic[V]):
-    """Values by chunk, up to a sum of sizes in bytes. It evicts the least recently used values
-    first.
+    """Values by chunk, up to a sum of sizes in bytes.
+    It evicts the least recently used values first.
     """
 
     def __init__(self, bytes_max: int) -> None:
@@ -139,8 +139,8 @@ WARN_EVERY_S: Final = 10.0
 DAMAGED_S: Final = 10.0
 """How long reads of a damaged chunk fail without asking the store again."""
 LOOK_AGAIN_S: Final = 60.0
-"""A damaged chunk that nobody reads is fetched again this often while somebody asks for the
-damage.
+"""A damaged chunk that nobody reads is fetched again this often while somebody
+asks for the damage.
 """
 DAMAGED_MAX: Final = 1000
 
@@ -295,8 +295,8 @@ class StoredReads:
             del self._damaged[next(iter(self._damaged))]
 
     def _warn(self, failure: QmqError | None) -> None:
-        """Log a warning, at most once in a while: readers repeat their requests while the store is
-        unavailable.
+        """Log a warning, at most once in a while:
+        readers repeat their requests while the store is unavailable.
         """
         now_s = self._now_s()
         if now_s >= self._warn_from_s:
@@ -428,8 +428,8 @@ class StoredBeginnings:
         self._stopping.set()
 
     def find(self, base: int) -> list[SegmentIndex]:
-        """The store's segments from `base` on. Their first envelopes are not read yet. Raises
-        CannotTake.
+        """The store's segments from `base` on. Their first envelopes are not read yet.
+        Raises CannotTake.
         """
         return [
             SegmentIndex(

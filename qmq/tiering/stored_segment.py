@@ -197,8 +197,8 @@ class SegmentCatalog:
         return sorted(self._noted.values())
 
     def note(self, segments: Iterable[SealedSegment]) -> bool:
-        """Add sealed segments. Returns True if some are new: save the catalog before one of them is
-        copied.
+        """Add sealed segments. Returns True if some are new:
+        save the catalog before one of them is copied.
         """
         new = {
             each.base: each
@@ -212,8 +212,8 @@ class SegmentCatalog:
         return segment.base in self._stored
 
     def now_stored(self, segment: SealedSegment) -> None:
-        """Record that the store has the segment: all of its bytes, or its manifest, were read
-        back.
+        """Record that the store has the segment:
+        all of its bytes, or its manifest, were read back.
         """
         self._noted.pop(segment.base, None)
         self._stored[segment.base] = segment

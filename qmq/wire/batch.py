@@ -83,8 +83,8 @@ class Kind(IntEnum):
     ACTIONS = 2
     """The actions of consumers, in the action log."""
     BARRIER = 3
-    """A new master's first entry. It holds only the epoch; committing it commits the entries before
-    it.
+    """A new master's first entry. It holds only the epoch;
+    committing it commits the entries before it.
     """
     COMMAND = 4
     """A partition's last entry: a batch of one, which closes it (docs/ORDERING.md). No application
@@ -164,8 +164,8 @@ def encode(
 
 
 def sent_envelope(region: bytes) -> bytes:
-    """The provisional envelope that precedes a region on its way to the master. Raises
-    MessageTooLarge.
+    """The provisional envelope that precedes a region on its way to the master.
+    Raises MessageTooLarge.
     """
     total = ENVELOPE_BYTES + len(region)
     if total > limits.BATCH_BYTES_MAX:
@@ -390,15 +390,15 @@ class BatchView:
         ]
 
     def due_times_ms(self) -> tuple[int, ...] | None:
-        """When each message is to be delivered, milliseconds since 1970; None unless the batch is
-        delayed.
+        """When each message is to be delivered, milliseconds since 1970;
+        None unless the batch is delayed.
         """
         at = self.layout.due
         return None if at < 0 else int_column(self.region, at, "q", self.header.count)
 
     def message_ids(self) -> list[bytes] | None:
-        """The stored 16-byte ids; None where the ids follow from the producer and the batch
-        (`model.MessageId`).
+        """The stored 16-byte ids; None where the ids follow from the producer and the
+        batch (`model.MessageId`).
         """
         at = self.layout.message_id
         if at < 0:
@@ -414,8 +414,8 @@ def _last_offset_of(region: bytes, at: int, count: int) -> int:
 
 
 CREATED_SPAN_MS: Final = 1 << 32
-"""The largest span of create times in a batch, which stores 32 bits of each, relative to the
-first.
+"""The largest span of create times in a batch, which stores 32 bits of each,
+relative to the first.
 """
 
 

@@ -49,8 +49,8 @@ class Column(IntFlag):
     TAGS = 16
     HEADERS = 32
     DUE = 64
-    """When a delayed message is to be delivered. Only delay servers accept batches with this
-    column.
+    """When a delayed message is to be delivered.
+    Only delay servers accept batches with this column.
     """
 
 
@@ -60,8 +60,8 @@ batches that brokers now refuse.
 """
 _KNOWN_COLUMNS: Final = sum(Column)
 _CREATE_DELTA, _MESSAGE_ID, _KEY, _LOGICAL_PARTITION, _TAGS, _HEADERS, _DUE = map(int, Column)
-"""Plain numbers, because reading a batch tests each of them, and an enum's `&` creates a new
-member.
+"""Plain numbers, because reading a batch tests each of them,
+and an enum's `&` creates a new member.
 """
 
 
@@ -122,15 +122,15 @@ def pad(size: int) -> int:
 
 @lru_cache(maxsize=65_536)
 def tag_hash(tag: str) -> int:
-    """The 8-byte hash by which brokers compare tags: BLAKE2b with a digest of 8 bytes, read little
-    endian.
+    """The 8-byte hash by which brokers compare tags: BLAKE2b with a digest of 8 bytes,
+    read little endian.
     """
     return int.from_bytes(hashlib.blake2b(tag.encode(), digest_size=8).digest(), "little")
 
 
 def tag_bloom(hashes: Iterable[int]) -> int:
-    """64 bits that say which tags *may* be in a batch: two bits a tag, from the low 12 bits of its
-    hash.
+    """64 bits that say which tags *may* be in a batch:
+    two bits a tag, from the low 12 bits of its hash.
     """
     bits = 0
     for each in hashes:
@@ -140,8 +140,8 @@ def tag_bloom(hashes: Iterable[int]) -> int:
 
 @dataclass(slots=True)
 class Columns:
-    """The columns of one batch; a column that is None is absent. Each list has one item for each
-    message.
+    """The columns of one batch; a column that is None is absent.
+    Each list has one item for each message.
     """
 
     bodies: list[bytes]
@@ -403,8 +403,8 @@ def compress(kind: Compression, data: bytes) -> bytes:
 
 
 def decompress(kind: Compression, data: bytes, size: int) -> bytes:
-    """Decompress the data to exactly `size` bytes. Raises CorruptBatch if the result has another
-    size.
+    """Decompress the data to exactly `size` bytes.
+    Raises CorruptBatch if the result has another size.
     """
     library = _library(kind)
     try:

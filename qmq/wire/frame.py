@@ -200,8 +200,8 @@ class FrameReader:
         self._large_end = 0
 
     def get_buffer(self) -> memoryview:
-        """The place for the next bytes; never empty. Payloads that were returned before become
-        invalid.
+        """The place for the next bytes; never empty.
+        Payloads that were returned before become invalid.
         """
         if self._large is not None:
             return self._rest_of_large(self._large)
@@ -219,8 +219,8 @@ class FrameReader:
         return self._view[self._end : self._start + length if length else None]
 
     def received(self, count: int) -> list[Frame]:
-        """The frames that are complete after `count` more bytes in the buffer. Raises
-        ProtocolViolation.
+        """The frames that are complete after `count` more bytes in the buffer.
+        Raises ProtocolViolation.
         """
         if self._large is not None:
             return self._received_large(count)
@@ -330,8 +330,8 @@ class FrameReader:
         )
 
     def _rest_of_large(self, large: bytearray) -> memoryview:
-        """Room for at least one byte. The buffer doubles, so that growth copies each byte about
-        once.
+        """Room for at least one byte. The buffer doubles,
+        so that growth copies each byte about once.
         """
         if self._large_end == len(large):
             room = min(

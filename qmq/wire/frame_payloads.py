@@ -66,8 +66,8 @@ _J = TypeVar("_J", bound="_JsonMessage")
 
 
 class _JsonMessage:
-    """A payload that is one JSON object; unknown fields are ignored, so that a newer peer may add
-    some.
+    """A payload that is one JSON object;
+    unknown fields are ignored, so that a newer peer may add some.
     """
 
     def pack(self) -> bytes:
@@ -139,8 +139,8 @@ class Hello(_JsonMessage):
     server: str = ""
 
     def pack(self) -> bytes:
-        """Pack the payload. Empty fields are left out: the payload is then that of releases before
-        them.
+        """Pack the payload. Empty fields are left out:
+        the payload is then that of releases before them.
         """
         found = {
             name: value
@@ -517,8 +517,8 @@ def pack_delivery(
 
 
 def unpack_delivery(payload: memoryview | bytes) -> tuple[int, int, list[Range], int, int]:
-    """(session, first pull sequence, ranges, number of batches, where they begin). Raises
-    ProtocolViolation.
+    """(session, first pull sequence, ranges, number of batches, where they begin).
+    Raises ProtocolViolation.
     """
     try:
         session, count, first, batches = _DELIVERY.unpack_from(payload)

@@ -128,8 +128,8 @@ def pack_settled(settled: int, stale: int) -> bytes:
 
 
 def unpack_settled(payload: memoryview | bytes) -> tuple[int, int]:
-    """(messages settled, messages that were no longer this consumer's). Raises
-    ProtocolViolation.
+    """(messages settled, messages that were no longer this consumer's).
+    Raises ProtocolViolation.
     """
     settled, stale = _exactly(_SETTLED, payload, "SETTLED")
     return settled, stale

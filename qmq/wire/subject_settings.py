@@ -51,8 +51,8 @@ def config_of(settings: pb.SubjectSettings) -> SubjectConfig:
 
 
 def changes_of(request: pb.AlterSubjectRequest) -> dict[str, int | None]:
-    """The fields of SubjectConfig that the request changes. Raises InvalidArgument if there are
-    none.
+    """The fields of SubjectConfig that the request changes.
+    Raises InvalidArgument if there are none.
     """
     found: dict[str, int | None] = {
         name: getattr(request, name) or None

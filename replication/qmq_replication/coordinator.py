@@ -148,8 +148,8 @@ class Coordinator:
     # --- the beginning ----------------------------------------------------------------------------
 
     async def bootstrap(self, voters: tuple[str, ...]) -> ReplicaMembership:
-        """The group's membership. If there is no group, create it with `voters`. Raises
-        CoordinationError.
+        """The group's membership. If there is no group, create it with `voters`.
+        Raises CoordinationError.
         """
         return await found_group(self._store, self._group, voters)
 

@@ -69,8 +69,8 @@ about a higher epoch.
 """
 
 EPOCH_MAX: Final = 1 << 52
-"""No group reaches this by winning epochs. A higher promise cannot have been requested by a
-member.
+"""No group reaches this by winning epochs.
+A higher promise cannot have been requested by a member.
 """
 
 UNKNOWN_EPOCH: Final = -1
@@ -94,14 +94,14 @@ class Replica:
         random: Random,
         asks_reset: bool = False,
     ) -> None:
-        """`asks_reset`: while the log is empty, ask a master where its log begins before it sends
-        entries.
+        """`asks_reset`: while the log is empty,
+        ask a master where its log begins before it sends entries.
         """
         self.state = state
         self.random = random
         self.flush_wanted = 0
-        """The master of the promised epoch waits for a report that entries up to this index are
-        flushed.
+        """The master of the promised epoch waits for a report that entries up to this
+        index are flushed.
         """
         self._asks_reset = asks_reset
         self.in_step = False
@@ -141,8 +141,8 @@ class Replica:
 
     @property
     def due_ms(self) -> int:
-        """When the driver must call `tick` next, unless another call comes before. More calls are
-        harmless.
+        """When the driver must call `tick` next, unless another call comes before.
+        More calls are harmless.
         """
         if self.leader is not None:
             return self.leader.due_ms
@@ -162,8 +162,8 @@ class Replica:
         return self.state.take()
 
     def tick(self, now_ms: int, late_ms: int = 0) -> None:
-        """Time has passed. `late_ms` is the delay of this call: the process did not get to run in
-        time.
+        """Time has passed. `late_ms` is the delay of this call:
+        the process did not get to run in time.
         """
         self.state.now_ms = now_ms
         if self.state.promised > EPOCH_MAX:
@@ -209,8 +209,8 @@ class Replica:
         return epoch <= self.known_epoch + EPOCH_SLACK
 
     def _look_up(self) -> None:
-        """Request a look-up of the group's epoch and members in the store, at most once in a
-        while.
+        """Request a look-up of the group's epoch and members in the store,
+        at most once in a while.
         """
         if self.state.now_ms >= self._look_up_again_ms:
             self._look_up_again_ms = self.state.now_ms + self.state.timing.poll_ms
@@ -234,8 +234,8 @@ class Replica:
             self.master, self.is_master_lost = "", True
 
     def withhold_vote(self) -> None:
-        """Count in no election until `vouch` or `doubt` says whether the replica's folder is its
-        latest.
+        """Count in no election until `vouch` or `doubt` says whether the replica's
+        folder is its latest.
         """
         self.state.is_verified = False
 
@@ -294,8 +294,8 @@ class Replica:
             self._suspect_within(self.state.timing.lost_ms)
 
     def membership_is(self, membership: ReplicaMembership) -> None:
-        """The coordination store has this membership. A master ignores it: it knows its own changes
-        better.
+        """The coordination store has this membership. A master ignores it:
+        it knows its own changes better.
         """
         self.state.is_store_older = membership.version < self.state.membership.version
         if membership.version > self.state.membership.version and self.leader is None:
@@ -491,8 +491,8 @@ class Replica:
             self.state.ready.flush = self.flush_wanted
 
     def continues(self, message: Append) -> bool:
-        """True if our log continues, or continued, with this message. Sends the answer
-        otherwise.
+        """True if our log continues, or continued, with this message.
+        Sends the answer otherwise.
         """
         last = self.state.history.last_index
         self.round = max(self.round, message.round)
@@ -513,8 +513,8 @@ class Replica:
         return False
 
     def truncate(self, index: int) -> None:
-        """Cut the uncommitted entries after `index`. Raises ProtocolViolation if one of them is
-        committed.
+        """Cut the uncommitted entries after `index`.
+        Raises ProtocolViolation if one of them is committed.
         """
         self._require_committed_after(index)
         self.state.history.truncate(index)

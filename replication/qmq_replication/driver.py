@@ -84,8 +84,8 @@ FULL_PAUSE_MS: Final = 500
 
 
 class CoordinationRequests:
-    """Carries out the core's requests to the coordination store, and passes the answers to the
-    core.
+    """Carries out the core's requests to the coordination store,
+    and passes the answers to the core.
     """
 
     def __init__(
@@ -238,16 +238,16 @@ class DriverCalls:
     """What a driver asks of its node."""
 
     reopen: Callable[[int | None, Place | None], Awaitable[Store]]
-    """Reopens the store, cut behind an index or started over at a place, and hands it to the
-    host.
+    """Reopens the store, cut behind an index or started over at a place,
+    and hands it to the host.
     """
     save: Callable[[ReplicaIdentity], None]
     """Puts the identity on disk, synced."""
     fatal: Callable[[BaseException], None]
     """Stops the process."""
     report_damage: Callable[[LogDamaged], bool]
-    """Gets damage that was found while reading for a slave; returns True if a repair is under
-    way.
+    """Gets damage that was found while reading for a slave;
+    returns True if a repair is under way.
     """
     may_serve: Callable[[], bool]
     """False while this replica lacks data that it needs to serve clients: as master it then leads
@@ -488,8 +488,8 @@ class Driver:
             raise refused[0]
 
     def _has_room(self, stretch: wire.LogStretch) -> bool:
-        """True if the disk has room. To the core, a full disk looks like a network that drops
-        messages.
+        """True if the disk has room. To the core,
+        a full disk looks like a network that drops messages.
         """
         now_ms = self._clock.monotonic_ms()
         if now_ms < self._full_until_ms:
@@ -689,8 +689,8 @@ class Driver:
 
     @property
     def is_waiting(self) -> bool:
-        """True while the core must not be called: the store is being reopened, or the disk is
-        full.
+        """True while the core must not be called:
+        the store is being reopened, or the disk is full.
         """
         return self._opening is not None or self._held is not None
 
@@ -776,8 +776,8 @@ class Driver:
         self.identity = identity
 
     def doubt(self, epoch: int) -> None:
-        """This replica's folder is an older copy, and the store's highest epoch is `epoch`. Raises
-        DiskFull.
+        """This replica's folder is an older copy,
+        and the store's highest epoch is `epoch`. Raises DiskFull.
         """
         promised = max(self.identity.promised, epoch)
         self.grow(replace(self.identity, promised=promised, is_whole=False))
@@ -807,8 +807,8 @@ class Driver:
         self._with_core(news, about)
 
     async def stop(self) -> None:
-        """Stop when the store is open. A master deletes its key, so that another replica takes over
-        immediately.
+        """Stop when the store is open. A master deletes its key,
+        so that another replica takes over immediately.
         """
         if self._ticker is not None:
             self._ticker.cancel()

@@ -132,8 +132,8 @@ class Election:
             self.campaign()
 
     def _is_behind(self) -> bool:
-        """True if another voter should campaign first: our log is behind, or may lack acknowledged
-        entries.
+        """True if another voter should campaign first:
+        our log is behind, or may lack acknowledged entries.
         """
         mine = self._state.history.last
         if not self._state.may_count and not self._all_replied:
@@ -188,8 +188,8 @@ class Election:
             self._lead()
 
     def _judges(self) -> dict[str, Promise]:
-        """The promises that count: those of whole voters; those of all voters once all have
-        promised.
+        """The promises that count: those of whole voters;
+        those of all voters once all have promised.
         """
         voters = self._state.membership.voters
         found = {name: self._promises[name] for name in voters if name in self._promises}

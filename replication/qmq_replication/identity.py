@@ -73,15 +73,15 @@ class ReplicaIdentity:
     membership: str = ""
     addresses: dict[str, str] = field(default_factory=dict)
     secret: str = field(default="", repr=False)
-    """The last known secret of the group, with which its replicas prove themselves to each other
-    (links.py).
+    """The last known secret of the group,
+    with which its replicas prove themselves to each other (links.py).
     """
     generation: int = 0
     registered: int = 0
     """The highest generation of this folder that the coordination store is known to have had."""
     cluster: str = ""
-    """The identity of the cluster (qmq_coordination/broker_groups.py); empty before the first
-    registration.
+    """The identity of the cluster (qmq_coordination/broker_groups.py);
+    empty before the first registration.
     """
 
     @property

@@ -6,9 +6,10 @@ without entries, and the peer answers with Ack (it is in step) or with Mismatch,
 log's history. From the history the master finds where the logs diverge. In REPLICATE the master
 sends entries without waiting, up to a limit of unacknowledged bytes.
 
-    PROBE      Ack: in step               REPLICATE
-    PROBE      Mismatch                   cut the entries that the master does not have (PROBE
-                                          again), or REPLICATE from the peer's end, or Reset (PROBE)
+    PROBE      Ack: in step                       REPLICATE
+    PROBE      Mismatch                           cut the entries that the master does not have
+                                                  (PROBE again), or REPLICATE from the peer's end,
+                                                  or Reset (PROBE)
     REPLICATE  Mismatch (the peer lost entries)   the same
 
 Commit: an index is committed when a majority of the voters has it durably *and* its entry is of
@@ -67,8 +68,8 @@ class PeerProgress:
         self.is_in_step = False
         self.round = round
         self.heard_ms = now_ms
-        """The time of the last answer; before the first one, the time since which there could be
-        one.
+        """The time of the last answer; before the first one,
+        the time since which there could be one.
         """
         self.has_answered = False
         self.inflight: deque[tuple[int, int]] = deque()
@@ -108,8 +109,8 @@ class Leader:
         """
         self.peers: dict[str, PeerProgress] = {}
         self._next_rounds: dict[str, int] = {}
-        """The rounds of replicas that left: if they come back, their earlier messages do not
-        count.
+        """The rounds of replicas that left:
+        if they come back, their earlier messages do not count.
         """
         self.change: ReplicaMembership | None = None
         self.transfer_to = ""
@@ -334,14 +335,14 @@ class Leader:
             self.state.let_go(index)
 
     def want_flush(self, index: int) -> None:
-        """A request waits until everything up to `index` is flushed. Peers learn it with the next
-        message.
+        """A request waits until everything up to `index` is flushed.
+        Peers learn it with the next message.
         """
         self.flush_wanted = max(self.flush_wanted, index)
 
     def quorum_index(self) -> int:
-        """The index that a majority stores; during a change, a majority of the old and of the new
-        members.
+        """The index that a majority stores;
+        during a change, a majority of the old and of the new members.
         """
         held = {name: peer.match for name, peer in self.peers.items()}
         held[self.state.name] = self.state.stored_index()
@@ -393,8 +394,8 @@ class Leader:
         return self.change is None and self.is_serving and self.quorum_index() >= self._changed_at
 
     def changed(self, membership: ReplicaMembership | None) -> None:
-        """Handle the store's answer: the new membership, or None if the store did not make the
-        change.
+        """Handle the store's answer: the new membership,
+        or None if the store did not make the change.
         """
         self.change = None
         if membership is not None:

@@ -167,8 +167,8 @@ class InboundConnection(Protocol):
 
 
 class InboundLinks:
-    """All proved links, by name. `members` returns who may connect, `heard` gets a peer's
-    frames.
+    """All proved links, by name. `members` returns who may connect,
+    `heard` gets a peer's frames.
     """
 
     def __init__(
@@ -399,8 +399,8 @@ class Link:
             )
 
     def _require_certificate(self, stream: FrameStream) -> None:
-        """The host's name was checked already, but another server may listen there. Raises
-        ProtocolViolation.
+        """The host's name was checked already, but another server may listen there.
+        Raises ProtocolViolation.
         """
         transport = stream.transport
         if transport is None or transport.get_extra_info("sslcontext") is None:

@@ -60,8 +60,8 @@ class ReplicaMembership:
         return replace(self, version=self.version + 1, learners=(*self.learners, name))
 
     def with_voter(self, name: str) -> ReplicaMembership:
-        """Next version: the learner becomes a voter. Raises InvalidArgument if it is not a
-        learner.
+        """Next version: the learner becomes a voter.
+        Raises InvalidArgument if it is not a learner.
         """
         if name not in self.learners:
             raise InvalidArgument(f"{name!r} is not a learner of this group")

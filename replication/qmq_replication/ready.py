@@ -154,8 +154,8 @@ class LogReset(NamedTuple):
 
 
 class Refusal(NamedTuple):
-    """The sender promised `epoch`, which is higher than the epoch of the message that it
-    refuses.
+    """The sender promised `epoch`, which is higher than the epoch of the
+    message that it refuses.
     """
 
     epoch: int
@@ -202,8 +202,8 @@ class DurableState(NamedTuple):
     promised: int = 0
     is_whole: bool = True
     resetting_until: int = 0
-    """While the log is being rebuilt: the index that it must reach before it is used; otherwise
-    0.
+    """While the log is being rebuilt: the index that it must reach before it is
+    used; otherwise 0.
     """
 
 
@@ -325,8 +325,8 @@ class Timing(NamedTuple):
 
 
 class ReplicaState:
-    """`promised` is the highest epoch that this replica promised to any replica, including
-    itself.
+    """`promised` is the highest epoch that this replica promised to any
+    replica, including itself.
     """
 
     def __init__(
@@ -355,8 +355,8 @@ class ReplicaState:
         self.flushed_index = 0
         """Entries up to this index survive a power cut of this replica, under any flush policy."""
         self.is_verified = True
-        """False while the coordination store has not said yet whether this folder is the replica's
-        latest.
+        """False while the coordination store has not said yet whether this folder is
+        the replica's latest.
         """
         self.is_store_older = False
         """True while the coordination store has an older membership than this replica knows: its

@@ -52,8 +52,8 @@ _NUMBERS: Final = {kind: number for number, kind in enumerate(_KINDS)}
 
 
 class LogStretch(NamedTuple):
-    """The payload of an Append as a slave reads it: the runs, and the checked entries of each
-    run.
+    """The payload of an Append as a slave reads it:
+    the runs, and the checked entries of each run.
     """
 
     runs: list[LogRun]

@@ -15,8 +15,7 @@ machine), `network` and `netns` (the two networks), `processes` (start, signal, 
 (wait until it serves), `state` (what is remembered between two commands), `cluster` (the verbs).
 Linux only.
 
-    with Cluster(tmp_path) as cluster:            # `network="netns"` for one that can be
-                                                  partitioned
+    with Cluster(tmp_path) as cluster:  # `network="netns"` for one that can be partitioned
         cluster.up()
         address = f"{cluster.address('meta0')}:20880"
         cluster.kill("g1-a")

@@ -118,8 +118,8 @@ class Cluster:
         self._start(names, wait=wait, within_s=within_s)
 
     def install(self, release: Path | None, *names: str) -> None:
-        """Services run the packages in this folder after their next start. None means this
-        checkout.
+        """Services run the packages in this folder after their next start.
+        None means this checkout.
         """
         for name in _known(names, self.services):
             if release is None:
@@ -173,8 +173,8 @@ class Cluster:
             processes.resume(self._running(name))
 
     def partition(self, a: str, b: str, *, one_way: bool = False) -> None:
-        """Drop all packets between two services; with `one_way`, only those that `a` sends to
-        `b`.
+        """Drop all packets between two services;
+        with `one_way`, only those that `a` sends to `b`.
         """
         with self._changing() as (state, launcher):
             _known((a, b), launcher.services)
@@ -211,8 +211,8 @@ class Cluster:
         return self._launcher(self.folder.load()).outside().text(text)
 
     def prefix(self, name: str) -> list[str]:
-        """The prefix of a command that runs at a service's place on the network; empty on
-        loopback.
+        """The prefix of a command that runs at a service's place on the network;
+        empty on loopback.
         """
         return self._launcher(self.folder.load()).network.prefix(name)
 

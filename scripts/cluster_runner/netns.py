@@ -149,8 +149,8 @@ class NetworkNamespaces:
         return ""
 
     def prefix(self, service: str) -> list[str]:
-        """nsenter changes into the namespace and becomes the command, so the pid is the
-        service's.
+        """nsenter changes into the namespace and becomes the command,
+        so the pid is the service's.
         """
         return [_tool("nsenter"), f"--net={NAMESPACES / self.namespace(service)}", "--"]
 

@@ -39,16 +39,16 @@ class Network(Protocol):
         """Take the slot, or choose one. Raises ClusterError."""
 
     def is_there(self) -> bool:
-        """Whether what was claimed is still there: a restart of the machine takes namespaces
-        away.
+        """Whether what was claimed is still there:
+        a restart of the machine takes namespaces away.
         """
 
     def attach(self, service: str) -> None:
         """Make the service's place on the network."""
 
     def own(self, service: str) -> str:
-        """The replacements of "localhost" and "0.0.0.0" for the service; empty if they need
-        none.
+        """The replacements of "localhost" and "0.0.0.0" for the service;
+        empty if they need none.
         """
 
     def prefix(self, service: str) -> list[str]:

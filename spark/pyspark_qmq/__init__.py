@@ -4,7 +4,8 @@ the guarantees.
 `qmq.columns` reads the log; this package has what Spark calls.
 
 session.py   a SparkSession that finds Java and the data source
-source.py, stream.py, sink/   what Spark calls
+source.py, stream.py, sink/
+             what Spark calls
 jobs/        archive, order_audit, lag_report, duplicates, dead_letters, delay_accuracy
 lake/        subjects as Iceberg tables, also without Spark
 

@@ -112,8 +112,8 @@ def ask(program: Path) -> Java | None:
 
 
 def parse_settings(text: str) -> Java | None:
-    """Parse the output of `java -XshowSettings:properties`, and read the modules from the `release`
-    file.
+    """Parse the output of `java -XshowSettings:properties`,
+    and read the modules from the `release` file.
     """
     settings = dict(
         re.findall(r"^\s*(java\.home|java\.specification\.version) = (.+?)\s*$", text, re.MULTILINE)
@@ -149,16 +149,16 @@ def stand_in(java: Java, cache: Path) -> Path:
 
 
 def cache_folder(environment: Mapping[str, str]) -> Path:
-    """The folder of this user's stand-ins: in `XDG_CACHE_HOME`, or in `.cache` of the home
-    folder.
+    """The folder of this user's stand-ins:
+    in `XDG_CACHE_HOME`, or in `.cache` of the home folder.
     """
     base = environment.get("XDG_CACHE_HOME")
     return (Path(base) if base else Path.home() / ".cache") / "qmq"
 
 
 def _move(made: Path, home: Path) -> None:
-    """Move the folder to its final name. If another process was faster, its folder has the same
-    content.
+    """Move the folder to its final name.
+    If another process was faster, its folder has the same content.
     """
     try:
         os.rename(made, home)

@@ -69,8 +69,8 @@ def home_without_archive(cache: Path, package: Path | None = None) -> Path:
 
 
 def _move_home(made: Path, home: Path) -> None:
-    """Move the folder to its final name. If another process was faster, its folder has the same
-    links.
+    """Move the folder to its final name.
+    If another process was faster, its folder has the same links.
     """
     try:
         os.rename(made, home)
@@ -131,8 +131,8 @@ def session(
 
 
 def is_local(given: Mapping[str, str], environment: Mapping[str, str]) -> bool:
-    """Whether driver and executors will run in one local JVM, as far as that is known before its
-    start.
+    """Whether driver and executors will run in one local JVM,
+    as far as that is known before its start.
     """
     if "spark.master" in given:
         return given["spark.master"].split("[")[0] == "local"

@@ -34,8 +34,8 @@ if TYPE_CHECKING:
 
 
 class QmqDataSource(DataSource):
-    """The data source `qmq`. Options: `qmq.columns.options`; columns:
-    `pyspark_qmq.source_schema`.
+    """The data source `qmq`. Options: `qmq.columns.options`;
+    columns: `pyspark_qmq.source_schema`.
     """
 
     @classmethod

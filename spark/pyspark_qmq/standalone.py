@@ -62,8 +62,8 @@ def unhealthy(told: Mapping[str, object]) -> str:
 
 
 def main(argv: Sequence[str]) -> int:
-    """Replace this process by the master or worker. Returns only for `health` and after an
-    error.
+    """Replace this process by the master or worker.
+    Returns only for `health` and after an error.
     """
     role, options = (argv[0], argv[1:]) if argv else ("", ())
     if role == "health" and len(options) == 1:

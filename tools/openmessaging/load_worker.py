@@ -32,8 +32,8 @@ PAUSE_S: Final = 0.001
 
 @dataclass(frozen=True, slots=True)
 class DriverConfig:
-    """The driver's file, as the coordinator sends it. Settings of other names are for other
-    workers.
+    """The driver's file, as the coordinator sends it.
+    Settings of other names are for other workers.
     """
 
     server: str = "127.0.0.1:20880"
@@ -54,8 +54,8 @@ class DriverConfig:
 
 
 class LoadWorker:
-    """Runs the coordinator's calls, one at a time. `stop_all` ends the load and forgets
-    everything.
+    """Runs the coordinator's calls, one at a time.
+    `stop_all` ends the load and forgets everything.
     """
 
     def __init__(self) -> None:

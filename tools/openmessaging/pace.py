@@ -12,8 +12,8 @@ KEYS: Final = 10_000
 
 
 class Pace:
-    """Messages at an even rate. A message that could not be sent in time is sent late; none is left
-    out.
+    """Messages at an even rate. A message that could not be sent in time is sent
+    late; none is left out.
     """
 
     def __init__(self, rate: float, now_ns: int) -> None:
@@ -23,8 +23,8 @@ class Pace:
         self._count = 0
 
     def due(self, now_ns: int, most: int) -> list[int]:
-        """The intended times of the next messages that are to be sent by now, at most `most`, in
-        nanoseconds.
+        """The intended times of the next messages that are to be sent by now,
+        at most `most`, in nanoseconds.
         """
         ready = int((now_ns - self._begun_ns) / self._step_ns) + 1
         numbers = range(self._count, max(self._count, min(ready, self._count + most)))

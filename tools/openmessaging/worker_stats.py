@@ -74,14 +74,14 @@ def encoded(latencies_us: Counter[int], highest_us: int) -> str:
 
 
 Sent = tuple[int, int, int]
-"""A message: its size, when it was to be sent, and when it was given to the client, in
-nanoseconds.
+"""A message: its size, when it was to be sent,
+and when it was given to the client, in nanoseconds.
 """
 
 
 class WorkerStats:
-    """Counters and latencies of the messages of one worker. The names are those of the benchmark's
-    JSON.
+    """Counters and latencies of the messages of one worker.
+    The names are those of the benchmark's JSON.
     """
 
     def __init__(self) -> None:

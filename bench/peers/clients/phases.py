@@ -78,8 +78,8 @@ class Run:
         self.sent = 0
         self.latencies_ns: list[int] = []
         self.is_over = False
-        """True when a consumer shall stop; a library that waits without end is cancelled
-        instead.
+        """True when a consumer shall stop;
+        a library that waits without end is cancelled instead.
         """
         self.stop: Callable[[], None] = lambda: None
         self._begin_s = self._end_s = self._cpu_s = 0.0

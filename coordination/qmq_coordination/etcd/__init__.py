@@ -2,7 +2,7 @@
 
     from qmq_coordination.etcd.store import EtcdStore
 
-    values     our values as etcd's messages, and back                                     (pure)
+    values     our values as etcd's messages, and back (pure)
     channel    connections: the members' addresses, TLS, deadline, `hasleader`, the user's token
     calls      a call over all endpoints: what a failure proves, what may be retried, and until when
     watch      a watch that continues when its endpoint fails

@@ -222,8 +222,8 @@ def refusal(details: str) -> CoordinationError:
 Send = Callable[[EtcdConnection, float, Metadata], Awaitable[Response]]
 
 CALL_S: Final = 1.0
-"""Deadline of one attempt: a stopped member never answers, and etcd normally answers within
-milliseconds.
+"""Deadline of one attempt: a stopped member never answers,
+and etcd normally answers within milliseconds.
 """
 TOTAL_S: Final = 5.0
 """Time after which a read is given up: two elections at etcd's default of 1 s, and their
@@ -269,8 +269,8 @@ class EtcdCalls:
     async def read_at(
         self, endpoint: EtcdEndpoint, method: Method[Request, Response], request: Request
     ) -> Response:
-        """As `read`, by one attempt at this endpoint. Raises TryAgain instead of
-        CoordinationUnavailable.
+        """As `read`, by one attempt at this endpoint.
+        Raises TryAgain instead of CoordinationUnavailable.
         """
         until = asyncio.get_running_loop().time() + self._call_s
         return await self._attempt(
@@ -281,8 +281,8 @@ class EtcdCalls:
         )
 
     async def exchange(self, method: Method[Request, Response], request: Request) -> Response:
-        """One message in each direction over a stream, treated as a read: keep-alives have no other
-        form.
+        """One message in each direction over a stream, treated as a read:
+        keep-alives have no other form.
         """
 
         async def send(at: EtcdConnection, timeout_s: float, metadata: Metadata) -> Response:

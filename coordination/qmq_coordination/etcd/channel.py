@@ -204,8 +204,8 @@ class EtcdConnection:
     """The channel to one endpoint."""
 
     def __init__(self, endpoint: EtcdEndpoint, credentials: Credentials | None) -> None:
-        """The channel connects at its first use. Without `credentials` the system's roots are
-        trusted.
+        """The channel connects at its first use.
+        Without `credentials` the system's roots are trusted.
         """
         self.endpoint = endpoint
         self.users = 0
@@ -408,8 +408,8 @@ class Channels:
         raise NotReady(text)
 
     async def metadata(self, connection: EtcdConnection, timeout_s: float) -> Metadata:
-        """The metadata of a call; requests a token if there is a user and none yet. Raises
-        grpc.aio.AioRpcError.
+        """The metadata of a call; requests a token if there is a user and none yet.
+        Raises grpc.aio.AioRpcError.
         """
         if self.user is None:
             return _HAS_LEADER

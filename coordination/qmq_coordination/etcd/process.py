@@ -81,8 +81,8 @@ def free_ports(count: int) -> list[int]:
 
 @dataclass(frozen=True, slots=True)
 class ServerTls:
-    """PEM files of a member: its own certificate, and the CA that must have signed clients'
-    certificates.
+    """PEM files of a member: its own certificate,
+    and the CA that must have signed clients' certificates.
     """
 
     ca: Path
@@ -282,8 +282,8 @@ class EtcdProcess:
                 raise EtcdFailed(f"{path}: {failure.read().decode(errors='replace')}") from None
 
     def enable_auth(self, root_password: str, users: dict[str, str], prefix: str) -> None:
-        """Turn authentication on. `users` (name: password) may read and write keys under
-        `prefix`.
+        """Turn authentication on. `users` (name:
+        password) may read and write keys under `prefix`.
         """
         self.call("/v3/auth/user/add", {"name": "root", "password": root_password})
         self.call("/v3/auth/user/grant", {"user": "root", "role": "root"})

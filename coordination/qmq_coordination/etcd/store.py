@@ -82,8 +82,8 @@ ROOT: Final = "root"
 
 
 async def protect(calls: EtcdCalls, user: str, member: str, key: bytes, range_end: bytes) -> None:
-    """Create the users and the role, and turn on access control. Raises CoordinationError,
-    CoordinationUnavailable.
+    """Create the users and the role, and turn on access control.
+    Raises CoordinationError, CoordinationUnavailable.
     """
     for name in (ROOT, user, member):
         with suppress(UserOrRoleExists):

@@ -96,8 +96,8 @@ class _Stream:
             raise TryAgain(f"{self.connection.endpoint.address} accepts no request") from None
 
     async def next(self) -> pb.WatchResponse | None:
-        """The next message; None when the store is closed. Raises TryAgain,
-        grpc.aio.AioRpcError.
+        """The next message; None when the store is closed.
+        Raises TryAgain, grpc.aio.AioRpcError.
         """
         if self._reading is None:
             self._reading = asyncio.create_task(self._read())

@@ -97,8 +97,8 @@ class ConnectionAccess:
         self._subjects: set[bytes] = set()
         self._version = -1
         self._is_open = False
-        """Whether every subject is allowed, because access is not checked under the rules of
-        `_version`.
+        """Whether every subject is allowed,
+        because access is not checked under the rules of `_version`.
         """
         self._consumes: set[tuple[str, str]] = set()
 
@@ -114,8 +114,8 @@ class ConnectionAccess:
         self.caller = self._access.identify(self._names if peer else None, token, address, uid)
 
     def renew(self, token: str) -> None:
-        """Take a newer token, which must be the same principal's. Raises NotAuthenticated,
-        AccessDenied.
+        """Take a newer token, which must be the same principal's.
+        Raises NotAuthenticated, AccessDenied.
         """
         self.caller = self._access.renew(self.caller._replace(request=str(self.request_id)), token)
 
@@ -153,8 +153,8 @@ class ConnectionAccess:
         return self._is_open
 
     def require_produce(self, subject: bytes) -> None:
-        """Called for each batch unless `is_open`: at most one lookup in a set. Raises AccessDenied,
-        NotAuthenticated.
+        """Called for each batch unless `is_open`: at most one lookup in a set.
+        Raises AccessDenied, NotAuthenticated.
         """
         if subject not in self._subjects:
             self._require(
@@ -214,8 +214,8 @@ def _consuming(subject: str, group: str) -> tuple[Need, Need]:
 
 
 PAUSE_S_MAX: Final = 5.0
-"""The longest single pause: a heartbeat must pass in time, and an operator may have raised the
-quota.
+"""The longest single pause: a heartbeat must pass in time,
+and an operator may have raised the quota.
 """
 ROUND_BYTES_MAX: Final = 4 * limits.MIB
 """Few enough bytes for a slow disk to write in 40 ms, and enough for an efficient write."""
@@ -386,8 +386,8 @@ class Throttle:
 
     @property
     def held_connections(self) -> int:
-        """Connections that are not read from because their principals have too many bytes in
-        flight.
+        """Connections that are not read from because their principals have too
+        many bytes in flight.
         """
         return sum(map(len, self._held.values()))
 

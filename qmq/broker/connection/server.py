@@ -573,8 +573,8 @@ _ACTING: Final = frozenset(
         FrameKind.LANE_SETTLE,
     }
 )
-"""Requests that add actions. Heartbeats add none, and those of DETACH are bounded by the
-sessions.
+"""Requests that add actions. Heartbeats add none,
+and those of DETACH are bounded by the sessions.
 """
 HANDLERS: Final[dict[int, Callable[[DataConnection, Frame], None]]] = {
     FrameKind.PRODUCE: DataConnection._produce,
@@ -648,8 +648,8 @@ class DataServer:
         self._forget_access: Callable[[], object] = lambda: None
 
     async def start(self, host: str, port: int) -> None:
-        """Listen; port 0 takes a free port (`self.port`). Raises OSError if the port is taken,
-        InvalidArgument.
+        """Listen; port 0 takes a free port (`self.port`).
+        Raises OSError if the port is taken, InvalidArgument.
         """
         self._listener = await self._network.listen(host, port, self._accept, self._refused)
         self.port = self._listener.port
@@ -676,8 +676,8 @@ class DataServer:
         return connection.stream
 
     def _refused(self, address: str, why: str) -> None:
-        """TLS refused a peer. Strangers can repeat this at will, so equal refusals are only
-        counted.
+        """TLS refused a peer. Strangers can repeat this at will,
+        so equal refusals are only counted.
         """
         self._broker.access.refused(Caller(address=address), "TLS handshake", why)
 

@@ -89,8 +89,8 @@ class Served(Enum):
 
 
 class Dispatch:
-    """Serves consumers while the broker serves. Created again each time the broker begins to
-    serve.
+    """Serves consumers while the broker serves.
+    Created again each time the broker begins to serve.
     """
 
     def __init__(self, broker: ServingBroker) -> None:
@@ -265,8 +265,8 @@ class Dispatch:
         state.waiters.extendleft(reversed(blocked))
 
     def _read_again(self, state: QueueGroup, failure: QmqError | None) -> None:
-        """The data that the group's pulls wait for has arrived, or the object store cannot provide
-        it.
+        """The data that the group's pulls wait for has arrived,
+        or the object store cannot provide it.
         """
         if failure is None:
             self.wake(state)
@@ -501,8 +501,8 @@ class Dispatch:
     # --- time -------------------------------------------------------------------------------------
 
     def tick(self) -> None:
-        """Answer pulls that waited long enough; put back the messages of consumers whose lease has
-        ended.
+        """Answer pulls that waited long enough;
+        put back the messages of consumers whose lease has ended.
         """
         now_ms = self._clock.monotonic_ms()
         self.dead_letters.work()
@@ -560,8 +560,8 @@ class Dispatch:
         self.groups.drop(state)
 
     def drop_queue(self, queue: Queue, failure: QmqError) -> None:
-        """The queue's subject was deleted, and no group has a share of it: its consumers get the
-        error.
+        """The queue's subject was deleted, and no group has a share of it:
+        its consumers get the error.
         """
         for state in list(self.groups.of_queue(queue)):
             self._end(state, failure)

@@ -144,8 +144,8 @@ class LaneResultReader:
         return found
 
     def _is_all(self, entry: IndexEntry, sequence: int) -> bool:
-        """Whether all messages of a batch from a sequence on belong to the lane and are not
-        done.
+        """Whether all messages of a batch from a sequence on belong to the
+        lane and are not done.
         """
         if not self._is_whole or self._share.failures:
             return False
@@ -201,8 +201,8 @@ class LaneResultReader:
     def _by_attempt(
         self, begin: int, end: int, failed: list[int]
     ) -> Iterator[tuple[int, int, int]]:
-        """A run, cut so that each message that failed before is separate. `failed` are
-        ascending.
+        """A run, cut so that each message that failed before is separate.
+        `failed` are ascending.
         """
         failures = self._share.failures
         mine = failed[bisect_left(failed, begin) : bisect_left(failed, end)]
@@ -234,8 +234,8 @@ def _runs(sequences: npt.NDArray[np.int64]) -> list[tuple[int, int]]:
 log = logging.getLogger("qmq.broker")
 
 FIRST_SESSION: Final = 1 << 31
-"""Session numbers of lanes begin here, so that HEARTBEAT and DETACH can tell the kinds of session
-apart.
+"""Session numbers of lanes begin here,
+so that HEARTBEAT and DETACH can tell the kinds of session apart.
 """
 _REPLAY: Final = "replay or skip keys (`qmq dlq list`)"
 IDLE_MS: Final = 1_000
@@ -792,8 +792,8 @@ def _lost(queue: Queue, group: str) -> LaneLost:
 def _divide(
     holders: list[LaneHolder], request: wire.LaneAttach
 ) -> tuple[list[LaneHolder], list[LaneHolder]]:
-    """(holders of the asking consumer, of this or an earlier incarnation, which has ended; other
-    holders).
+    """(holders of the asking consumer, of this or an earlier incarnation,
+    which has ended; other holders).
     """
     mine = [each for each in holders if each.consumer == request.consumer]
     return mine, [each for each in holders if each.consumer != request.consumer]

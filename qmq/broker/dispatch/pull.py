@@ -347,8 +347,8 @@ def _pass_over(queue: Queue, entry: IndexEntry, cause: Exception) -> None:
 
 
 def _extend(pulled: list[Pulled], first: int, count: int, begin: int) -> None:
-    """Add a range of new messages; it is joined to the previous one if that is new too and
-    adjacent.
+    """Add a range of new messages; it is joined to the previous one if that is
+    new too and adjacent.
     """
     if pulled and first > begin:
         last = pulled[-1]

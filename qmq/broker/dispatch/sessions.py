@@ -147,8 +147,8 @@ class Session:
 
 @dataclass(slots=True)
 class CacheWindow:
-    """The part of the queue, in its own bytes, that may be read without waiting for the disk
-    (qmq/broker/reading/cold_reads.py).
+    """The part of the queue, in its own bytes,
+    that may be read without waiting for the disk (qmq/broker/reading/cold_reads.py).
     """
 
     first: int = 0
@@ -226,8 +226,8 @@ class QueueGroup:
     wakes_ms: int = -1
 
     def asked_for(self, wanted: Wanted, consumer: str) -> None:
-        """A consumer attaches. Raises InvalidArgument if another consumer of the group has another
-        filter.
+        """A consumer attaches. Raises InvalidArgument if another consumer of the group
+        has another filter.
         """
         joined = None if self.wanted is None else self.wanted.joined(wanted)
         if joined is not None:
@@ -385,8 +385,8 @@ class QueueGroups:
         session.group.drop_waiters(session)
 
     def clients(self) -> dict[tuple[int, str], str]:
-        """The clients' names of all attached consumers, by `id` of the group's state and
-        consumer.
+        """The clients' names of all attached consumers,
+        by `id` of the group's state and consumer.
         """
         return {
             (id(each.group), each.consumer): each.peer.client for each in self._sessions.values()

@@ -93,14 +93,14 @@ class Selection(NamedTuple):
 
     @property
     def entries_max(self) -> int:
-        """Entries that one request examines: more if the entries alone show whether a batch is
-        wanted.
+        """Entries that one request examines:
+        more if the entries alone show whether a batch is wanted.
         """
         return ENTRIES_MAX if self.tags is not None or self.only_directed else BATCHES_MAX
 
     def candidates(self, blooms: npt.NDArray[np.uint64]) -> list[int]:
-        """Indexes of the batches that may be wanted, by their bloom filters: a vectorised
-        `TagFilter.may_match`.
+        """Indexes of the batches that may be wanted, by their bloom filters:
+        a vectorised `TagFilter.may_match`.
         """
         if self.only_directed:
             return np.flatnonzero(blooms == np.uint64(LOOK_INSIDE)).tolist()
@@ -222,8 +222,8 @@ class Fetching:
             return False
 
     def _number_of(self, queue: Queue, sequence: int) -> int:
-        """The number of the entry that holds a sequence. A reader that continues is found by its
-        sequence.
+        """The number of the entry that holds a sequence.
+        A reader that continues is found by its sequence.
         """
         index, number = queue.index, self._places.pop((queue.id, sequence), -1)
         if index.first <= number < index.count:
@@ -407,8 +407,8 @@ class IndexMemory:
         self._bytes = self._index = 0
 
     def exceeds(self, store: Store, bytes_max: int) -> bool:
-        """Whether the consume logs of the store have more than `bytes_max` bytes of entries in
-        memory.
+        """Whether the consume logs of the store have more than `bytes_max` bytes of
+        entries in memory.
         """
         if store is self._store:
             added = store.applied_index - self._index

@@ -101,8 +101,8 @@ class MirrorRecord:
 
     notes: tuple[MirrorNote, ...] = ()
     read_to: Places = field(default_factory=dict)
-    """The position up to which the source was read. Earlier messages are copied, or are not to be
-    copied.
+    """The position up to which the source was read.
+    Earlier messages are copied, or are not to be copied.
     """
     moved: Mapping[str, int] = field(default_factory=dict)
     """The time of the note to which each group was moved last."""
@@ -123,8 +123,8 @@ class MirrorRecord:
         )
 
     def lag(self, ends: Places, starts: Places) -> int:
-        """The number of messages of the source that were not read yet. Deleted messages do not
-        count.
+        """The number of messages of the source that were not read yet.
+        Deleted messages do not count.
         """
         return sum(
             max(0, end - max(self.read_to.get(queue, 0), starts.get(queue, 0)))

@@ -251,8 +251,8 @@ class RecordLoader:
         return make(self._subject, compression=self._compression)
 
     async def _stored_already(self) -> Counter[bytes]:
-        """The ids that an earlier attempt stored after its last note. A new load first writes a
-        note.
+        """The ids that an earlier attempt stored after its last note.
+        A new load first writes a note.
         """
         ends = await self._mq.queue_ends(self._subject)
         if self._journal.state is None:

@@ -20,8 +20,8 @@ from qmq.wire.batch import size_of_copy
 
 @dataclass(frozen=True, slots=True)
 class TransferRecord:
-    """A message with its id, key, tags, headers and create time. Times are milliseconds since
-    1970.
+    """A message with its id, key, tags, headers and create time.
+    Times are milliseconds since 1970.
     """
 
     body: bytes

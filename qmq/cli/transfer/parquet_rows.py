@@ -76,8 +76,8 @@ class ParquetWriter:
 
 
 def parquet_records(path: Path, skip: int) -> Iterator[TransferRecord]:
-    """The records of a file after the first `skip`. Only the column `body` is required. Raises
-    InvalidArgument.
+    """The records of a file after the first `skip`. Only the column `body` is required.
+    Raises InvalidArgument.
     """
     with _opened(path) as file:
         known = [

@@ -200,8 +200,8 @@ def require_parquet() -> None:
 
 
 class FileSource:
-    """The records of a file or of standard input after the first `skip`. A mark is a number of
-    records.
+    """The records of a file or of standard input after the first `skip`.
+    A mark is a number of records.
     """
 
     def __init__(
@@ -214,8 +214,8 @@ class FileSource:
         self._form, self._path, self._count, self._line_bytes_max = form, path, skip, line_bytes_max
 
     async def records(self) -> AsyncIterator[TransferRecord]:
-        """Yields the records. Raises InvalidArgument or MessageTooLarge with the record's
-        number.
+        """Yields the records. Raises InvalidArgument or MessageTooLarge with
+        the record's number.
         """
         for record in self._read(self._count):
             self._count += 1
@@ -266,8 +266,8 @@ def bounded_lines(
 
 
 def describe(form: RecordForm, path: Path | None) -> dict[str, Any]:
-    """The identity of a file, for the state file. Raises InvalidArgument if the file does not
-    exist.
+    """The identity of a file, for the state file.
+    Raises InvalidArgument if the file does not exist.
     """
     if path is None:
         return {"from": "standard input"}

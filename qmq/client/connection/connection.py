@@ -68,8 +68,8 @@ _LASTING: Final[dict[type[QmqError], type[NeverReached]]] = {
 
 
 class ReachPatience:
-    """For all servers of one kind to which a client connects. Pure; `now_s` is a monotonic
-    clock.
+    """For all servers of one kind to which a client connects.
+    Pure; `now_s` is a monotonic clock.
     """
 
     def __init__(self, now_s: Callable[[], float], patience_s: float) -> None:
@@ -94,8 +94,8 @@ class ReachPatience:
             since_s.pop(address, None)
 
     def failed(self, address: str, failure: BaseException) -> None:
-        """A try has failed. If that does not look like a mistake, the patience with mistakes begins
-        again.
+        """A try has failed. If that does not look like a mistake,
+        the patience with mistakes begins again.
         """
         if type(failure) not in _LASTING:
             self._mistaken_s.pop(address, None)
@@ -159,15 +159,15 @@ class ClientTiming:
     counts as stalled.
     """
     fenced_s: float = 0.5
-    """How long the client asks a fenced partition before it gives up the batches that may be stored
-    there.
+    """How long the client asks a fenced partition before it gives up the batches that
+    may be stored there.
     """
     reauth_s: float = 5.0
     """How often a connection looks for a newer token."""
 
     session_retry_s: tuple[float, ...] = (0.02, 0.1, 0.3, 1.0)
-    """Pauses before a consumer attaches again, or sends acknowledgements again that found no
-    quorum.
+    """Pauses before a consumer attaches again,
+    or sends acknowledgements again that found no quorum.
     """
     hand_in_retry_s: tuple[float, ...] = (0.1, 0.3, 1.0)
     """Pauses before acknowledgements of an earlier client are handed in again."""
@@ -249,8 +249,8 @@ _ANSWERS: Final[dict[int, int]] = {
 
 
 class _Pending(NamedTuple):
-    """A request that has no answer yet; `credit` is the bytes of the broker's credit that it
-    uses.
+    """A request that has no answer yet;
+    `credit` is the bytes of the broker's credit that it uses.
     """
 
     on_answer: OnAnswer
@@ -457,8 +457,8 @@ class Connection:
             self._sweeper = self.loop.call_later(SWEEP_S, self._sweep)
 
     def _show_newer_token(self) -> None:
-        """Send a newer token to the broker, so that the connection stays valid when the old one
-        expires.
+        """Send a newer token to the broker,
+        so that the connection stays valid when the old one expires.
         """
         try:
             token = self._token()

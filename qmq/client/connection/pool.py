@@ -175,8 +175,8 @@ class ClientCounters:
         return self.sends.setdefault(subject, SendCounters(self.seconds))
 
     def taking(self, subject: str, group: str) -> ReceiveCounters:
-        """The counters of a group on a subject, where a broadcast group counts as one; made if
-        absent.
+        """The counters of a group on a subject,
+        where a broadcast group counts as one; made if absent.
         """
         return self.takes.setdefault((subject, base_group(group)), ReceiveCounters())
 
@@ -193,8 +193,8 @@ master; the attempt continues.
 
 
 class ConnectionPool:
-    """The client's connections, by address and the server's name. Concurrent callers share one
-    attempt.
+    """The client's connections, by address and the server's name.
+    Concurrent callers share one attempt.
     """
 
     def __init__(
@@ -209,21 +209,21 @@ class ConnectionPool:
         timing: ClientTiming = TIMING,
         tell_settled: Callable[[SettleReport], None] | None = None,
     ) -> None:
-        """`now_s` is a monotonic clock. `tell_settled` is called with every request that has
-        verdicts.
+        """`now_s` is a monotonic clock. `tell_settled` is called with every request
+        that has verdicts.
         """
         self.locator = locator
         self.timing = timing
         self.now_ns = now_ns or time.time_ns
         """Nanoseconds since 1970, for all who use these links."""
         self.round = EventLoopTick()
-        """The work of producers, consumers and connections at the end of a round of the event
-        loop.
+        """The work of producers, consumers and connections at the end of a round
+        of the event loop.
         """
         self.answer_watch = AnswerWatch(timing.stall_s)
         self.store = store
-        """The spool of verdicts that no broker has answered yet; None: they are kept in memory
-        only.
+        """The spool of verdicts that no broker has answered yet; None:
+        they are kept in memory only.
         """
         self._tell_settled = tell_settled
         self._client = client
@@ -276,8 +276,8 @@ class ConnectionPool:
         return master.address if master is not None else None
 
     def settle_reporter(self, subject: str, group: str, broker_group: str) -> SettleReporter | None:
-        """Reports a consumer's requests with verdicts to interceptors; None without
-        interceptors.
+        """Reports a consumer's requests with verdicts to interceptors;
+        None without interceptors.
         """
         if self._tell_settled is None:
             return None

@@ -105,8 +105,8 @@ _FOR_EVER: Final = 1 << 62
 
 
 class ConsumerAcks(GatheredAcks):
-    """Takes the verdicts on messages that were delivered between two losses. The module describes
-    it.
+    """Takes the verdicts on messages that were delivered between two losses.
+    The module describes it.
     """
 
     __slots__ = ("_verdicts", "broker_group", "first", "subject", "void_from")
@@ -249,8 +249,8 @@ class PendingAcks:
     def postpone(
         self, hold: ConsumerAcks, part: BatchSlice, last: int, delay_ms: int, error: str
     ) -> None:
-        """For `ConsumerAcks`: the messages of a slice up to `last` that have no verdict are
-        postponed.
+        """For `ConsumerAcks`: the messages of a slice up to `last` that have no
+        verdict are postponed.
         """
         if self._is_closed:
             return
@@ -277,8 +277,8 @@ class PendingAcks:
     def collect(
         self, parts: Iterable[tuple[int, int]], verdict: int, delay: int, error: str
     ) -> None:
-        """Collect verdicts to be sent with others. Raises ClientClosed if the event loop has
-        ended.
+        """Collect verdicts to be sent with others.
+        Raises ClientClosed if the event loop has ended.
         """
         require_alive(self.loop)
         was_leaving = self._is_leaving
@@ -436,8 +436,8 @@ class PendingAcks:
         self._spool.detached()
 
     def void(self, before: int, following: int) -> None:
-        """Messages from pull sequence `before` on are void; the next message has the pull sequence
-        `following`.
+        """Messages from pull sequence `before` on are void;
+        the next message has the pull sequence `following`.
         """
         for hold in self._holds:
             hold.settle_acks()
@@ -499,8 +499,8 @@ def _fail(waiter: asyncio.Future[None], failure: QmqError) -> None:
 
 LOOK_S: Final = 60.0
 INHERIT_S: Final = 3.0
-"""How long a consumer waits while another process hands in the verdicts of its earlier
-incarnation.
+"""How long a consumer waits while another process hands in the verdicts of its
+earlier incarnation.
 """
 
 

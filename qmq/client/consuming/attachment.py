@@ -142,8 +142,8 @@ class Attachment:
         return self.take(1).message(0)
 
     def begin_run(self, messages_max: int) -> int:
-        """Let `ready` hand out the next messages, but for the last one of their slice. Returns how
-        many.
+        """Let `ready` hand out the next messages,
+        but for the last one of their slice. Returns how many.
         """
         count = min(self.slices[0].count - 1, messages_max) if self._has_ready() else 0
         if count > 0:
@@ -305,8 +305,8 @@ class Attachment:
         return wire.Attached.unpack(answer.payload)
 
     def granted(self, answer: wire.Attached) -> None:
-        """Drop messages that the broker no longer counts as held, by the table at the top of the
-        module.
+        """Drop messages that the broker no longer counts as held,
+        by the table at the top of the module.
         """
         self.verdicts.attempts_max = answer.attempts_max
         self._knows_kept = bool(answer.knows_kept)
@@ -339,8 +339,8 @@ class Attachment:
         self._fail(failure)
 
     def _void(self, before: int, following: int) -> None:
-        """Messages from pull sequence `before` on are void; the next delivery begins at
-        `following`.
+        """Messages from pull sequence `before` on are void;
+        the next delivery begins at `following`.
         """
         self._calls.ready.end()
         while self.slices and self.slices[-1].pull >= before:
@@ -369,8 +369,8 @@ class Attachment:
             each.settler.settle(each.pull, each.pull + each.count - 1, Verdict.RELEASE)
 
     async def close(self) -> None:
-        """Send the remaining verdicts and leave the group. Unseen messages return to the group
-        immediately.
+        """Send the remaining verdicts and leave the group.
+        Unseen messages return to the group immediately.
         """
         self.give_back()
         self.verdicts.flush()

@@ -222,8 +222,8 @@ class Consumer:
         return message
 
     def _begin_run(self, attachment: Attachment) -> None:
-        """Let `ready` hand out the next messages. Only with several broker groups there are
-        turns.
+        """Let `ready` hand out the next messages.
+        Only with several broker groups there are turns.
         """
         if len(self._attachments) == 1:
             attachment.begin_run(limits.PULL_MESSAGES_MAX)
@@ -364,8 +364,8 @@ class Consumer:
         return None
 
     async def _wait(self, until: float) -> bool:
-        """Wait until something changes; False if nothing did until then. One waiter and one
-        timer.
+        """Wait until something changes; False if nothing did until then.
+        One waiter and one timer.
         """
         waiter = TickFuture()
         self._waiting[waiter] = None
@@ -431,8 +431,8 @@ class Consumer:
         return self._limit.messages
 
     def limit(self, prefetch: int) -> None:
-        """Change `prefetch`. Messages handed out beyond a lower limit stay handed out. Raises
-        InvalidArgument.
+        """Change `prefetch`. Messages handed out beyond a lower limit stay handed out.
+        Raises InvalidArgument.
         """
         check_limits(prefetch, self.prefetch_bytes)
         self._limit.choose(prefetch)
@@ -692,8 +692,8 @@ def default_name(incarnation: str) -> str:
 
 
 def process_name() -> str:
-    """The default name of a client: host, process. Hosts may have names that `check_name`
-    refuses.
+    """The default name of a client: host, process.
+    Hosts may have names that `check_name` refuses.
     """
     host = "".join(
         each if (each.isascii() and each.isalnum()) or each in "_-" else "-"

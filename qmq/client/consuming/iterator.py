@@ -185,8 +185,8 @@ class ReadyMessages(Generic[MessageT]):
         )
 
     def end(self) -> None:
-        """Hand out no more. The slice then begins with the first message that was not handed
-        out.
+        """Hand out no more. The slice then begins with the first message that
+        was not handed out.
         """
         part, self._slice = self._slice, None
         if part is not None:

@@ -100,8 +100,8 @@ class DecodedBatch:
 
     @property
     def bodies(self) -> list[bytes]:
-        """All bodies of the batch. Raises CorruptBatch, and InvalidArgument if a library is not
-        installed.
+        """All bodies of the batch. Raises CorruptBatch,
+        and InvalidArgument if a library is not installed.
         """
         if self.decoded is None:
             self.decoded = self._decode()
@@ -396,8 +396,8 @@ class Messages:
             each.settler.settle(each.pull, each.pull + each.count - 1, Verdict.ACK)
 
     async def ack_sync(self) -> None:
-        """Acknowledge all, and return when the broker has the acknowledgement. Raises as
-        `Message.ack_sync`.
+        """Acknowledge all, and return when the broker has the acknowledgement.
+        Raises as `Message.ack_sync`.
         """
         for each in self.slices:
             await each.settler.settle_now(each.pull, each.pull + each.count - 1, Verdict.ACK)

@@ -204,8 +204,8 @@ def bytes_allowance(
 
 
 def grown(want: int, asked: int, got: int, prefetch: int) -> int:
-    """How many messages an attachment asks for next, after a pull for `asked` messages brought
-    `got`.
+    """How many messages an attachment asks for next,
+    after a pull for `asked` messages brought `got`.
     """
     if got >= asked:
         return min(max(asked, want) * GROWTH, prefetch)
@@ -243,8 +243,8 @@ class SubscriptionOptions:
 
 
 class ConsumerSession(NamedTuple):
-    """A consumer on one connection. Compared by identity, since two brokers may give the same
-    number.
+    """A consumer on one connection. Compared by identity,
+    since two brokers may give the same number.
     """
 
     connection: Connection

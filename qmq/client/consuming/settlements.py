@@ -80,8 +80,8 @@ class UnackedRanges:
             self.bytes += count * message_bytes
 
     def remove(self, first: int, last: int) -> list[tuple[int, int]]:
-        """Remove the pull sequences from `first` to `last` that are outstanding; returns them as
-        ranges.
+        """Remove the pull sequences from `first` to `last` that are outstanding;
+        returns them as ranges.
         """
         at = max(bisect_right(self._ranges, first, key=lambda each: each[0]) - 1, 0)
         stop, kept, removed = at, list[tuple[int, int, int]](), list[tuple[int, int]]()
@@ -129,8 +129,8 @@ class AckBatch:
         return taken
 
     def cut(self, before: int) -> int:
-        """Drop verdicts on pull sequences from `before` on, which are void. Returns their
-        number.
+        """Drop verdicts on pull sequences from `before` on, which are void.
+        Returns their number.
         """
         self.collected, lost = cut(self.collected, before)
         self.messages -= lost
@@ -248,8 +248,8 @@ def pack_verdicts(settlements: Iterable[Settlement], time_ms: int) -> bytes:
 
 
 def unpack(data: bytes) -> tuple[SpoolOwner, list[SpooledAck]]:
-    """Parse a file. Raises ValueError if it is not a spool file, or damaged before its last
-    line.
+    """Parse a file. Raises ValueError if it is not a spool file,
+    or damaged before its last line.
     """
     first, *lines = data.split(b"\n")[:-1] or [b""]  # an incomplete last line is dropped
     try:
@@ -299,8 +299,8 @@ def still_to_say(kept: Iterable[SpooledAck], next_pull: int, now_ms: int) -> lis
 
 
 class SpoolFile:
-    """The file of one queue of a running consumer. Raises no errors: the first failure in a row is
-    logged.
+    """The file of one queue of a running consumer. Raises no errors:
+    the first failure in a row is logged.
     """
 
     def __init__(
@@ -394,8 +394,8 @@ class AckSpool:
         self._cluster = ",".join(sorted(addresses))
 
     def file(self, origin: Callable[[], SpoolOwner], now_ms: Callable[[], int]) -> SpoolFile:
-        """The file of one queue of a consumer. Nothing is written yet; `origin` is called at each
-        write.
+        """The file of one queue of a consumer. Nothing is written yet;
+        `origin` is called at each write.
         """
         (broker_group, attach) = origin()
         prefix = self._prefix(attach.subject, attach.group)
@@ -439,8 +439,8 @@ class AckSpool:
             yield found
 
     def busy(self, subject: str, group: str) -> Iterator[SpoolOwner]:
-        """The consumers whose files are locked by other clients, which write them or hand them
-        in.
+        """The consumers whose files are locked by other clients,
+        which write them or hand them in.
         """
         for path in self._folder.files(self._prefix(subject, group), SUFFIX):
             fd = _lock(path)

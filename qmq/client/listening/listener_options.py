@@ -92,8 +92,8 @@ class Idempotent(Protocol):
         ...
 
     def once_sync(self, message: Named, group: str) -> AbstractContextManager[IdempotentRun]:
-        """A message's transaction, for a plain `def` handler: entered, used and left in one
-        thread.
+        """A message's transaction, for a plain `def` handler:
+        entered, used and left in one thread.
         """
         ...
 
@@ -133,8 +133,8 @@ class ListenerOptions(TypedDict, total=False):
     broadcast: bool
     """Every consumer gets every message."""
     batch: tuple[int, timedelta]
-    """The handler takes a list of this many messages, or of fewer if they take longer than this to
-    arrive.
+    """The handler takes a list of this many messages,
+    or of fewer if they take longer than this to arrive.
     """
     idempotent: Idempotent
     """Record the message in the transaction of the handler's writes, so that the effect happens
@@ -154,8 +154,8 @@ class ListenerOptions(TypedDict, total=False):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
-    """Checked options; the fields are those of `ListenerOptions`. Raises InvalidName,
-    InvalidArgument.
+    """Checked options; the fields are those of `ListenerOptions`.
+    Raises InvalidName, InvalidArgument.
     """
 
     subject: str

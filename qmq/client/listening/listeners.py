@@ -61,8 +61,8 @@ class ListeningClient(Protocol):
 
 
 ForThreads = Callable[[Any, asyncio.AbstractEventLoop], object]
-"""Makes the client that plain handlers get in their context from an asyncio client:
-`qmq.blocking.beside`.
+"""Makes the client that plain handlers get in their context from an asyncio
+client: `qmq.blocking.beside`.
 """
 
 
@@ -194,8 +194,8 @@ class Listening:
         )
 
     async def _is_ordered(self, subject: str) -> bool | None:
-        """Whether the subject is ordered; None if the listener was stopped first. Raises
-        UnknownSubject.
+        """Whether the subject is ordered; None if the listener was stopped first.
+        Raises UnknownSubject.
         """
         asking = asyncio.get_running_loop().create_task(self._ask(subject))
         stopping = asyncio.get_running_loop().create_task(self._stop.wanted.wait())

@@ -282,8 +282,8 @@ class MessageHandling:
             and self._timeout_s is None
             and not around.chain
         )
-        """Whether nothing surrounds the handler, so that calling it is all the work for a
-        message.
+        """Whether nothing surrounds the handler,
+        so that calling it is all the work for a message.
         """
         self._say = self._said if binding.is_async else self._said_in_thread
 
@@ -535,8 +535,8 @@ class BatchHandling(MessageHandling):
         await _returned(thread)
 
     async def handle_run(self, messages: OrderedMessages) -> None:
-        """Handle messages of one lane, which succeed or fail together, and settle them. Raises only
-        CancelledError.
+        """Handle messages of one lane, which succeed or fail together, and settle them.
+        Raises only CancelledError.
         """
         every = list(messages)
         failure: BaseException | None = None

@@ -176,14 +176,14 @@ class WorkSource(Protocol):
     """Whether `first` may be cancelled without loss."""
 
     def ready(self) -> Any:
-        """Messages that are available without waiting, as `more` returns them; None if that is not
-        known.
+        """Messages that are available without waiting, as `more` returns them;
+        None if that is not known.
         """
         ...
 
     async def first(self) -> Any:
-        """The next message, or something empty after a while. Raises the error that stopped the
-        consumer.
+        """The next message, or something empty after a while.
+        Raises the error that stopped the consumer.
         """
         ...
 

@@ -17,12 +17,12 @@ needed.
 `RouteTable` knows the broker groups of each subject, and the master of each group, without I/O. It
 has three tables, because they change for different reasons:
 
-    places    subject -> its broker groups, each writable or drained     changes when an operator
-                                                                         places or drains
-    orders    ordered subject -> its latest route                        changes when it is split,
-                                                                         merged or moved
-    masters   broker group -> address and epoch of its master            changes at every failover,
-                                                                         for all subjects at once
+    places    subject -> its broker groups, each writable or drained
+              changes when an operator places or drains
+    orders    ordered subject -> its latest route
+              changes when it is split, merged or moved
+    masters   broker group -> address and epoch of its master
+              changes at every failover, for all subjects at once
 
 Rules:
 * A master is *doubted* when it answers NotMaster or cannot be reached. A doubted master is not used
@@ -235,8 +235,8 @@ class RouteTable:
         return None if group in self._doubted else self._masters.get(group)
 
     def groups(self, subject: str) -> Mapping[str, bool] | None:
-        """The subject's broker groups, and whether each is writable; None before the first
-        answer.
+        """The subject's broker groups, and whether each is writable;
+        None before the first answer.
         """
         return self._places.get(subject)
 
@@ -245,8 +245,8 @@ class RouteTable:
         return self._orders.get(subject)
 
     def cover(self) -> list[str]:
-        """A few subjects that together use every known group: locating them refreshes all
-        masters.
+        """A few subjects that together use every known group:
+        locating them refreshes all masters.
         """
         chosen: list[str] = []
         left = set(self._masters)
@@ -556,8 +556,8 @@ class FoundSubject:
 
     description: pb.SubjectDescription
     silent: dict[str, str]
-    """The broker groups that did not answer, with the reasons: the description lacks their
-    queues.
+    """The broker groups that did not answer, with the reasons:
+    the description lacks their queues.
     """
 
     @property
@@ -586,8 +586,8 @@ def routes_of(routes: Iterable[pb.QueueRoute], cluster: str) -> list[SubjectRout
 
 
 def _ordering(subject: str, found: pb.LocateResponse) -> Ordering | None:
-    """The order in a metaserver's answer. Raises NotConnected if an ordered subject has no route
-    yet.
+    """The order in a metaserver's answer.
+    Raises NotConnected if an ordered subject has no route yet.
     """
     if not found.settings.order:
         return None

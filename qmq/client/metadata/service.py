@@ -99,8 +99,8 @@ class MetaserverCalls:
         self._network = network
         self._timing = timing
         self._cluster = ""
-        """The cluster of the metaserver that answered first. Metaservers of another cluster
-        refuse.
+        """The cluster of the metaserver that answered first.
+        Metaservers of another cluster refuse.
         """
         self._channels = {
             each: network.channel(each, lambda: ServerName(self._cluster)) for each in addresses
@@ -184,8 +184,8 @@ class MetaserverCalls:
         timeout_s: float,
         unreachable: dict[str, QmqError] | None = None,
     ) -> Any:
-        """One try. `unreachable` collects the address if the error did not come from the
-        metaserver.
+        """One try. `unreachable` collects the address if the error did not come
+        from the metaserver.
         """
         address = self._address
         stubs = self._stubs if hasattr(self._stubs[address], method) else self._access_stubs
@@ -357,8 +357,8 @@ class DeliveryClient(MetaserverCalls):
         )
 
     async def pause_client(self, name: str, *, reason: str = "") -> bool:
-        """Pause all consumers of the clients with a name (`qmq.connect(..., name=...)`). Returns as
-        `pause_group`.
+        """Pause all consumers of the clients with a name (`qmq.connect(..., name=...)`).
+        Returns as `pause_group`.
         """
         return not await self._set_pause(
             pb.Pause(kind="client", name=name, reason=reason), is_paused=True
@@ -388,8 +388,8 @@ PARKED_KEYS_MAX: Final = 10_000
 
 
 class MetadataClient(DeliveryClient):
-    """Calls metaservers. Every call raises the typed error that the server raised, or
-    NotConnected.
+    """Calls metaservers. Every call raises the typed error that the server
+    raised, or NotConnected.
     """
 
     # --- where things are -------------------------------------------------------------------------
@@ -693,8 +693,8 @@ class MetadataClient(DeliveryClient):
         return found
 
     async def route_history(self, subject: str) -> list[pb.RouteChangeInfo]:
-        """The changes of the subject's route, oldest first. Raises UnknownSubject,
-        OrderMismatch.
+        """The changes of the subject's route, oldest first.
+        Raises UnknownSubject, OrderMismatch.
         """
         found: pb.RouteHistoryResponse = await self._call(
             "RouteHistory", pb.RouteHistoryRequest(subject=subject)
@@ -737,8 +737,8 @@ class MetadataClient(DeliveryClient):
         return found
 
     async def explain_reshard(self, subject: str) -> pb.ExplainReshardResponse:
-        """The policy, what it would do now and why, and what it did last. Raises UnknownSubject,
-        OrderMismatch.
+        """The policy, what it would do now and why, and what it did last.
+        Raises UnknownSubject, OrderMismatch.
         """
         found: pb.ExplainReshardResponse = await self._call(
             "ExplainReshard", pb.ExplainReshardRequest(subject=subject)
@@ -914,8 +914,8 @@ class MetadataClient(DeliveryClient):
         return [schema_of(each) for each in found.schemas]
 
     async def delete_subject_schemas(self, subject: str) -> int:
-        """Delete all versions of a subject's schema. Returns their number. Raises
-        UnknownSubject.
+        """Delete all versions of a subject's schema. Returns their number.
+        Raises UnknownSubject.
         """
         request = pb.DeleteSubjectSchemasRequest(subject=subject)
         found: pb.DeleteSubjectSchemasResponse = await self._call("DeleteSubjectSchemas", request)
@@ -948,8 +948,8 @@ class MetadataClient(DeliveryClient):
         return found
 
     async def add_replica(self, broker_group: str, replica: str) -> control.ChangeReplicasResponse:
-        """Add a replica to a group: first as a learner, then as a voter. Not repeated after a lost
-        answer.
+        """Add a replica to a group: first as a learner, then as a voter.
+        Not repeated after a lost answer.
         """
         return await self._change_replicas(broker_group, control.ChangeReplicasRequest(add=replica))
 
@@ -1029,8 +1029,8 @@ class AccessClient:
         await self._metaservers.call("DeleteRule", access.DeleteRuleRequest(id=rule_id))
 
     async def set_mode(self, mode: str) -> str:
-        """Set the mode, "off", "watch" or "enforce", and return the previous one. Raises
-        InvalidArgument.
+        """Set the mode, "off", "watch" or "enforce", and return the previous one.
+        Raises InvalidArgument.
         """
         found: access.SetAccessModeResponse = await self._metaservers.call(
             "SetAccessMode", access.SetAccessModeRequest(mode=mode)
@@ -1083,8 +1083,8 @@ class AccessClient:
     async def put_quota(
         self, principal: str, limits: Mapping[str, int], *, quota_id: str = ""
     ) -> access.AccessQuota:
-        """Set the limits of a principal, of a role or of a pattern. Raises InvalidArgument,
-        InvalidName.
+        """Set the limits of a principal, of a role or of a pattern.
+        Raises InvalidArgument, InvalidName.
         """
         quota = access.AccessQuota(id=quota_id, principal=principal, limits=limits)
         found: access.AccessQuota = await self._metaservers.call(

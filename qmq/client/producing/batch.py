@@ -219,8 +219,8 @@ class OpenBatch:
         self._runs: list[tuple[int, int]] = [] if now_ms is None else [(0, now_ms)]
         """(first message, create time of the messages from there on)"""
         self._created: tuple[list[int] | None, int] | None = None
-        """Explicit create times: (milliseconds relative to the first for each message, the
-        first).
+        """Explicit create times: (milliseconds relative to the first for each
+        message, the first).
         """
 
     def stamp(self, now_ms: int) -> None:
@@ -348,8 +348,8 @@ class BatchPool:
         """Not taken yet; pipes add what is stored."""
 
     def give_back(self, batch: Batch) -> None:
-        """The batch is certainly not stored at its group: any pipe may send it, in the order of the
-        numbers.
+        """The batch is certainly not stored at its group:
+        any pipe may send it, in the order of the numbers.
         """
         place = bisect_left(self.waiting, batch.sequence, key=lambda each: each.sequence)
         self.waiting.insert(place, batch)
@@ -443,8 +443,8 @@ class SenderWindow(InFlightWindow[Batch]):
         self.flight.sort(key=_number)
 
     def _rest(self, batch: Batch, failure: QmqError, now: float) -> None:
-        """Put the batch aside for a retry. Batches that are refused together count as one
-        failure.
+        """Put the batch aside for a retry.
+        Batches that are refused together count as one failure.
         """
         self.trouble = failure
         if now >= self._rests_until:

@@ -1,5 +1,5 @@
-"""The part of `qmq.Client` that sends: producers for applications, and the shared producers of
-`Client.send`.
+"""The part of `qmq.Client` that sends:
+producers for applications, and the shared producers of `Client.send`.
 """
 
 from __future__ import annotations
@@ -255,8 +255,8 @@ class SendingClient:
     async def _shared_producer(
         self, subject: str, acks: str = "quorum"
     ) -> Producer | OrderedProducer:
-        """The shared producer of a subject. The first use finds out which kind the subject
-        needs.
+        """The shared producer of a subject.
+        The first use finds out which kind the subject needs.
         """
         self._links.check_usable()
         check_name("subject", subject)
@@ -417,8 +417,8 @@ class SendingClient:
         self._owned.pop(producer, None)
 
     async def _send_directed(self, subject: str, columns: Columns, create_time_ms: int) -> None:
-        """Send messages to one group again, at the end of this round of the event loop. Raises as
-        `send`.
+        """Send messages to one group again,
+        at the end of this round of the event loop. Raises as `send`.
         """
         producer = await self._ready_delayed_producer(subject)
         await producer.put(columns, BatchFlag.DIRECTED, create_time_ms=create_time_ms)

@@ -215,8 +215,8 @@ def due_of(delay: object, at: object, now_ns: int) -> int:
 
 
 def many(due_times: object, count: int, now_ns: int, what: str = "due") -> list[int]:
-    """When `count` messages are due: one item for each, or one for all. Raises InvalidArgument,
-    DelayTooLong.
+    """When `count` messages are due: one item for each, or one for all.
+    Raises InvalidArgument, DelayTooLong.
     """
     if isinstance(due_times, timedelta | datetime):
         return [due_at_ms(due_times, now_ns)] * count
@@ -300,8 +300,8 @@ DueTimes: TypeAlias = Sequence[When] | When
 
 
 MISSING_S: Final = 15.0
-"""Longer than a failover takes, and much shorter than the time in which a message must be
-stored.
+"""Longer than a failover takes, and much shorter than the time in which a
+message must be stored.
 """
 
 
@@ -311,8 +311,8 @@ class DelayHome:
         self._seen_s: dict[str, float] = {}
 
     def choose(self, groups: Mapping[str, bool], now_s: float) -> dict[str, bool]:
-        """The answer of a metaserver (whether each group is writable), with only the home
-        writable.
+        """The answer of a metaserver (whether each group is writable),
+        with only the home writable.
         """
         for group, is_writable in groups.items():
             if is_writable:
@@ -330,8 +330,8 @@ class DelayHome:
 
 
 class DelayGroupDestination:
-    """The destination of a subject's delayed batches: any delay group, or the home of an ordered
-    subject.
+    """The destination of a subject's delayed batches:
+    any delay group, or the home of an ordered subject.
     """
 
     def __init__(
@@ -795,8 +795,8 @@ class Delayed:
         return found
 
     async def show(self, id: str | DelayedId) -> DelayedMessage:
-        """The message and its state. Raises MessageNotFound, InvalidArgument, Unavailable,
-        ClientClosed.
+        """The message and its state. Raises MessageNotFound, InvalidArgument,
+        Unavailable, ClientClosed.
         """
         found = await self._ask("ShowDelayed", pb.ShowDelayedRequest(id=_id_text(id)))
         return message_of(found)
@@ -884,8 +884,8 @@ def _id_text(given: object) -> str:
 
 
 def _may_be_done(failure: Unavailable) -> bool:
-    """Whether the delay group may have done the request. A broken connection says nothing about
-    it.
+    """Whether the delay group may have done the request.
+    A broken connection says nothing about it.
     """
     cause = failure.__cause__
     trailers = (
@@ -914,8 +914,8 @@ _OTHERS_BYTES: Final = 200
 """The most that a copy adds to a message: two headers and a due time."""
 
 SendDirected = Callable[[str, Columns, int], Awaitable[None]]
-"""(subject, columns, create time of the batch): returns when a delay group has stored them. Raises
-QmqError.
+"""(subject, columns, create time of the batch):
+returns when a delay group has stored them. Raises QmqError.
 """
 
 
@@ -928,8 +928,8 @@ class RetryHolder(Protocol):
 
 
 class LongRetry(NamedTuple):
-    """A message to be delivered again at `due_ms`, milliseconds since 1970, and the error of its
-    attempt.
+    """A message to be delivered again at `due_ms`, milliseconds since 1970,
+    and the error of its attempt.
     """
 
     holder: RetryHolder

@@ -312,8 +312,8 @@ always recognises a retry.
 
 
 class BatchDestination(Protocol):
-    """The destination and the encoding of a producer's batches: the difference between the kinds of
-    producers.
+    """The destination and the encoding of a producer's batches:
+    the difference between the kinds of producers.
     """
 
     target: str
@@ -428,8 +428,8 @@ class GroupSender(MasterConnection[Batch]):
         self._report()
 
     def abort(self, fail: Callable[[Batch, bool], None]) -> None:
-        """End now: `fail` is called for each batch, with whether its answer is still
-        outstanding.
+        """End now: `fail` is called for each batch,
+        with whether its answer is still outstanding.
         """
         self.close()
         for batch in self.window.drop():
@@ -620,8 +620,8 @@ class GroupSenders:
     # --- the end ----------------------------------------------------------------------------------
 
     def abort(self, fail: Callable[[Batch, bool], None]) -> None:
-        """End now: `fail` is called for each batch, with whether its answer is still
-        outstanding.
+        """End now: `fail` is called for each batch,
+        with whether its answer is still outstanding.
         """
         self._is_closed = True
         self._links.locator.unlisten(self._target, self._rerouted)

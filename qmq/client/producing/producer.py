@@ -493,8 +493,8 @@ class Producer(ProducerBase):
         self._pipes.send()
 
     def place_of_last(self, ticket: Ticket) -> int:
-        """The place, in its batch, of the message that `send` just took; valid only right after
-        `send`.
+        """The place, in its batch, of the message that `send` just took;
+        valid only right after `send`.
         """
         return (len(self._open.bodies) if ticket is self._open.ticket else self._last_count) - 1
 
@@ -608,8 +608,8 @@ class IdleProducers:
         self._timer: asyncio.TimerHandle | None = None
 
     def watch(self, shared: MutableMapping[K, P], key: K) -> None:
-        """Examine the new producer `shared[key]` from now on, and delete it there when it is
-        closed.
+        """Examine the new producer `shared[key]` from now on,
+        and delete it there when it is closed.
         """
         self._queue.append((shared, key, -1))
         if self._timer is None:

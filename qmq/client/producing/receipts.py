@@ -64,8 +64,8 @@ class Receipt:
 
     @property
     def delayed_id(self) -> str | None:
-        """For a delayed message, the id for `Client.delayed` (cancel, move, show). None for
-        others.
+        """For a delayed message, the id for `Client.delayed` (cancel, move,
+        show). None for others.
         """
         return None
 
@@ -310,8 +310,8 @@ class Ticket:
 
 
 class Tickets:
-    """Several batches sent together. `await` it for their BatchReceipts, in order; raises the first
-    failure.
+    """Several batches sent together. `await` it for their BatchReceipts, in order;
+    raises the first failure.
     """
 
     __slots__ = ("tickets",)

@@ -219,8 +219,8 @@ def checkpoint_folder(folder: LogFolder) -> Path:
 
 
 def newest_checkpoint(folder: LogFolder) -> str:
-    """The file name of the newest checkpoint; empty if there is none. It changes with each new
-    checkpoint.
+    """The file name of the newest checkpoint; empty if there is none.
+    It changes with each new checkpoint.
     """
     return max((each.name for each in checkpoint_folder(folder).glob(_CHECKPOINT)), default="")
 

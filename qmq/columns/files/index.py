@@ -164,8 +164,8 @@ class Persisted:
 
 
 class QueueIndex:
-    """One queue on one broker group. Its sequences `start` to `end` - 1 are stored and
-    committed.
+    """One queue on one broker group. Its sequences `start` to `end` - 1 are
+    stored and committed.
     """
 
     __slots__ = (
@@ -292,8 +292,8 @@ def sealed_at_of(snapshot: list[Any]) -> int | None:
 
 
 class WalkedBatch(NamedTuple):
-    """An entry of the message log. `header` and `subject` are set for batches and command
-    messages.
+    """An entry of the message log. `header` and `subject` are set for batches
+    and command messages.
     """
 
     position: int

@@ -110,8 +110,8 @@ class FileLog:
     def read(
         self, piece: QueuePiece, selection: ReadSelection, *, skips_lost: bool
     ) -> Iterator[SourceBatch]:
-        """See `CommittedLog.read`. Regions are views of mapped memory, which stays while they
-        do.
+        """See `CommittedLog.read`. Regions are views of mapped memory,
+        which stays while they do.
         """
         return FilePieceReader(piece, selection, skips_lost=skips_lost).batches()
 
@@ -123,8 +123,8 @@ class FileLog:
     # --- folders ----------------------------------------------------------------------------------
 
     def _refresh(self) -> None:
-        """Choose the replica of each group with the largest committed position, and read that
-        position.
+        """Choose the replica of each group with the largest committed position,
+        and read that position.
         """
         self._look_for_folders()
         groups: dict[str, list[FolderIndex]] = {}
@@ -235,8 +235,8 @@ class FileAddress:
     """The file written by `qmq route export`, for ordered subjects."""
 
     def open(self) -> FileLog:
-        """Does not read files yet. Raises InvalidArgument if `committed` is neither empty nor
-        `all`.
+        """Does not read files yet. Raises InvalidArgument if `committed` is
+        neither empty nor `all`.
         """
         return FileLog(self.paths, self.committed, self.routes)
 

@@ -20,8 +20,8 @@ VERSION: Final = 1
 
 
 def read_routes(path: str) -> dict[str, Routes]:
-    """The routes by subject. Raises InvalidArgument if the file is missing or is not an export of
-    routes.
+    """The routes by subject. Raises InvalidArgument if the file is missing or is not
+    an export of routes.
     """
     try:
         return parse_routes(Path(path).read_bytes())

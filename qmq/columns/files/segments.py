@@ -55,8 +55,8 @@ class Mapped:
             raise self.damaged(position, cause.message) from cause
 
     def entry(self, position: int) -> Envelope:
-        """The envelope of a whole entry. Raises LogDamaged if it is damaged or the entry is
-        incomplete.
+        """The envelope of a whole entry. Raises LogDamaged if it is damaged or the
+        entry is incomplete.
         """
         at, envelope = position - self.base, self.envelope(position)
         if position + envelope.total_bytes > self.end:
@@ -158,8 +158,8 @@ def _bases(folder: Path, suffix: str) -> list[int]:
 
 
 def map_part(path: Path, base: int, end: int) -> Mapped:
-    """Map a segment up to a committed position. Raises FileNotFoundError and LogDamaged like
-    `SegmentFiles.map`.
+    """Map a segment up to a committed position.
+    Raises FileNotFoundError and LogDamaged like `SegmentFiles.map`.
     """
     with path.open("rb") as file:
         size = file.seek(0, 2)

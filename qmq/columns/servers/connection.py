@@ -51,8 +51,8 @@ read the data it waits for.
 
 
 class TlsSocket:
-    """The socket methods that a broker connection needs. `settimeout` sets how long a call may
-    wait.
+    """The socket methods that a broker connection needs.
+    `settimeout` sets how long a call may wait.
     """
 
     def __init__(self, found: ssl.SSLSocket) -> None:
@@ -125,8 +125,8 @@ _BUFFERS_MAX: Final = 512
 CONNECT_S: Final = 5.0
 """Timeout of connecting and of the handshake, each."""
 ANSWER_S: Final = 15.0
-"""Timeout of an expected answer. It detects machines that lost power, which do not close
-connections.
+"""Timeout of an expected answer. It detects machines that lost power,
+which do not close connections.
 """
 
 
@@ -166,8 +166,8 @@ class BlockingConnection:
         client: str = "spark",
         server: ServerName = ANY_SERVER,
     ) -> BlockingConnection:
-        """Connect to a server and say hello. Raises NotConnected, TlsFailed, WrongServer,
-        ProtocolViolation.
+        """Connect to a server and say hello.
+        Raises NotConnected, TlsFailed, WrongServer, ProtocolViolation.
         """
         try:
             place = parse(address)
@@ -217,8 +217,8 @@ class BlockingConnection:
         self.inflight_bytes_max = welcome.inflight_bytes_max
 
     def _first_answer(self) -> Frame:
-        """Raises what `receive` raises; TlsFailed if the connection ends before the server says
-        anything.
+        """Raises what `receive` raises; TlsFailed if the connection ends before the
+        server says anything.
         """
         try:
             return self.receive()
@@ -230,8 +230,8 @@ class BlockingConnection:
     # --- out --------------------------------------------------------------------------------------
 
     def send(self, kind: int, *buffers: bytes | memoryview, deadline_ms: int = 0) -> int:
-        """Send a request and return its id, which the answer will have. Raises NotConnected,
-        DeadlineExceeded.
+        """Send a request and return its id, which the answer will have.
+        Raises NotConnected, DeadlineExceeded.
         """
         number = self._next_id
         self._next_id = number + 1 if number < 0xFFFF_FFFF else 1

@@ -163,8 +163,8 @@ class ServerLog:
     def read(
         self, piece: QueuePiece, selection: ReadSelection, *, skips_lost: bool
     ) -> Iterator[SourceBatch]:
-        """Yields the piece's batches in ascending order. Raises MessagesExpired, NotConnected,
-        LogDamaged.
+        """Yields the piece's batches in ascending order.
+        Raises MessagesExpired, NotConnected, LogDamaged.
         """
         return ServerPieceReader(self._masters, piece, selection, skips_lost=skips_lost).read()
 
@@ -283,8 +283,8 @@ def _read(metadata: Metadata, group: str, position: int) -> pb.ReadLogResponse:
 
 
 def _master(metadata: Metadata, name: str) -> tuple[str, str, str]:
-    """The control address of the group's master, the group and the master. Raises NotConnected,
-    InvalidArgument.
+    """The control address of the group's master, the group and the master.
+    Raises NotConnected, InvalidArgument.
     """
     groups = {group.broker_group: group for group in metadata.cluster()}
     if name not in groups:

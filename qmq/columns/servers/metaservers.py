@@ -155,8 +155,8 @@ class Located(NamedTuple):
     settings: pb.SubjectSettings
     placement: Placement
     hosts: tuple[str, ...]
-    """All broker groups that may have messages of the subject; for delayed messages, the delay
-    groups.
+    """All broker groups that may have messages of the subject;
+    for delayed messages, the delay groups.
     """
 
 
@@ -174,8 +174,8 @@ class Metadata:
         self._address = next(self._turns)
         self._channels: dict[str, RenewedChannel] = {}
         self._cluster = ""
-        """The cluster of the metaserver that answered first. Metaservers of another cluster
-        refuse.
+        """The cluster of the metaserver that answered first.
+        Metaservers of another cluster refuse.
         """
         self._first_routes: dict[str, pb.DescribeRouteResponse] = {}
 
@@ -202,8 +202,8 @@ class Metadata:
         )
 
     def list_subjects(self, prefix: str = "") -> list[pb.SubjectDescription]:
-        """All subjects with their queues. Raises NotConnected, also if a broker group does not
-        answer.
+        """All subjects with their queues. Raises NotConnected,
+        also if a broker group does not answer.
         """
         found: pb.ListSubjectsResponse = self._ask(
             "ListSubjects", pb.ListSubjectsRequest(prefix=prefix)
@@ -211,8 +211,8 @@ class Metadata:
         return list(found.subjects)
 
     def describe_route(self, subject: str, version: int = 0) -> pb.DescribeRouteResponse:
-        """A version of a subject's route; 0: the latest. Raises UnknownSubject, OrderMismatch,
-        NotConnected.
+        """A version of a subject's route; 0: the latest.
+        Raises UnknownSubject, OrderMismatch, NotConnected.
         """
         found: pb.DescribeRouteResponse = self._ask(
             "DescribeRoute", pb.DescribeRouteRequest(subject=subject, version=version)
@@ -220,8 +220,8 @@ class Metadata:
         return found
 
     def route_history(self, subject: str) -> list[pb.RouteChangeInfo]:
-        """The changes of a subject's route, oldest first. Raises UnknownSubject, OrderMismatch,
-        NotConnected.
+        """The changes of a subject's route, oldest first.
+        Raises UnknownSubject, OrderMismatch, NotConnected.
         """
         found: pb.RouteHistoryResponse = self._ask(
             "RouteHistory", pb.RouteHistoryRequest(subject=subject)

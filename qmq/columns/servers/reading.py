@@ -191,8 +191,8 @@ FETCH_BYTES: Final = 2 * limits.MIB
 
 
 class ServerPieceReader:
-    """Reads one piece. `skips_lost`: skip messages deleted by retention instead of raising an
-    error.
+    """Reads one piece. `skips_lost`: skip messages deleted by retention instead
+    of raising an error.
     """
 
     def __init__(

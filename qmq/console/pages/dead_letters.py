@@ -281,8 +281,8 @@ def _options(chosen: LetterFilter) -> dict[str, str]:
 
 
 def ages(dead_ms: Iterable[int], now_ms: int) -> list[tuple[str, int]]:
-    """How many letters were given up within the last hour, the last day, the last week, and before.
-    Pure.
+    """How many letters were given up within the last hour, the last day,
+    the last week, and before. Pure.
     """
     counts = Counter(
         next((name for name, ms in AGES if now_ms - each < ms), "older") for each in dead_ms
@@ -341,8 +341,8 @@ def job_of(page: ConsolePage) -> ReplayJob:
 
 
 async def show_job(page: ConsolePage) -> Response:
-    """Show the progress of a job. A person starts a job of an earlier console again from its
-    address.
+    """Show the progress of a job. A person starts a job of an earlier console
+    again from its address.
     """
     given = dict(page.request.query_params)
     group = given.pop("group", "")

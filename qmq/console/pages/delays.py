@@ -69,8 +69,8 @@ def calendar(buckets: Iterable[DelayBucket], today: date) -> tuple[list[Calendar
 
 
 def next_runs(message: DelayedMessage) -> list[int]:
-    """The later runs of a recurring message, in milliseconds since 1970; empty for other messages.
-    Pure.
+    """The later runs of a recurring message, in milliseconds since 1970;
+    empty for other messages. Pure.
     """
     if not message.cron:
         return []

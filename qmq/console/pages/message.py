@@ -234,8 +234,8 @@ class FoundMessages:
 
 
 def moment_ms(text: str) -> int:
-    """A time in ISO 8601, in UTC if it names no zone; 0 for an empty text. Raises
-    InvalidArgument.
+    """A time in ISO 8601, in UTC if it names no zone; 0 for an empty text.
+    Raises InvalidArgument.
     """
     if not text:
         return 0

@@ -188,8 +188,8 @@ class RouteRequest:
 
     @classmethod
     def of(cls, given: Mapping[str, str]) -> RouteRequest:
-        """Parse an address or a form; the result is empty if there is no change. Raises
-        InvalidArgument.
+        """Parse an address or a form; the result is empty if there is no change.
+        Raises InvalidArgument.
         """
         verb = given.get("verb", "").strip()
         if not verb:
@@ -290,8 +290,8 @@ async def _versions(
 
 
 def _following(found: dict[str, Any]) -> list[dict[str, Any]]:
-    """The groups that still read older route versions, each with the versions that its lanes read.
-    Pure.
+    """The groups that still read older route versions,
+    each with the versions that its lanes read. Pure.
     """
     count, latest = found["logical_partitions"], found["latest_version"]
     return [
@@ -382,8 +382,8 @@ async def _parked(page: ConsolePage, subject: str, route: dict[str, Any]) -> lis
 
 
 async def act_on_key(page: ConsolePage) -> Response:
-    """Give a parked key's messages back in order, or skip them for good; a skip asks for the
-    key.
+    """Give a parked key's messages back in order, or skip them for good;
+    a skip asks for the key.
     """
     form, subject = await page.form(), subject_of(page)
     verb, group, key = (

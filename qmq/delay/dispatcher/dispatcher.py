@@ -471,8 +471,8 @@ class SubjectDispatcher:
             self._ask()
 
     def _draft(self, partition: DueDestination | None) -> None:
-        """Plan what waits for a partition, or (None) for any broker group, as long as there is
-        room.
+        """Plan what waits for a partition, or (None) for any broker group,
+        as long as there is room.
         """
         way, batcher = self._way, self._batcher if partition is None else partition.batcher
         if way is None or not batcher or self._refusal is not None or self._is_closed:
@@ -754,8 +754,8 @@ class DueDispatcher:
     # --- plans, for the dispatchers of subjects ---------------------------------------------------
 
     def next_number(self) -> tuple[int, int]:
-        """(producer id, number) of the next batch to an unordered subject: all of them share one
-        producer.
+        """(producer id, number) of the next batch to an unordered subject:
+        all of them share one producer.
         """
         if not self._producer_id:
             self._producer_id = self.new_producer_id()
@@ -764,8 +764,8 @@ class DueDispatcher:
     def plan(
         self, dispatcher: SubjectDispatcher, destination: DueDestination, draft: Draft, size: int
     ) -> None:
-        """Admit a batch to a destination and have it planned; the dispatcher is told when it may be
-        sent.
+        """Admit a batch to a destination and have it planned;
+        the dispatcher is told when it may be sent.
         """
         batch = DueBatch(draft, size=size)
         destination.admit(batch)
@@ -792,8 +792,8 @@ class DueDispatcher:
             dispatcher.planned(destination)
 
     def _ended(self, task: asyncio.Task[None]) -> None:
-        """Report an unexpected failure of a plan immediately, not when its task is
-        garbage-collected.
+        """Report an unexpected failure of a plan immediately,
+        not when its task is garbage-collected.
         """
         self._tasks.discard(task)
         failure = None if task.cancelled() else task.exception()
@@ -835,8 +835,8 @@ class DueDispatcher:
 
     @property
     def subjects(self) -> int:
-        """The subjects for which something is kept: those with messages, and some that had any
-        lately.
+        """The subjects for which something is kept:
+        those with messages, and some that had any lately.
         """
         return len(self._subjects)
 
@@ -851,8 +851,8 @@ class DueDispatcher:
         return 0 if dispatcher is None else dispatcher.trouble()[0]
 
     def troubles(self) -> list[tuple[str, int, str]]:
-        """(subject, waiting messages, reason) of subjects with messages that cannot be delivered
-        now.
+        """(subject, waiting messages, reason) of subjects with messages that
+        cannot be delivered now.
         """
         found = [(subject, *each.trouble()) for subject, each in self._subjects.items()]
         return [each for each in found if each[1]]

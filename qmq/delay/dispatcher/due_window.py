@@ -157,8 +157,8 @@ class DueWindow(InFlightWindow[DueBatch]):
         return self._producer_id, self._next_number - 1
 
     def admit(self, batch: DueBatch) -> None:
-        """Admit a batch behind all others. Batches of an earlier master come before the first new
-        one.
+        """Admit a batch behind all others.
+        Batches of an earlier master come before the first new one.
         """
         self.flight.append(batch)
 

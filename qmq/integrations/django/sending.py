@@ -51,8 +51,8 @@ and does not use it.
 
 
 def client() -> BlockingClient:
-    """This process's client, which connects when it is first used. Any thread may call. Raises
-    InvalidArgument.
+    """This process's client, which connects when it is first used. Any thread may call.
+    Raises InvalidArgument.
     """
     with _lock:
         found = _clients.get(os.getpid())

@@ -16,8 +16,8 @@ from qmq.integrations.pending_listeners import PendingListeners
 
 
 def with_connections(handler: Callable[..., Any]) -> Callable[..., Any]:
-    """Wrap the handler, so that database connections are renewed around it as Django does around a
-    request.
+    """Wrap the handler, so that database connections are renewed around it as Django
+    does around a request.
     """
     if inspect.iscoroutinefunction(handler):
 
@@ -44,6 +44,6 @@ def with_connections(handler: Callable[..., Any]) -> Callable[..., Any]:
 
 registered: Final = PendingListeners(with_connections)
 listener = registered.listener
-"""Register a function as a handler. As `Client.listener`; errors are raised when `qmq_listen`
-starts.
+"""Register a function as a handler. As `Client.listener`;
+errors are raised when `qmq_listen` starts.
 """

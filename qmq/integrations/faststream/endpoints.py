@@ -249,8 +249,8 @@ class SubscriberConfig(SubscriberUsecaseConfig):
 
     @property
     def ack_policy(self) -> AckPolicy:
-        """By default, a failed message is handed out again, with an attempt number increased by
-        one.
+        """By default, a failed message is handed out again,
+        with an attempt number increased by one.
         """
         for found in (self._ack_policy, self._outer_config.ack_policy):
             if found is not EMPTY:
@@ -293,8 +293,8 @@ class SubjectSubscriber(SubscriberUsecase[Raw]):
         return {"subject": self.subject, "group": self.group} | super().get_log_context(message)
 
     async def start(self) -> None:
-        """Join the group, and handle messages until `stop`. Raises UnknownSubject, InvalidName,
-        AccessDenied.
+        """Join the group, and handle messages until `stop`.
+        Raises UnknownSubject, InvalidName, AccessDenied.
         """
         await super().start()
         self._post_start()

@@ -148,8 +148,8 @@ class QmqPublisher(ArgsContainer):
 
 
 class QmqRoute(SubscriberRoute):
-    """A handler with its subject, as a value for `QmqRouter(handlers=...)`: the arguments of
-    `QmqRouter.subscriber`.
+    """A handler with its subject, as a value for `QmqRouter(handlers=...)`:
+    the arguments of `QmqRouter.subscriber`.
     """
 
     def __init__(

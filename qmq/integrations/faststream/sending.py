@@ -34,8 +34,8 @@ REQUEST_S: Final = 0.5
 
 
 class QmqResponse(Response):
-    """A handler's answer with a key, tags or a delay. In `publish_batch`, one message with its own
-    options.
+    """A handler's answer with a key, tags or a delay.
+    In `publish_batch`, one message with its own options.
     """
 
     def __init__(
@@ -78,8 +78,8 @@ NO_OPTIONS: Final = MessageOptions()
 
 
 class QmqPublishCommand(BatchPublishCommand):
-    """Messages to send to the subject `destination`. Bodies that are a `QmqResponse` have their own
-    options.
+    """Messages to send to the subject `destination`.
+    Bodies that are a `QmqResponse` have their own options.
     """
 
     def __init__(
@@ -102,8 +102,8 @@ class QmqPublishCommand(BatchPublishCommand):
 
     @classmethod
     def from_cmd(cls, cmd: PublishCommand, *, batch: bool = False) -> QmqPublishCommand:
-        """Convert a command of any kind to a QMQ command. For a batch, a list as body means many
-        bodies.
+        """Convert a command of any kind to a QMQ command.
+        For a batch, a list as body means many bodies.
         """
         if isinstance(cmd, QmqPublishCommand) and not batch:
             return cmd

@@ -97,8 +97,8 @@ class GroupReceipts:
         self._reading.settled()
 
     def settle(self, ask: Settle) -> tuple[Sequence[str], Sequence[str]]:
-        """Returns (settled, over): the settled receipts, and those whose messages are not held any
-        more.
+        """Returns (settled, over): the settled receipts,
+        and those whose messages are not held any more.
         """
         settled = [each for each in dict.fromkeys(ask.receipts) if each in self._held]
         for each in settled:

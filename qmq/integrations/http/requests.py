@@ -64,8 +64,8 @@ class Settle:
 
 
 def messages_of(headers: Mapping[str, str], body: bytes) -> list[HttpMessage]:
-    """The messages of a request that sends: CloudEvents in any mode, or a body that is a plain
-    message.
+    """The messages of a request that sends:
+    CloudEvents in any mode, or a body that is a plain message.
     """
     media = headers.get(cloud_event.CONTENT_TYPE, "").partition(";")[0].strip().lower()
     if media == cloud_event.STRUCTURED:

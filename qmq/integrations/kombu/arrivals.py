@@ -170,8 +170,8 @@ class StreamQueues:
         tags: list[str],
         lease_ms: int,
     ) -> None:
-        """Read a subject from now on. A passing queue is the consumer `name` of a broadcast
-        group.
+        """Read a subject from now on. A passing queue is the consumer `name` of
+        a broadcast group.
         """
         self._readers[queue] = Arrivals(
             link,

@@ -211,8 +211,8 @@ def expired(message: Mapping[str, Any], create_time_ms: int, now_ms: int) -> boo
 
 
 def revoked_tasks(command: bytes) -> list[str]:
-    """The ids of the tasks that a command of Celery's remote control revokes; none for other
-    commands.
+    """The ids of the tasks that a command of Celery's remote control revokes;
+    none for other commands.
     """
     try:
         found = loads(command.decode())

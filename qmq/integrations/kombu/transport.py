@@ -43,8 +43,8 @@ KOMBUS_OPTIONS: Final = (
     ),
     *("confirm_publish", "body_encoding", "deadletter_queue"),
 )
-"""Transport options that kombu itself reads; and `confirm_publish`, which every publish to QMQ
-is.
+"""Transport options that kombu itself reads;
+and `confirm_publish`, which every publish to QMQ is.
 """
 PRIORITY_MAX: Final = 255
 

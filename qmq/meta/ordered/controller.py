@@ -271,8 +271,8 @@ class Controller:
             await self.make_ready(pair)
 
     async def make_ready(self, pair: Pair) -> GroupRecord:
-        """Continue with a group that is not ready, and check it again. Raises the errors of
-        `placement.make_ready`.
+        """Continue with a group that is not ready, and check it again.
+        Raises the errors of `placement.make_ready`.
         """
         record = await self.placing.make_ready(*pair)
         await self._view.read_back(group_record_key(*pair))

@@ -170,8 +170,8 @@ class _Held:
     incarnation: str
     lease: LeaseId
     until_ms: int
-    """The time, by this process's clock, at which the consumer counts as lost if it makes no
-    request.
+    """The time, by this process's clock,
+    at which the consumer counts as lost if it makes no request.
     """
 
 

@@ -182,8 +182,8 @@ class Placing:
     async def _change(
         self, subject: str, group: str, what: str, change: Callable[[GroupRecord], GroupRecord]
     ) -> int:
-        """Change the record. Returns its new revision. Raises LaneNotOpen if the group is being
-        deleted.
+        """Change the record. Returns its new revision.
+        Raises LaneNotOpen if the group is being deleted.
         """
         while True:
             item, record = await self._records.record(subject, group)
@@ -199,8 +199,8 @@ class Placing:
 
 
 def being_deleted(subject: str, group: str) -> LaneNotOpen:
-    """The error for requests about a group that is being deleted. A new group may begin
-    afterwards.
+    """The error for requests about a group that is being deleted.
+    A new group may begin afterwards.
     """
     return LaneNotOpen(
         f"group {group!r} of subject {subject!r} is being deleted: try again soon, or see "
@@ -289,8 +289,8 @@ class Forgetting:
             )
 
     async def carry_on(self, subject: str, group: str) -> int:
-        """Delete a group that is marked for deletion; 0 if another metaserver was faster. Raises as
-        `delete`.
+        """Delete a group that is marked for deletion; 0 if another metaserver was faster.
+        Raises as `delete`.
         """
         found = await self._records.find(subject, group)
         if found is None or found[1].start != DELETE:

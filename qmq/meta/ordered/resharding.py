@@ -303,12 +303,12 @@ PATIENCE_MS: Final = 500
 than the lease of a lost master.
 """
 RENEWED_MS: Final = 15_000
-"""A master's key that exists for so long is renewed. It is three times the lease of a master's
-key.
+"""A master's key that exists for so long is renewed.
+It is three times the lease of a master's key.
 """
 FRESH_MS: Final = 4_000
-"""After this time without news from the store, the view is too old to tell which broker groups are
-lost.
+"""After this time without news from the store,
+the view is too old to tell which broker groups are lost.
 """
 
 

@@ -72,8 +72,8 @@ class Descriptions:
     async def route(
         self, config: SubjectConfig, state: OrderedState, version: int
     ) -> pb.DescribeRouteResponse:
-        """One version of the route (0: the latest), its partitions, and all groups. Raises
-        InvalidArgument.
+        """One version of the route (0: the latest), its partitions, and all groups.
+        Raises InvalidArgument.
         """
         route = state.routes.get(version or state.latest)
         if route is None:
@@ -272,8 +272,8 @@ class OrderedService:
     async def _prepared(
         self, subject: str, request: pb.ChangeRouteRequest, make: Make, route: Route
     ) -> Change:
-        """Prepare the change. If the same request was faster at another metaserver, that request's
-        change.
+        """Prepare the change. If the same request was faster at another metaserver,
+        that request's change.
         """
         try:
             # The plan was made for this version. If the version has changed, the caller plans

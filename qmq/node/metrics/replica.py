@@ -242,8 +242,8 @@ class CountedStore:
         await self._counted("revoke", self._store.revoke(lease))
 
     def watch(self, prefix: str, start_revision: int) -> AsyncIterator[WatchedChanges]:
-        """See `CoordinationStore`. A watch counts when it begins; the calls after it show how it
-        ended.
+        """See `CoordinationStore`. A watch counts when it begins;
+        the calls after it show how it ended.
         """
         self.calls["watch"] += 1
         return self._store.watch(prefix, start_revision)

@@ -1,3 +1,3 @@
-"""One replica of a broker group: its log, its part in elections, and the broker that it becomes as
-master.
+"""One replica of a broker group: its log, its part in elections,
+and the broker that it becomes as master.
 """

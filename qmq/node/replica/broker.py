@@ -238,8 +238,8 @@ class ReplicaBroker:
 
     @property
     def complete_from(self) -> int | None:
-        """The lowest index from which on its log is complete; None while the store is being
-        reopened.
+        """The lowest index from which on its log is complete;
+        None while the store is being reopened.
         """
         store = self.open_store
         return None if store is None else whole_from(store)
@@ -324,8 +324,8 @@ class ReplicaBroker:
         return self.broker.store
 
     def reopen_now(self) -> None:
-        """Reopen the store without an await, because the projection was replaced by another
-        replica's.
+        """Reopen the store without an await,
+        because the projection was replaced by another replica's.
         """
         self.maintenance.quiesce()
         self.broker.store.close()

@@ -73,14 +73,14 @@ ASK_S: Final = 5.0
 AGAIN_S: Final = 5.0
 """The pause after a repair that no replica could help with. Readers get the error meanwhile."""
 ABSENT_S: Final = 1.0
-"""The pause after a repair during which a replica was absent that might help. Readers wait
-meanwhile.
+"""The pause after a repair during which a replica was absent that might help.
+Readers wait meanwhile.
 """
 ASK_BYTES: Final = MIB
 """The bytes of one answer. A larger hole takes several answers."""
 HOLE_BYTES_MAX: Final = 4 * BATCH_BYTES_MAX
-"""A larger hole is not repaired entry by entry: copying the whole log from another replica is
-quicker.
+"""A larger hole is not repaired entry by entry:
+copying the whole log from another replica is quicker.
 """
 NAMES: Final = ("message", "action")
 _MAGIC_BYTES: Final = MAGIC.to_bytes(4, "little")
@@ -550,8 +550,8 @@ class ReplicaContext:
 def open_context(
     config: ReplicaConfig, coordination: CoordinationStore | None, environment: Environment
 ) -> ReplicaContext:
-    """Open the context. Without `coordination` the coordination store is the configured etcd
-    cluster.
+    """Open the context. Without `coordination` the coordination store is the
+    configured etcd cluster.
     """
     store = CountedStore(coordination or config.etcd.open())
     view = ClusterView(store)

@@ -196,8 +196,8 @@ class ReplicaRegistering:
             self._driver.doubt(epoch)
 
     def _forgotten(self, known: ReplicaRecord, epoch: int, members: bytes | None) -> str:
-        """What the store has forgotten of this replica's group, by the replica's folder; empty if
-        nothing.
+        """What the store has forgotten of this replica's group,
+        by the replica's folder; empty if nothing.
         """
         identity = self._driver.identity
         mine = identity.members()
@@ -510,8 +510,8 @@ class ReplicaNode:
     # --- while it runs ----------------------------------------------------------------------------
 
     def _changed(self, change: ViewChange) -> None:
-        """Handle a change of the coordination store, which may come before the replica has
-        started.
+        """Handle a change of the coordination store,
+        which may come before the replica has started.
         """
         state = self.view.group(self.config.group)
         records = self.view.replicas(self.config.group)

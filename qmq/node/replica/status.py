@@ -214,8 +214,8 @@ class ReplicaStatus:
         await self._hold.begin(self._leader(), token, hold_ms)
 
     async def held_logs(self, token: str) -> pb.HeldLogs:
-        """The ends of the logs; everything before them is committed. Raises NotMaster,
-        Unavailable.
+        """The ends of the logs; everything before them is committed.
+        Raises NotMaster, Unavailable.
         """
         return await self._hold.describe(token)
 
@@ -336,8 +336,8 @@ RETRY_S: Final = 0.1
 
 
 class WriteLease:
-    """The write lease of one replica. The broker calls it before each write to an ordered
-    subject.
+    """The write lease of one replica. The broker calls it before each write to
+    an ordered subject.
     """
 
     def __init__(
@@ -366,8 +366,8 @@ class WriteLease:
         return self._clock.monotonic_ms() < self._until_ms
 
     def held(self, epoch: int, held: Holding, asked_ms: int) -> None:
-        """Note that the store confirmed the key of a master of `epoch`, which asked at
-        `asked_ms`.
+        """Note that the store confirmed the key of a master of `epoch`,
+        which asked at `asked_ms`.
         """
         if held.lease == NO_LEASE or held.epoch != epoch:
             return
@@ -385,8 +385,8 @@ class WriteLease:
             self._looking = None
 
     async def _look(self) -> None:
-        """List the fences that were written after this replica got the key, and close their
-        partitions.
+        """List the fences that were written after this replica got the key,
+        and close their partitions.
         """
         while True:
             epoch, lease, _ = self._heard
@@ -400,8 +400,8 @@ class WriteLease:
             await asyncio.sleep(RETRY_S)
 
     async def _close(self, fences: dict[str, Fence]) -> None:
-        """Append the missing command messages. Raises QmqError if the broker does not serve, or not
-        yet.
+        """Append the missing command messages.
+        Raises QmqError if the broker does not serve, or not yet.
         """
         for key, fence in fences.items():
             subject, number = key[len(FENCES) + len(self._group) + 1 :].rsplit("/", 1)

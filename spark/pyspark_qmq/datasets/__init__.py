@@ -55,8 +55,8 @@ def check_name(name: str) -> str:
 
 
 def partitions(name: str, address: LogAddress) -> list[ActionLog | FolderStretch]:
-    """The tasks of a read, which are sent to executors. Raises InvalidArgument, NotConnected,
-    LogDamaged.
+    """The tasks of a read, which are sent to executors.
+    Raises InvalidArgument, NotConnected, LogDamaged.
     """
     files = _files(address)
     if check_name(name) == "schedules":

@@ -111,8 +111,8 @@ class ShareKey(NamedTuple):
 
 
 class Delivery(NamedTuple):
-    """A range of sequences, both ends included, with its outcome. Times are milliseconds since
-    1970.
+    """A range of sequences, both ends included, with its outcome.
+    Times are milliseconds since 1970.
     """
 
     share: ShareKey
@@ -207,8 +207,8 @@ class ShareReplay:
 
 
 class _PullTimes:
-    """The times of a consumer's pulls: the first pull sequence of each pull, and its time. Both are
-    ascending.
+    """The times of a consumer's pulls: the first pull sequence of each pull, and its time.
+    Both are ascending.
     """
 
     __slots__ = ("_firsts", "_times")
@@ -409,8 +409,8 @@ class Replay:
         return share.apply(action, time_ms)
 
     def _ended(self, action: Forget | DropQueue, time_ms: int) -> Iterator[Delivery]:
-        """A group was deleted on a queue, or the queue with all its groups: end their open
-        deliveries.
+        """A group was deleted on a queue, or the queue with all its groups:
+        end their open deliveries.
         """
         for found in (self.shares, self.lanes):
             for key in [
@@ -446,8 +446,8 @@ class Replay:
 
 
 def deliveries(entries: Iterable[tuple[Envelope, bytes | memoryview]]) -> Iterator[Delivery]:
-    """All of a broker group's action log, then what is so where it ends. Raises as
-    `Replay.entry`.
+    """All of a broker group's action log, then what is so where it ends.
+    Raises as `Replay.entry`.
     """
     replay = Replay()
     for envelope, region in entries:

@@ -186,8 +186,8 @@ def _padded(sizes: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
 
 
 def _gathered(log: _Bytes, at: npt.NDArray[np.int64], kind: np.dtype[Any]) -> npt.NDArray[Any]:
-    """A table of the bytes at these positions. Raises CorruptBatch if a position is outside the
-    log.
+    """A table of the bytes at these positions.
+    Raises CorruptBatch if a position is outside the log.
     """
     if len(at) and (int(at.max()) + kind.itemsize > len(log) or int(at.min()) < 0):
         raise CorruptBatch(f"the index points to byte {int(at.max())} of a log of {len(log)} bytes")

@@ -117,8 +117,8 @@ class Compared:
     first: int
     """The first compared sequence."""
     end: int
-    """The end of the comparison (exclusive): the table's position, or the log's end if that is
-    earlier.
+    """The end of the comparison (exclusive):
+    the table's position, or the log's end if that is earlier.
     """
     in_table: Fingerprint
     in_log: Fingerprint
@@ -455,8 +455,8 @@ class SparkTasks:
     def __call__(
         self, source: TaskSource, work: Sequence[ReadTask], output: TaskOutput
     ) -> list[DayFile]:
-        """One Spark task for each core; a task makes one file for each day. Raises
-        PySparkException.
+        """One Spark task for each core; a task makes one file for each day.
+        Raises PySparkException.
         """
         count = min(len(work), self.cores)
         parts = [work[at::count] for at in range(count)]

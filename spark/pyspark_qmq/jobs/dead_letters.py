@@ -10,7 +10,7 @@ Exit status 1 (findings) if there are dead letters that this run did not replay.
 A *letter* is a failed message, or a range of messages of one queue with the same outcome. Causes:
 
     failing      it was delivered, failed at least the given number of times, and is not done
-    parked       it failed, and was set aside with its key                     (ordered subjects)
+    parked       it failed, and was set aside with its key (ordered subjects)
     follower     it was set aside only because an earlier one of its key was
     skipped      an operator skipped it while it was parked
     expired      it was returned, and retention deleted it before its next delivery
@@ -244,8 +244,8 @@ def not_replayed(letters: DataFrame, stored: DataFrame) -> DataFrame:
 
 
 def outgoing(letters: DataFrame) -> DataFrame:
-    """The letters as new messages, numbered from 0 in the order of storing: the sink's columns and
-    `number`.
+    """The letters as new messages, numbered from 0 in the order of storing:
+    the sink's columns and `number`.
     """
     kept = F.map_filter(
         F.coalesce("headers", F.create_map().cast("map<string,binary>")),
@@ -285,8 +285,8 @@ def send(rows: DataFrame, servers: str, pace: Pace) -> int:
 
 
 def _write(piece: DataFrame, servers: str) -> None:
-    """Write one slice in order, as one task. The writer's name is derived from the slice's
-    letters.
+    """Write one slice in order, as one task.
+    The writer's name is derived from the slice's letters.
     """
     name = piece.select(F.md5(F.concat_ws(",", F.sort_array(F.collect_list("mark"))))).collect()[0][
         0
@@ -463,8 +463,8 @@ class DeadLettersJob:
 
 
 def counted(ranges: DataFrame, dead: DataFrame | None) -> list[Row]:
-    """The number of messages and the largest attempt by cause, subject and group, most messages
-    first.
+    """The number of messages and the largest attempt by cause, subject and group,
+    most messages first.
     """
     size = F.col("last_sequence") - F.col("first_sequence") + 1
     found = ranges.select(*_BY, size.alias("size"), "attempts")

@@ -72,8 +72,8 @@ BINS: Final = 60
 
 
 def arrivals(messages: DataFrame) -> DataFrame:
-    """For each subject and message id: when it was first stored by a real-time broker, and how
-    often.
+    """For each subject and message id:
+    when it was first stored by a real-time broker, and how often.
     """
     return messages.groupBy("subject", "message_id").agg(
         F.min("append_time").alias("arrival"), F.count("*").alias("copies")
@@ -158,8 +158,8 @@ def errors_by(rows: DataFrame, name: str, by: Column) -> DataFrame:
 
 
 def binned(rows: DataFrame, low: float, high: float) -> tuple[list[float], list[float]]:
-    """(edges, counts) of a histogram of errors from `low` to `high`; larger values are in the last
-    bin.
+    """(edges, counts) of a histogram of errors from `low` to `high`;
+    larger values are in the last bin.
     """
     width = max((high - low) / BINS, 1.0)
     number = F.least(F.floor((F.col("error_ms") - low) / width), F.lit(BINS - 1)).cast("int")
@@ -229,8 +229,8 @@ class DelayAccuracy:
 
 
 def chosen(schedules: DataFrame, args: argparse.Namespace) -> DataFrame:
-    """The rows of the selected subjects that are due between `--from` and `--until`. Raises
-    InvalidArgument.
+    """The rows of the selected subjects that are due between `--from` and `--until`.
+    Raises InvalidArgument.
     """
     due = F.unix_millis("due_time")
     if args.subject:

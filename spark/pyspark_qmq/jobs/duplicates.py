@@ -168,8 +168,8 @@ def _cause(before: Column) -> Column:
 
 
 def _broken_chains(rows: DataFrame, chosen: DataFrame) -> DataFrame:
-    """(subject, key, message id) of copies that are not part of a replay in order, with
-    `is_broken`.
+    """(subject, key, message id) of copies that are not part of a replay in
+    order, with `is_broken`.
     """
     whole_key = F.concat(F.col("subject").cast("binary"), F.lit(b"\0"), "key")
     keyed = rows.filter(F.col("key").isNotNull() & (F.col("partition") > 0)).withColumn(
@@ -206,8 +206,8 @@ def _broken_chains(rows: DataFrame, chosen: DataFrame) -> DataFrame:
 
 
 def same_content(rows: DataFrame, window_s: int) -> DataFrame:
-    """Messages whose key and body occurred under another id within the given number of seconds
-    before.
+    """Messages whose key and body occurred under another id within the given number
+    of seconds before.
     """
     same_content = Window.partitionBy("subject", "key", "content").orderBy(
         "append_time", "partition", "sequence"
@@ -307,8 +307,8 @@ def _plots(found: DataFrame) -> Iterator[Plot]:
 
 
 def _hours(seen: list[int]) -> list[int]:
-    """All hours from the first to the last finding; if these are too many, only the hours with
-    findings.
+    """All hours from the first to the last finding;
+    if these are too many, only the hours with findings.
     """
     return list(range(seen[0], seen[-1] + 1)) if seen[-1] - seen[0] < HOURS_MAX else seen
 

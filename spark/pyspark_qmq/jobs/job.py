@@ -204,8 +204,8 @@ def common_parser(job: Job) -> argparse.ArgumentParser:
 
 
 def source_options(args: argparse.Namespace) -> dict[str, str]:
-    """The data source's options for the common arguments; `-o` takes precedence. Raises
-    InvalidArgument.
+    """The data source's options for the common arguments; `-o` takes precedence.
+    Raises InvalidArgument.
     """
     found: dict[str, str] = {}
     if args.servers:
@@ -319,8 +319,8 @@ _BROADCAST_ROWS_MAX: Final = 300_000
 def read_dataset(
     spark: SparkSession, args: argparse.Namespace, name: str, *, path: Sequence[str] = ()
 ) -> DataFrame:
-    """Another dataset, from the log given by the common arguments or from other folders. Raises
-    InvalidArgument.
+    """Another dataset, from the log given by the common arguments or from other folders.
+    Raises InvalidArgument.
     """
     found = {key: value for key, value in source_options(args).items() if key.startswith("qmq.")}
     if path:
@@ -338,8 +338,8 @@ def read_subjects(
     *,
     is_whole: bool = False,
 ) -> DataFrame:
-    """Messages of other subjects than the arguments name. `is_whole`: ignore the arguments' time
-    range.
+    """Messages of other subjects than the arguments name.
+    `is_whole`: ignore the arguments' time range.
     """
     found = {
         key: value
@@ -357,8 +357,8 @@ def read_subjects(
 
 
 def queues_now(args: argparse.Namespace) -> Topology:
-    """The queues selected by the arguments. Raises InvalidArgument, UnknownSubject, NotConnected,
-    LogDamaged.
+    """The queues selected by the arguments.
+    Raises InvalidArgument, UnknownSubject, NotConnected, LogDamaged.
     """
     asked = parse(checked_source(source_options(args)), is_stream=False)
     return look(log_at(address_of(asked.where)), asked.choice)

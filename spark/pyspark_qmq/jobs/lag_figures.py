@@ -177,8 +177,8 @@ def log_edges(low: float, high: float, count: int = 120) -> list[float]:
 
 
 def share_at(values: Sequence[float], xs: Sequence[float]) -> list[float]:
-    """The share of values at or below each x, interpolated linearly between the quantiles at
-    PERCENTAGES.
+    """The share of values at or below each x,
+    interpolated linearly between the quantiles at PERCENTAGES.
     """
     return [_share(values, x) for x in xs]
 

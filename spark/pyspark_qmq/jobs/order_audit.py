@@ -190,8 +190,8 @@ def _between(earlier: OrderPlace, later: OrderPlace, routes: Routes) -> Iterator
 
 
 def changes_between(source: int, target: int, routes: Routes) -> list[int]:
-    """The versions that lead from one partition to another, ascending; empty if the partitions are
-    unrelated.
+    """The versions that lead from one partition to another, ascending;
+    empty if the partitions are unrelated.
     """
     parts = routes.partitions
     reached = {source}

@@ -103,8 +103,8 @@ class Hashed:
 
 
 def check_hashes(keyed: DataFrame, logical_partitions: int, keys_max: int = KEYS_MAX) -> Hashed:
-    """Compare logical partitions with keys. `keyed`: messages with keys that are not bent, with
-    `logical_partition`.
+    """Compare logical partitions with keys.
+    `keyed`: messages with keys that are not bent, with `logical_partition`.
     """
     lps = F.min("logical_partition").alias("least"), F.max("logical_partition").alias("most")
     keys = keyed.groupBy("key").agg(*lps)
@@ -201,8 +201,8 @@ def _skips(mine: Column) -> Column:
 
 
 def _begins_session() -> Column:
-    """Whether a batch is the first of a producer's session (qmq/model.py), which may follow any
-    batch.
+    """Whether a batch is the first of a producer's session (qmq/model.py),
+    which may follow any batch.
     """
     return F.col("batch_sequence").bitwiseAND((1 << SESSION_BITS) - 1) == 0
 
@@ -405,8 +405,8 @@ def missing_ends(
 
 
 def violations_of(rows: DataFrame, pairs: Iterable[Overtaking]) -> DataFrame | None:
-    """A violation for each certain overtaking: the target's first message, and the source's
-    last.
+    """A violation for each certain overtaking:
+    the target's first message, and the source's last.
     """
     certain = [(each.source, each.target) for each in pairs if each.is_certain]
     if not certain:
@@ -588,8 +588,8 @@ class Findings:
     facts: Mapping[str, int]
     """Figures about the audited messages, by name."""
     counts: Mapping[str, int]
-    """The number of violations by rule (`order_rules.RULES`); rules without violations are left
-    out.
+    """The number of violations by rule (`order_rules.RULES`);
+    rules without violations are left out.
     """
     examples: tuple[Violation, ...]
     """The first violations of each rule, in full."""

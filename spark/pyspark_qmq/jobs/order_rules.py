@@ -100,8 +100,8 @@ RULES: Final[dict[str, Rule]] = {
 UNORDERED: Final = frozenset(
     {"id_order", "time_order", "number_order", "stored_twice", "broken_replay"}
 )
-"""Rules that `best-effort` order does not guarantee; there, such findings are reported but are not
-violations.
+"""Rules that `best-effort` order does not guarantee;
+there, such findings are reported but are not violations.
 """
 
 _PLACE: Final = (
@@ -178,8 +178,8 @@ class OrderPlace:
 
 @dataclass(frozen=True, slots=True)
 class Violation:
-    """A violation in full. `earlier` precedes `place` in the log; None if the rule is about one
-    message.
+    """A violation in full. `earlier` precedes `place` in the log;
+    None if the rule is about one message.
     """
 
     rule: str

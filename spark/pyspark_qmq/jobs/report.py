@@ -101,8 +101,8 @@ class Report:
     counterexample: str = ""
     """Lines that describe one finding in full."""
     details: Mapping[str, DataFrame] = field(default_factory=dict)
-    """Data too large for a page, by name as in `ReportTable`. It is computed only for the Parquet
-    output.
+    """Data too large for a page, by name as in `ReportTable`.
+    It is computed only for the Parquet output.
     """
     folder: str = ""
     """The subfolder of `--out` to write to; empty: `--out` itself."""
@@ -364,8 +364,8 @@ _STYLE: Final[Any] = {
 
 
 def svg(plot: Plot, *, salt: str) -> str:
-    """An `<svg>` element of a plot with values. `salt` makes ids unique among the plots of a
-    page.
+    """An `<svg>` element of a plot with values.
+    `salt` makes ids unique among the plots of a page.
     """
     import matplotlib
     from matplotlib.backends.backend_svg import FigureCanvasSVG
@@ -386,8 +386,8 @@ def svg(plot: Plot, *, salt: str) -> str:
 
 
 def _embedded(document: str) -> str:
-    """Remove the prologue, the fixed size, and unused ids of groups, which are the same in every
-    plot.
+    """Remove the prologue, the fixed size, and unused ids of groups,
+    which are the same in every plot.
     """
     found = document[document.index("<svg") :]
     found = re.sub(r'<g id="[^"]*"', "<g", found)

@@ -41,8 +41,8 @@ class CatalogAway(Unavailable):
 
 @contextmanager
 def answering_catalog() -> Iterator[None]:
-    """Convert the errors of a catalog that does not answer, which come from several libraries, to
-    CatalogAway.
+    """Convert the errors of a catalog that does not answer,
+    which come from several libraries, to CatalogAway.
     """
     try:
         yield

@@ -93,8 +93,8 @@ def _damaged(location: str, owner: str, cause: Exception) -> LogDamaged:
 
 
 def _gives_bytes(storage: FileIO, location: str) -> bool:
-    """PyArrow raises OSError for bytes that are no Parquet, and for a storage that does not
-    answer.
+    """PyArrow raises OSError for bytes that are no Parquet,
+    and for a storage that does not answer.
     """
     try:
         with storage.new_input(location).open() as stream:

@@ -204,8 +204,8 @@ _SUBJECT: Final = "subject"
 def read_lake_task(
     task: LakeTask, schema: pa.Schema, selection: ReadSelection
 ) -> Iterator[pa.RecordBatch]:
-    """The record batches of one task. Raises MessagesExpired if a file is gone, LogDamaged,
-    OSError.
+    """The record batches of one task. Raises MessagesExpired if a file is gone,
+    LogDamaged, OSError.
     """
     return shaped(_record_batches(task, schema, selection))
 

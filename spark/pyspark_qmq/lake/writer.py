@@ -65,8 +65,8 @@ class LakeCounters:
     rows: dict[str, int] = field(default_factory=dict)
     """Messages committed to the tables, by subject."""
     waits: dict[str, int] = field(default_factory=lambda: {"catalog": 0, "cluster": 0})
-    """Attempts to open or to run a round that failed because the catalog or the cluster did not
-    answer.
+    """Attempts to open or to run a round that failed because the catalog or the
+    cluster did not answer.
     """
 
     def wait_for(self, what: str, failure: Unavailable) -> None:
@@ -197,8 +197,8 @@ class LakeWriter:
             self._typed.forget()
 
     def drain(self, report: Callable[[RoundResult], None]) -> None:
-        """Run rounds until the tables have what was committed when `drain` began. Raises as
-        `round`.
+        """Run rounds until the tables have what was committed when `drain` began.
+        Raises as `round`.
         """
         until = {
             key: queue.end for key, queue in look(self._log(), self._asked.choice).queues.items()

@@ -24,8 +24,8 @@ class StringVector(NamedTuple):
 
 
 class Lists(NamedTuple):
-    """A list of items per row, concatenated. `marks` point into the `parts`, which have equal
-    length.
+    """A list of items per row, concatenated.
+    `marks` point into the `parts`, which have equal length.
     """
 
     marks: Marks

@@ -215,8 +215,8 @@ class SinkCluster:
             for is_delayed in (False, True)
         }
         self._closed: dict[tuple[str, RowTarget], int] = {}
-        """Partitions that a writer saw closed, with the epoch; they cannot have rows of later
-        epochs.
+        """Partitions that a writer saw closed, with the epoch;
+        they cannot have rows of later epochs.
         """
 
     # --- answers for cores ------------------------------------------------------------------------
@@ -334,8 +334,8 @@ class SinkConnection:
         self._thread.start()
 
     def send(self, packet: Packet, buffers: tuple[bytes, ...]) -> None:
-        """Send a packet. Raises NotConnected or DeadlineExceeded, after which the outcome is
-        unknown.
+        """Send a packet. Raises NotConnected or DeadlineExceeded,
+        after which the outcome is unknown.
         """
         request_id = self.channel.send(FrameKind.PRODUCE, *buffers)
         self.under_way[request_id] = packet, packet.attempts
@@ -358,8 +358,8 @@ class SinkConnection:
             self._events.put(SinkAnswer(self, request_id, failure))
 
     def end(self) -> bool:
-        """Stop receiving. Returns whether the connection can be reused because no request is in
-        flight.
+        """Stop receiving. Returns whether the connection can be reused because no
+        request is in flight.
         """
         self._is_ending = True
         is_free = self.channel.is_open and not self.under_way

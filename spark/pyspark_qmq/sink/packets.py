@@ -96,8 +96,8 @@ class Cutter:
         self._count = self._next_row = 0
 
     def put(self, batch: pa.RecordBatch) -> Iterator[RowChunk]:
-        """Add a record batch and yield the chunks that are complete. Raises InvalidArgument,
-        MessageTooLarge.
+        """Add a record batch and yield the chunks that are complete.
+        Raises InvalidArgument, MessageTooLarge.
         """
         first_row = self._next_row + self._rows
         if first_row + batch.num_rows > ROWS_MAX:
@@ -138,8 +138,8 @@ class Cutter:
         return 1 if count <= 0 and not self._rows else max(count, 0)
 
     def _near(self, times: Int64) -> int:
-        """How many of these rows have create times near enough to each other and to the open
-        chunk.
+        """How many of these rows have create times near enough to each other and
+        to the open chunk.
         """
         if not len(times):
             return 0
@@ -264,8 +264,8 @@ class Done:
         self._ids |= ids
 
     def prints(self, load: Load) -> npt.NDArray[np.uint64]:
-        """The fingerprints of a load's rows as stored; 0 for rows that are not known to be
-        stored.
+        """The fingerprints of a load's rows as stored;
+        0 for rows that are not known to be stored.
         """
         found = np.zeros(len(load.rows), np.uint64)
         is_done = np.isin(load.rows, self._rows)
@@ -435,8 +435,8 @@ class PacketWindow(InFlightWindow[Packet]):
         return not self._is_miscounted
 
     def take(self) -> list[Load]:
-        """Take all packets in order: the queue is closed, and a lookup will find the stored
-        ones.
+        """Take all packets in order: the queue is closed,
+        and a lookup will find the stored ones.
         """
         taken = [packet.load for packet in self.flight]
         for packet in list(self.flight):
@@ -451,15 +451,15 @@ class PacketWindow(InFlightWindow[Packet]):
         return returned
 
     def take_disputed(self) -> list[tuple[Load, QmqError]]:
-        """Take packets that are not stored because another batch has their number, with the
-        refusals.
+        """Take packets that are not stored because another batch has their number,
+        with the refusals.
         """
         taken, self._taken = self._taken, []
         return taken
 
     def wake_at(self, now: float) -> float:
-        """The latest time to call `next` and `check` again; infinity if only answers can change the
-        state.
+        """The latest time to call `next` and `check` again;
+        infinity if only answers can change the state.
         """
         return (
             min(super().wake_at(now), self._quiet_since + self._retry_s)

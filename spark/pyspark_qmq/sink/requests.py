@@ -62,8 +62,8 @@ def _items(load: Load, column: int) -> Iterable[Any]:
 
 
 def _of_rows(keys: Iterable[Any], bodies: Iterable[Any], rows: int) -> Prints:
-    """Only rows that an earlier attempt stored are compared, so this loop over rows runs after a
-    crash.
+    """Only rows that an earlier attempt stored are compared,
+    so this loop over rows runs after a crash.
     """
     found = bytearray()
     for key, body in zip(keys, bodies, strict=False):
@@ -77,8 +77,8 @@ def _of_rows(keys: Iterable[Any], bodies: Iterable[Any], rows: int) -> Prints:
 
 @dataclass(frozen=True, slots=True)
 class Locate:
-    """Asks for the queues that may get the subject's rows or may have some. Answered by
-    `located`.
+    """Asks for the queues that may get the subject's rows or may have some.
+    Answered by `located`.
     """
 
     subject: str

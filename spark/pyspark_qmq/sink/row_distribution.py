@@ -252,8 +252,8 @@ class BalancedRows(RowSender[str]):
         self._ready: deque[Load] = deque()
         self._closed_until: dict[str, float] = {}
         self._disputed: deque[Load] = deque()
-        """Another batch has their number: they are sent only after a new lookup of the broker
-        group.
+        """Another batch has their number: they are sent only after a new lookup
+        of the broker group.
         """
         self._disputed_since: dict[int, float] = {}
         """By first row."""
@@ -320,8 +320,8 @@ class BalancedRows(RowSender[str]):
             self._window(group).put(load, now, self._writer.number_of(int(load.rows[0])))
 
     def _place_disputed(self) -> None:
-        """Place disputed rows. They precede all new rows, so the groups that these skip do not
-        matter.
+        """Place disputed rows. They precede all new rows,
+        so the groups that these skip do not matter.
         """
         if self._disputed:
             skip, self._skip = self._skip, unknown(0)
@@ -331,8 +331,8 @@ class BalancedRows(RowSender[str]):
             self._ready = _in_order([*left, *self._ready])
 
     def _undone(self, load: Load) -> Iterator[Load]:
-        """The rows of the load that are not stored, in pieces of consecutive rows of the
-        subject.
+        """The rows of the load that are not stored,
+        in pieces of consecutive rows of the subject.
         """
         rows, runs = load.rows, [(0, self._skip)]
         self._skip = unknown(0)
@@ -453,8 +453,8 @@ class PartitionedRows(RowSender[int]):
         self._looked: dict[int, int] = {}
         """Partitions that were looked up, with their next numbers."""
         self._known: dict[int, int] = {}
-        """For partitions that were closed during the attempt: batches below this number are
-        known.
+        """For partitions that were closed during the attempt:
+        batches below this number are known.
         """
         self._done = Done()
         self._owed: Rows = np.empty(0, np.int64)
@@ -632,8 +632,8 @@ class PartitionedRows(RowSender[int]):
 
 
 def _joined(loads: list[Load]) -> list[Load]:
-    """Join the pieces of each chunk into one load, so that it is cut as if it had never been
-    split.
+    """Join the pieces of each chunk into one load,
+    so that it is cut as if it had never been split.
     """
     by_chunk: dict[int, list[Load]] = {}
     for load in loads:

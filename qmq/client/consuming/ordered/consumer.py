@@ -147,8 +147,8 @@ class OrderedConsumer:
         self._decompressed = DecompressedBatches(prefetch_bytes)
         self._by_key, self._in_bulk = self._inbox.by_key, self._inbox.in_bulk
         self._readers: list[LaneReader] = []
-        """The readers of the assigned lanes. A reader starts when no overlapping lane is held any
-        more.
+        """The readers of the assigned lanes.
+        A reader starts when no overlapping lane is held any more.
         """
         self._leaving: dict[LaneReader, asyncio.Task[None]] = {}
         member = Member(
@@ -217,8 +217,8 @@ class OrderedConsumer:
         return message
 
     def _next_ready(self) -> OrderedMessage | None:
-        """The next message, if it can be handed out without waiting; most messages come this
-        way.
+        """The next message, if it can be handed out without waiting;
+        most messages come this way.
         """
         inbox = self._inbox
         if (
@@ -370,8 +370,8 @@ class OrderedConsumer:
     async def _work(
         self, handler: Handler, busy: set[asyncio.Task[Any]], stop: asyncio.Event
     ) -> None:
-        """Handle one message after another, until `stop`. `busy` has the tasks whose handler
-        runs.
+        """Handle one message after another, until `stop`.
+        `busy` has the tasks whose handler runs.
         """
         task = asyncio.current_task()
         assert task is not None

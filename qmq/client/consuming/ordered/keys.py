@@ -105,8 +105,8 @@ class KeyQueue(Generic[L, M]):
         return None
 
     def finished(self, key: bytes) -> None:
-        """The key's message in work is finished: its next one may be handed out. The key must be in
-        work.
+        """The key's message in work is finished: its next one may be handed out.
+        The key must be in work.
         """
         self._in_work.remove(key)
         line = self._lines.get(key)
@@ -219,8 +219,8 @@ class KeyDispatcher:
         return is_ours
 
     def failed(self, message: OrderedMessage, now_ms: int, pause_ms: int | None) -> bool:
-        """The message waits for another try, or is parked; False if this consumer no longer holds
-        it.
+        """The message waits for another try, or is parked;
+        False if this consumer no longer holds it.
         """
         core = message.lane.core
         is_ours = core.failed(message.cell, now_ms, pause_ms)
@@ -278,8 +278,8 @@ class BulkDispatcher:
         self._lanes: dict[LaneSource, deque[MessageRun]] = {}
         """The waiting runs of each lane, in order. The lane whose turn it is comes first."""
         self._handed_out: dict[MessageRun, LpRange] = {}
-        """The first run of each slice that is handed out, and the logical partitions of the
-        slice.
+        """The first run of each slice that is handed out,
+        and the logical partitions of the slice.
         """
 
     def put(self, lane: LaneSource, runs: Sequence[MessageRun]) -> None:

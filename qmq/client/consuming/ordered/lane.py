@@ -194,8 +194,8 @@ class LaneCore:
         self._covered = -1
         self._fresh: list[LanePiece] = []
         self._done: list[Cell] = []
-        """Cells that are DONE and in no request yet. They become ranges when the next request is
-        made.
+        """Cells that are DONE and in no request yet.
+        They become ranges when the next request is made.
         """
         self._flying: LaneRequest | None = None
         self._is_released = False
@@ -312,8 +312,8 @@ class LaneCore:
     # --- from the handlers ------------------------------------------------------------------------
 
     def begin(self, cell: Cell) -> bool:
-        """A handler gets the message. False if it must not, because the message is void or was
-        parked.
+        """A handler gets the message. False if it must not,
+        because the message is void or was parked.
         """
         if cell.state is not _WAITING:
             return False
@@ -366,8 +366,8 @@ class LaneCore:
         return True
 
     def put_back(self, cell: Cell) -> bool:
-        """The handler was cancelled: the message waits as if it had not been begun. False if it is
-        void.
+        """The handler was cancelled: the message waits as if it had not been begun.
+        False if it is void.
         """
         if cell.state is not LaneState.WORKING:
             return False
@@ -606,8 +606,8 @@ class BroughtRuns(NamedTuple):
 def unpack_delivery(
     payload: memoryview | bytes, session: int, received: ReceivedBatches, server: str
 ) -> Brought:
-    """Parse LANE_MESSAGES of a session, which `server` sent. Raises ProtocolViolation,
-    CorruptBatch.
+    """Parse LANE_MESSAGES of a session, which `server` sent.
+    Raises ProtocolViolation, CorruptBatch.
     """
     delivery, batches = _open(payload, session, received, server)
     arrivals: list[Iterator[Arrived]] = []
@@ -644,8 +644,8 @@ def unpack_runs(
     received: ReceivedBatches,
     server: str,
 ) -> BroughtRuns:
-    """Parse LANE_MESSAGES in bulk; `parked` are the parked keys. Raises ProtocolViolation,
-    CorruptBatch.
+    """Parse LANE_MESSAGES in bulk; `parked` are the parked keys.
+    Raises ProtocolViolation, CorruptBatch.
     """
     delivery, batches = _open(payload, session, received, server)
     arrivals: list[LaneArrival] = []

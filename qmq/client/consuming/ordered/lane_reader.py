@@ -120,8 +120,8 @@ class SettleClock:
 
 
 class LaneAcks:
-    """`sent_away` is called when the session has ended; `at_rest` when no verdict is left to
-    send.
+    """`sent_away` is called when the session has ended;
+    `at_rest` when no verdict is left to send.
     """
 
     def __init__(
@@ -543,8 +543,8 @@ class LaneReader:
         self.is_pulling = self._is_told_finished = False
         """`is_pulling`: a pull is under way."""
         self._pulls_at = 0
-        """With more open messages than this there is no room for another pull. Updated at each
-        pull.
+        """With more open messages than this there is no room for another pull.
+        Updated at each pull.
         """
         self._is_leaving = self._is_closed = False
         self._retry_timer: asyncio.TimerHandle | None = None

@@ -38,8 +38,8 @@ from qmq.errors import CallerError, ClientClosed, OrderMismatch, QmqError, Stale
 log = logging.getLogger("qmq.client")
 
 POLLS: Final = 4
-"""Polls within a lease: if two metaservers hang, one after the other, the third is still asked in
-time.
+"""Polls within a lease: if two metaservers hang, one after the other,
+the third is still asked in time.
 """
 LEAVE_S: Final = 2.0
 """How long leaving may take. Otherwise the consumer counts as lost when its lease ends."""
@@ -88,8 +88,8 @@ class Sync(Protocol):
 
 
 class LaneMembership:
-    """`on_assigned` gets each new assignment; `on_failure` is called when another poll cannot
-    succeed.
+    """`on_assigned` gets each new assignment;
+    `on_failure` is called when another poll cannot succeed.
     """
 
     def __init__(
@@ -188,8 +188,8 @@ class LaneMembership:
     # --- the end ----------------------------------------------------------------------------------
 
     async def leave(self) -> None:
-        """The consumer leaves for good: others get its lanes immediately, if a metaserver can be
-        reached.
+        """The consumer leaves for good: others get its lanes immediately,
+        if a metaserver can be reached.
         """
         self._is_left = True
         tasks = [task for task in (self._poller, self._teller) if task is not None]

@@ -9,8 +9,8 @@ body; the rest of its batch stays decompressed for the messages that follow. But
 wait for its key while messages of other batches are handed out: then each of these batches would
 stay decompressed.
 
-    batch 1: a b      batch 2: c b      batch 3: d b      a, c and d are handed out and finished;
-                                                          the messages of b wait
+    batch 1: a b      batch 2: c b      batch 3: d b
+    a, c and d are handed out and finished; the messages of b wait
 """
 
 from __future__ import annotations
@@ -52,8 +52,8 @@ class LaneSource(Protocol):
         ...
 
     def worked(self, *, is_urgent: bool) -> None:
-        """A handler finished, successfully or not. Settle soon, or immediately if the request is
-        full.
+        """A handler finished, successfully or not.
+        Settle soon, or immediately if the request is full.
         """
         ...
 
@@ -192,8 +192,8 @@ class OrderedMessage(LaneMessage):
         return None
 
     def again(self) -> OrderedMessage:
-        """The same message for another attempt; verdicts given through the old object are
-        ignored.
+        """The same message for another attempt;
+        verdicts given through the old object are ignored.
         """
         return OrderedMessage(
             self._settler,
@@ -380,8 +380,8 @@ class OrderedMessages:
 
     @property
     def keys(self) -> list[str]:
-        """All keys as text. Raises UnicodeDecodeError for a key that is not UTF-8: see
-        `keys_bytes`.
+        """All keys as text. Raises UnicodeDecodeError for a key that is not
+        UTF-8: see `keys_bytes`.
         """
         return list(map(bytes.decode, self.keys_bytes))
 
@@ -400,8 +400,8 @@ class OrderedMessages:
         self.ack_later()
 
     async def ack_sync(self) -> None:
-        """Acknowledge all, and return when the acknowledgement is committed. Raises as
-        `OrderedMessage.ack_sync`.
+        """Acknowledge all, and return when the acknowledgement is committed.
+        Raises as `OrderedMessage.ack_sync`.
         """
         self.ack_later()
         for each in self.runs:

@@ -109,8 +109,8 @@ class StreamConnection(MasterConnection[OrderedBatch]):
 Key = str | bytes
 
 KEYS_MAX: Final = 200_000
-"""The most keys in the cache, about 20 MB. Hashing a key again costs as much as sending two
-messages.
+"""The most keys in the cache, about 20 MB.
+Hashing a key again costs as much as sending two messages.
 """
 
 NUMBERS: Final = list(range(limits.LOGICAL_PARTITIONS_MAX))
@@ -200,8 +200,8 @@ class BatchBuilder(OpenBatch):
             self.headers = [*(self.headers or [{}] * before), *(columns.headers or [{}] * count)]
 
     def hold(self, columns: Columns, size: int, create_time_ms: int | None) -> None:
-        """Fill an empty batch with messages that have ids and create times. See
-        `OpenBatch.fill`.
+        """Fill an empty batch with messages that have ids and create times.
+        See `OpenBatch.fill`.
         """
         self.fill(columns, size, create_time_ms)
         self.raw_keys, self.lps = list(columns.keys or ()), list(columns.logical_partitions or ())
@@ -243,8 +243,8 @@ class OpenBatches:
         self.slots = [0]
         """For each logical partition, the index of its open batch in `all`."""
         self.filled: dict[BatchBuilder, float] = {}
-        """Open batches that are not empty, and when the first message of each came; the oldest is
-        first.
+        """Open batches that are not empty, and when the first message of each came;
+        the oldest is first.
         """
 
     def _make(self, connection: StreamConnection | None) -> BatchBuilder:

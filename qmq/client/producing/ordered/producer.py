@@ -129,8 +129,8 @@ class Streams:
             raise self._refusal
 
     def may_leave(self, builder: BatchBuilder) -> bool:
-        """Whether an open batch that is not full need not gather more. See
-        `ClientTiming.gather_s`.
+        """Whether an open batch that is not full need not gather more.
+        See `ClientTiming.gather_s`.
         """
         connection = builder.connection
         if connection is None:
@@ -377,8 +377,8 @@ def _closed(batch: OrderedBatch) -> QmqError:
 
 
 LIGHT: Final = 16
-"""With more than this part of a full batch unanswered at a broker group, open batches for it gather
-messages.
+"""With more than this part of a full batch unanswered at a broker group,
+open batches for it gather messages.
 """
 
 
@@ -613,8 +613,8 @@ class OrderedProducer(ProducerBase):
             self._is_awake = False
 
     def place_of_last(self, ticket: Ticket) -> int:
-        """The place, in its batch, of the message that `send` just took; valid only right after
-        `send`.
+        """The place, in its batch, of the message that `send` just took;
+        valid only right after `send`.
         """
         builder = next((each for each in self._filled if each.ticket is ticket), None)
         return (len(builder.bodies) if builder is not None else self._last_count) - 1

@@ -122,8 +122,8 @@ def message_ids(producer_id: int, number: int, count: int) -> list[bytes]:
 
 
 def cut(batch: OrderedBatch, owner_of: Callable[[int], _O]) -> list[tuple[_O, OrderedBatch]]:
-    """Cut the batch by the owners of its logical partitions; each piece keeps the order of its
-    messages.
+    """Cut the batch by the owners of its logical partitions;
+    each piece keeps the order of its messages.
     """
     lps = batch.columns.logical_partitions
     assert lps is not None
@@ -298,8 +298,8 @@ class Stream(InFlightWindow[OrderedBatch]):
         super().tick(now)
 
     def is_late(self, now: float) -> bool:
-        """Whether some batch timed out: messages that must fail with it must be `put` before
-        `tick`.
+        """Whether some batch timed out: messages that must fail with it must be
+        `put` before `tick`.
         """
         return self._earliest_until <= now and any(
             batch.until <= now for batch in chain(self.flight, self.waiting)
@@ -434,8 +434,8 @@ class StreamPartitioner(Partitioner[Stream]):
                 stream.put(piece)
 
     def bend(self, now: float) -> list[Stream]:
-        """Move batches from troubled streams to healthy ones. Returns the troubled streams that had
-        any.
+        """Move batches from troubled streams to healthy ones.
+        Returns the troubled streams that had any.
         """
         streams = self.partitions.values()
         healthy = [stream for stream in streams if stream.is_healthy]
