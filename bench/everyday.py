@@ -552,7 +552,8 @@ def _awake() -> Iterator[None]:
 
 
 def main(words: Sequence[str]) -> None:
-    parser = argparse.ArgumentParser("scripts/bench everyday", description=__doc__.splitlines()[0])
+    about = (__doc__ or "").partition("\n\n")[0]
+    parser = argparse.ArgumentParser("scripts/bench everyday", description=about)
     parser.add_argument(
         "--against", type=Path, help="another checkout, measured alternately with this one"
     )

@@ -54,8 +54,8 @@ CLIENT: Final = (
         "BlockingClient",
         "BlockingClientBase",
         (
-            "Sends and consumes. Make it with `qmq.blocking.connect`; use it with `with`. Any "
-            "thread may call."
+            "Sends and consumes. Make it with `qmq.blocking.connect`; use it with `with`.\n"
+            "    Any thread may call.\n    "
         ),
         frozenset(
             {
@@ -80,8 +80,8 @@ CLIENT: Final = (
         "BlockingConsumer",
         "BlockingConsumerBase",
         (
-            "One consumer of a group. Make it with `BlockingClient.consumer`, and iterate over "
-            "it, or `pull`."
+            "One consumer of a group. Make it with `BlockingClient.consumer`,\n"
+            "    and iterate over it, or `pull`.\n    "
         ),
         frozenset({"close", "held", "is_paused", "join", "limit", "pause", "resume"}),
     ),
@@ -100,8 +100,8 @@ PARTS: Final = (
         "BlockingMetadata",
         "BlockingPart",
         (
-            "Administration: subjects, groups, routes and broker groups, as a metaserver sees "
-            "them: `BlockingClient.metadata`."
+            "Administration: subjects, groups, routes and broker groups, as a metaserver sees\n"
+            "    them: `BlockingClient.metadata`.\n    "
         ),
         left_out=frozenset(
             {"call", "turn", "locate", "routes", "watch", "sync_member", "ask_delayed", "close"}

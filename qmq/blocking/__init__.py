@@ -36,8 +36,8 @@ if TYPE_CHECKING:
 
 
 class BlockingClient(BlockingClientBase):
-    """Sends and consumes. Make it with `qmq.blocking.connect`; use it with `with`. Any thread may
-    call.
+    """Sends and consumes. Make it with `qmq.blocking.connect`; use it with `with`.
+    Any thread may call.
     """
 
     def send(
@@ -282,8 +282,8 @@ class BlockingClient(BlockingClientBase):
 
 
 class BlockingConsumer(BlockingConsumerBase):
-    """One consumer of a group. Make it with `BlockingClient.consumer`, and iterate over it, or
-    `pull`.
+    """One consumer of a group. Make it with `BlockingClient.consumer`,
+    and iterate over it, or `pull`.
     """
 
     def join(self) -> None:
@@ -308,8 +308,8 @@ class BlockingConsumer(BlockingConsumerBase):
         return self._consumer.is_paused
 
     def limit(self, prefetch: int) -> None:
-        """Change `prefetch`. Messages handed out beyond a lower limit stay handed out. Raises
-        InvalidArgument.
+        """Change `prefetch`. Messages handed out beyond a lower limit stay handed out.
+        Raises InvalidArgument.
         """
         self._thread.call(lambda: self._consumer.limit(prefetch))
 

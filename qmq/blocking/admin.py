@@ -1,5 +1,5 @@
-"""The parts of the blocking client: delayed messages that wait, administration, and access
-rules.
+"""The parts of the blocking client: delayed messages that wait,
+administration, and access rules.
 """
 
 # Made by tools/generate_blocking.py: change the asyncio client, and run that again.
@@ -55,8 +55,8 @@ class BlockingDelayed(BlockingPart):
         return self._thread.run(self._part.move(id, when))
 
     def show(self, id: str | DelayedId) -> DelayedMessage:
-        """The message and its state. Raises MessageNotFound, InvalidArgument, Unavailable,
-        ClientClosed.
+        """The message and its state. Raises MessageNotFound, InvalidArgument,
+        Unavailable, ClientClosed.
         """
         return self._thread.run(self._part.show(id))
 
@@ -90,8 +90,8 @@ class BlockingDelayed(BlockingPart):
 
 
 class BlockingMetadata(BlockingPart):
-    """Administration: subjects, groups, routes and broker groups, as a metaserver sees them:
-    `BlockingClient.metadata`.
+    """Administration: subjects, groups, routes and broker groups, as a metaserver sees
+    them: `BlockingClient.metadata`.
     """
 
     def __init__(self, thread: LoopThread, part: MetadataClient) -> None:
@@ -227,8 +227,8 @@ class BlockingMetadata(BlockingPart):
         return self._thread.run(self._part.describe_route(subject, version))
 
     def route_history(self, subject: str) -> list[meta_pb2.RouteChangeInfo]:
-        """The changes of the subject's route, oldest first. Raises UnknownSubject,
-        OrderMismatch.
+        """The changes of the subject's route, oldest first.
+        Raises UnknownSubject, OrderMismatch.
         """
         return self._thread.run(self._part.route_history(subject))
 
@@ -253,8 +253,8 @@ class BlockingMetadata(BlockingPart):
         return self._thread.run(self._part.set_reshard_policy(policy))
 
     def explain_reshard(self, subject: str) -> meta_pb2.ExplainReshardResponse:
-        """The policy, what it would do now and why, and what it did last. Raises UnknownSubject,
-        OrderMismatch.
+        """The policy, what it would do now and why, and what it did last.
+        Raises UnknownSubject, OrderMismatch.
         """
         return self._thread.run(self._part.explain_reshard(subject))
 
@@ -328,8 +328,8 @@ class BlockingMetadata(BlockingPart):
         return self._thread.run(self._part.subject_schemas(subject))
 
     def delete_subject_schemas(self, subject: str) -> int:
-        """Delete all versions of a subject's schema. Returns their number. Raises
-        UnknownSubject.
+        """Delete all versions of a subject's schema. Returns their number.
+        Raises UnknownSubject.
         """
         return self._thread.run(self._part.delete_subject_schemas(subject))
 
@@ -350,8 +350,8 @@ class BlockingMetadata(BlockingPart):
         return self._thread.run(self._part.transfer(broker_group, to))
 
     def add_replica(self, broker_group: str, replica: str) -> control_pb2.ChangeReplicasResponse:
-        """Add a replica to a group: first as a learner, then as a voter. Not repeated after a lost
-        answer.
+        """Add a replica to a group: first as a learner, then as a voter.
+        Not repeated after a lost answer.
         """
         return self._thread.run(self._part.add_replica(broker_group, replica))
 
@@ -403,8 +403,8 @@ class BlockingAccess(BlockingPart):
         self._thread.run(self._part.delete_rule(rule_id))
 
     def set_mode(self, mode: str) -> str:
-        """Set the mode, "off", "watch" or "enforce", and return the previous one. Raises
-        InvalidArgument.
+        """Set the mode, "off", "watch" or "enforce", and return the previous one.
+        Raises InvalidArgument.
         """
         return self._thread.run(self._part.set_mode(mode))
 
@@ -439,8 +439,8 @@ class BlockingAccess(BlockingPart):
     def put_quota(
         self, principal: str, limits: Mapping[str, int], *, quota_id: str = ""
     ) -> access_pb2.AccessQuota:
-        """Set the limits of a principal, of a role or of a pattern. Raises InvalidArgument,
-        InvalidName.
+        """Set the limits of a principal, of a role or of a pattern.
+        Raises InvalidArgument, InvalidName.
         """
         return self._thread.run(self._part.put_quota(principal, limits, quota_id=quota_id))
 
