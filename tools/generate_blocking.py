@@ -108,7 +108,7 @@ PARTS: Final = (
         ),
     ),
     Source(
-        "qmq/client/metadata/service.py",
+        "qmq/client/metadata/access.py",
         "AccessClient",
         "BlockingAccess",
         "BlockingPart",

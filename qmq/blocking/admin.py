@@ -14,8 +14,9 @@ if TYPE_CHECKING:
     from datetime import datetime
     from typing import Literal
 
+    from qmq.client.metadata.access import AccessClient
     from qmq.client.metadata.cache import FoundSubject, Partial
-    from qmq.client.metadata.service import AccessClient, MetadataClient
+    from qmq.client.metadata.service import MetadataClient
     from qmq.client.producing.delayed import Delayed, DelayedMessage, DelayStats, When
     from qmq.errors import QmqError
     from qmq.model import (

@@ -33,8 +33,8 @@ from qmq.cli.added_options import Watch, refreshed
 from qmq.cli.arguments import parse_duration, tls_option
 from qmq.cli.output import EXIT_UNAVAILABLE, SERVER, Json, Server, View, console, fail, run, show
 from qmq.errors import InvalidArgument, NotConnected, QmqError
-from qmq.operations.findings import findings, folded, worst
-from qmq.operations.text import Finding, Severity, Thresholds
+from qmq.operations.findings import findings
+from qmq.operations.text import Finding, Severity, Thresholds, folded, worst
 from qmq.process.address import is_local, parse
 
 if TYPE_CHECKING:

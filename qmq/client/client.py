@@ -42,7 +42,8 @@ if TYPE_CHECKING:
     from qmq.client.browsing import BrowsedMessage, BrowsedQueue, BrowseProgress
     from qmq.client.connection.pool import ClientCounters
     from qmq.client.consuming.ordered.membership import Assigned, Member
-    from qmq.client.metadata.service import AccessClient, MetadataClient
+    from qmq.client.metadata.access import AccessClient
+    from qmq.client.metadata.service import MetadataClient
     from qmq.metrics.endpoint import Collector, MetricsServer
     from qmq.sql.debezium_outbox import DebeziumTable
     from qmq.sql.outbox import Outbox, Outboxes
@@ -156,7 +157,7 @@ class Client(SendingClient, ListenerApi):
     @property
     def access(self) -> AccessClient:
         """Rules, roles, tokens and quotas of the cluster."""
-        from qmq.client.metadata.service import AccessClient
+        from qmq.client.metadata.access import AccessClient
 
         return AccessClient(self.metadata)
 

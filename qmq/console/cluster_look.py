@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
 from qmq.errors import QmqError
-from qmq.operations.findings import findings, folded, worst
+from qmq.operations.findings import findings
 from qmq.operations.snapshot import (
     ClusterSnapshot,
     ConsumerGroupFacts,
@@ -31,7 +31,7 @@ from qmq.operations.snapshot import (
     unordered_groups,
 )
 from qmq.operations.snapshot_reading import read_snapshot
-from qmq.operations.text import Finding, Severity
+from qmq.operations.text import Finding, Severity, folded, worst
 
 if TYPE_CHECKING:
     from qmq.client.client import Client

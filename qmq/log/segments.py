@@ -161,11 +161,8 @@ class Segments:
         it, and a damaged block may be unreadable.
         """
         base = self.base_of(position)
-        if (
-            base < self._local_start
-            # the file was deleted after the damage was found; the copy in the object store is
-            # undamaged
-        ):
+        # The file was deleted after the damage was found; the copy in the object store is undamaged.
+        if base < self._local_start:
             return
         fd = self.disk.open_append(self._path(base))
         try:

@@ -9,7 +9,7 @@ delay groups          late or impossible deliveries
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from typing import Final
 
 from qmq.operations.snapshot import (
@@ -957,8 +957,6 @@ KINDS: Final[tuple[FindingKind, ...]] = tuple(
     [each for each in list(globals().values()) if isinstance(each, FindingKind)]
 )
 """All kinds of findings."""
-MANY: Final = 5
-"""The number of findings of one kind that are shown individually."""
 
 
 def findings(
@@ -987,34 +985,3 @@ def findings(
 
 def _place(kind: FindingKind) -> int:
     return KINDS.index(kind)
-
-
-def folded(found: Iterable[Finding], most: int = MANY) -> tuple[Finding, ...]:
-    """The findings for a person: beyond `most` findings of one kind and severity, one line replaces
-    the rest.
-    """
-    kept: list[Finding] = []
-    counts: dict[tuple[str, Severity], int] = {}
-    for each in found:
-        key = (each.code, each.severity)
-        counts[key] = counts.get(key, 0) + 1
-        if counts[key] <= most:
-            kept.append(each)
-    result: list[Finding] = []
-    for place, each in enumerate(kept):
-        result.append(each)
-        key = (each.code, each.severity)
-        is_last = place + 1 == len(kept) or (kept[place + 1].code, kept[place + 1].severity) != key
-        if is_last and counts[key] > most:
-            more = f"{counts[key] - most:,} more"
-            result.append(
-                Finding(
-                    each.kind, each.severity, more, "likewise; --json lists them all", each.command
-                )
-            )
-    return tuple(result)
-
-
-def worst(found: Iterable[Finding]) -> Severity | None:
-    """The highest severity; None if nothing was found."""
-    return max((each.severity for each in found), default=None)

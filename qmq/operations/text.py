@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import base64
 import binascii
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from enum import IntEnum
 from typing import Any, Final
@@ -151,6 +152,39 @@ class Thresholds:
 
 
 THRESHOLDS: Final = Thresholds()
+MANY: Final = 5
+"""The number of findings of one kind that are shown individually."""
+
+
+def folded(found: Iterable[Finding], most: int = MANY) -> tuple[Finding, ...]:
+    """The findings for a person: beyond `most` findings of one kind and severity, one line replaces
+    the rest.
+    """
+    kept: list[Finding] = []
+    counts: dict[tuple[str, Severity], int] = {}
+    for each in found:
+        key = (each.code, each.severity)
+        counts[key] = counts.get(key, 0) + 1
+        if counts[key] <= most:
+            kept.append(each)
+    result: list[Finding] = []
+    for place, each in enumerate(kept):
+        result.append(each)
+        key = (each.code, each.severity)
+        is_last = place + 1 == len(kept) or (kept[place + 1].code, kept[place + 1].severity) != key
+        if is_last and counts[key] > most:
+            more = f"{counts[key] - most:,} more"
+            result.append(
+                Finding(
+                    each.kind, each.severity, more, "likewise; --json lists them all", each.command
+                )
+            )
+    return tuple(result)
+
+
+def worst(found: Iterable[Finding]) -> Severity | None:
+    """The highest severity; None if nothing was found."""
+    return max((each.severity for each in found), default=None)
 
 
 def in_words(duration_ms: int) -> str:

@@ -149,11 +149,9 @@ class TlsListener(ServerListener):
         while True:
             pause_s, self._pause_s = self._pause_s, 0.0
             self._is_paused = pause_s > 0
-            await asyncio.sleep(
-                pause_s
-                # also without a pause: one connection in a round of the loop, so that others have
-                # their turn
-            )
+            # Also without a pause: one connection in a round of the loop, so that others have their
+            # turn.
+            await asyncio.sleep(pause_s)
             self._is_paused = False
             try:
                 accepted, address = await loop.sock_accept(self._listening)

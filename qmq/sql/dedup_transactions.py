@@ -236,11 +236,8 @@ class DriverOpener:
         try:
             yield DriverTransaction(connection, self._driver(connection))
         finally:
-            with suppress(
-                Exception
-                # a broken connection has nothing to roll back, and the exception under way says
-                # more
-            ):
+            # A broken connection has nothing to roll back, and the exception under way says more.
+            with suppress(Exception):
                 connection.rollback()
             connection.close()
 

@@ -20,7 +20,7 @@ Rules:
   process may end first.
 * A retry after more than `limits.REQUEUE_MS_MAX` is *postponed*: the message counts as held, and
   its verdict is given when a delay group has stored the copy or has refused it
-  (`qmq/client/producing/delayed.py`). A verdict in the meantime is ignored, as after any verdict.
+  (`long_retries.py`). A verdict in the meantime is ignored, as after any verdict.
 
 Worked example: pull sequences 0 to 9 came under hold A. A new master knows 0 to 5 only: A is void
 from 6 on, and 6 comes again, under hold B, as another message. `A.settle(4, 7)` settles 4 and 5;
@@ -56,6 +56,7 @@ from qmq import limits
 from qmq.client.connection.connection import Connection, OnAnswer, pause_s
 from qmq.client.connection.pool import ConnectionPool, counted
 from qmq.client.consuming import GatheredAcks
+from qmq.client.consuming.long_retries import LongRetry
 from qmq.client.consuming.message import BatchSlice, retry_ms
 from qmq.client.consuming.session import (
     ANSWER_S,
@@ -77,7 +78,6 @@ from qmq.client.consuming.settlements import (
     in_frames,
     still_to_say,
 )
-from qmq.client.producing.delayed import LongRetry
 from qmq.errors import (
     CallerError,
     ClientClosed,

@@ -37,6 +37,7 @@ from qmq.client.connection.pool import ConnectionPool
 from qmq.client.consuming import ReadyMessages
 from qmq.client.consuming.acks import SpoolSender
 from qmq.client.consuming.attachment import Attachment
+from qmq.client.consuming.long_retries import Retries, SendDirected
 from qmq.client.consuming.message import BatchSlice, Message, Messages, error_text
 from qmq.client.consuming.session import (
     ConsumerCalls,
@@ -49,7 +50,6 @@ from qmq.client.consuming.session import (
 )
 from qmq.client.metadata.cache import shared
 from qmq.client.producing.batch import texts
-from qmq.client.producing.delayed import Retries, SendDirected
 from qmq.client.producing.producer import ignored
 from qmq.client.task_messages import LoopTurn, Owner, TaskLoop, TaskMessages, clock_of
 from qmq.errors import (

@@ -76,7 +76,7 @@ from qmq.wire import frame_payloads as wire
 from qmq.wire.frame import FrameKind
 
 if TYPE_CHECKING:
-    from qmq.client.producing.delayed import LongRetry
+    from qmq.client.consuming.long_retries import LongRetry
 
 PREFETCH: Final = 2_000
 PREFETCH_MAX: Final = 16_000

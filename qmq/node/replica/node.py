@@ -521,11 +521,8 @@ class ReplicaNode:
         addresses = {**self.driver.identity.addresses, **addresses}
         self.driver.mesh.update(addresses)
         master_address = None
-        if (
-            state.master is not None
-            # the record of a former master may stay until its lease ends: then this is not where to
-            # go
-        ):
+        # The record of a former master may stay until its lease ends: then this is not where to go.
+        if state.master is not None:
             master_address = (
                 state.master.data_address if state.master.replica != self.config.replica else ""
             )

@@ -112,11 +112,8 @@ def check_hashes(keyed: DataFrame, logical_partitions: int, keys_max: int = KEYS
     count = chosen.num_rows
     if count > keys_max:
         count = keys.count()
-        is_sure = (
-            F.col("least") == F.col("most")
-            # Keys with two logical partitions must be wrong, so they are checked beyond the limit,
-            # too.
-        )
+        # Keys with two logical partitions must be wrong, so they are checked beyond the limit, too.
+        is_sure = F.col("least") == F.col("most")
         chosen = keys.orderBy(is_sure).limit(keys_max).toArrow()
     wrong = _wrong(chosen, logical_partitions)
     hashed = min(count, keys_max)

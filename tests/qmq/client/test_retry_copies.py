@@ -25,8 +25,8 @@ from support import eventually
 
 import qmq
 from qmq.client.connection.connection import TIMING, ClientTiming
+from qmq.client.consuming.long_retries import LongRetry, batches, retry_columns
 from qmq.client.consuming.message import BatchSlice, DecodedBatch, Message, Messages
-from qmq.client.producing.delayed import LongRetry, batches, retry_columns
 from qmq.errors import ClientClosed, DelayTooLong, Overloaded, ReadOnly
 from qmq.model import DelayedId, MessageId
 from qmq.wire import frame_payloads as wire

@@ -28,7 +28,7 @@ from typer.main import get_command
 
 from qmq.cli.app import app
 from qmq.console.wording import translated
-from qmq.operations.findings import KINDS, findings, folded, worst
+from qmq.operations.findings import KINDS, findings
 from qmq.operations.snapshot import (
     ClusterSnapshot,
     DelayTroubleFacts,
@@ -40,7 +40,15 @@ from qmq.operations.snapshot import (
     StoreMemberFacts,
     SubjectFacts,
 )
-from qmq.operations.text import Finding, Severity, Thresholds, in_words, size_in_words
+from qmq.operations.text import (
+    Finding,
+    Severity,
+    Thresholds,
+    folded,
+    in_words,
+    size_in_words,
+    worst,
+)
 
 NOTICE, WARNING, CRITICAL = Severity.NOTICE, Severity.WARNING, Severity.CRITICAL
 STUCK = RouteChangeFacts("split", 2, "sealed", NOW_MS - 200_000)

@@ -11,10 +11,10 @@ import pytest
 
 import qmq
 from qmq.model import Order, SubjectConfig
-from qmq.operations.findings import findings, worst
+from qmq.operations.findings import findings
 from qmq.operations.snapshot import OFFLINE, ClusterSnapshot
 from qmq.operations.snapshot_reading import CLUSTER, read_snapshot
-from qmq.operations.text import Severity
+from qmq.operations.text import Severity, worst
 from qmq.testing import TestCluster
 
 SOON = timedelta(seconds=20)
