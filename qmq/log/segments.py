@@ -161,7 +161,7 @@ class Segments:
         it, and a damaged block may be unreadable.
         """
         base = self.base_of(position)
-        # The file was deleted after the damage was found; the copy in the object store is undamaged.
+        # The file was deleted after the damage was found; the object store has a whole copy.
         if base < self._local_start:
             return
         fd = self.disk.open_append(self._path(base))
