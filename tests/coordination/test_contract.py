@@ -185,6 +185,7 @@ async def test_a_watch_from_a_compacted_revision_says_so(store: CoordinationStor
     assert (await take(store, "k", last, 1))[0].revision == last
 
 
+@pytest.mark.longest
 async def test_a_backlog_of_thousands_of_changes_is_watched_without_a_gap(
     store: CoordinationStore,
 ) -> None:

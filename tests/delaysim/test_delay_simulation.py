@@ -8,7 +8,7 @@ import pytest
 from delaysim.run import BUGS, planted, simulate
 from support import forms
 
-SEEDS = forms.seeds(gate=3, every=6, changing=3)
+SEEDS = forms.seeds(gate=3, every=6, changing=1)
 TRIES = 3
 MINUTES = 6
 

@@ -8,6 +8,7 @@ import pytest
 from flights import ROWS, SHA256, csv_text, flights
 
 
+@pytest.mark.longest
 @pytest.mark.sampled
 def test_the_compact_form_gives_back_the_original_table() -> None:
     assert hashlib.sha256(csv_text().encode()).hexdigest() == SHA256

@@ -79,7 +79,7 @@ Only groups with one consumer of a queue are judged, since several share its mes
 first delivery of a message counts, and only one with attempt 1: what was handed out and came back
 is delivered later, and may be. A poll of unknown outcome may have taken what is missing afterwards;
 a reset starts over.
-"""
+"""  # noqa: E501
 
 from __future__ import annotations
 

@@ -183,6 +183,7 @@ def test_an_answer_that_does_not_say_where_is_refused() -> None:
         )
 
 
+@pytest.mark.longest
 @pytest.mark.sampled
 def test_a_history_of_many_values_is_judged_in_linear_time() -> None:
     """Anything quadratic would run into the timeout: 50,000 values in the gate, else 200,000."""

@@ -30,7 +30,7 @@ def test_a_line_leaves_out_unknown_fields() -> None:
     )
     assert (
         to_json(poll)
-        == '{"process":"c1","type":"ok","f":"poll","t_ns":9,"group":"g","queue":"s/0@g1","records":[[4,7,2]]}'
+        == '{"process":"c1","type":"ok","f":"poll","t_ns":9,"group":"g","queue":"s/0@g1","records":[[4,7,2]]}'  # noqa: E501
     )
 
 

@@ -21,7 +21,7 @@ from support import needs
 
 ROOT: Final = Path(__file__).resolve().parents[2]
 CHART: Final = ROOT / "deploy" / "helm" / "qmq"
-EVERYTHING: Final = "tls.enabled=true,tls.issuer.name=ca,gateway.enabled=true,console.enabled=true,podMonitor.enabled=true,etcd.tlsSecret=etcd"
+EVERYTHING: Final = "tls.enabled=true,tls.issuer.name=ca,gateway.enabled=true,console.enabled=true,podMonitor.enabled=true,etcd.tlsSecret=etcd"  # noqa: E501
 OPTIONAL: Final = "tls.enabled=true,tls.issuer.name=ca,tls.clients=optional"
 
 

@@ -48,7 +48,7 @@ FOUND_AT = {
     "keep the right for longer than the lease": 10,
     "do not list the fences under a new lease": 13,
     "leave the last message of a parked key out of its replay": 6,
-    "replay a key and let its reader read on": 6,
+    "replay a key and let its reader read on": 50,
     "count what is given back as parked for ever": 7,
     "tell a reader of no parked keys": 6,
     "answer a grant before it is committed": 1,

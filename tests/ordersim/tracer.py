@@ -160,7 +160,7 @@ class Handled:
 
 
 Observation = (
-    Routed | Changed | Fenced | Moved | Stored | Sealed | Granted | Released | Settled | Parked | Inherited | Made | Acked | Given | Handled
+    Routed | Changed | Fenced | Moved | Stored | Sealed | Granted | Released | Settled | Parked | Inherited | Made | Acked | Given | Handled  # noqa: E501
 )  # fmt: skip
 
 

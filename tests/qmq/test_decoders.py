@@ -46,8 +46,8 @@ OWN: Final = "what this program wrote itself a moment ago"
 OTHERS: Final[dict[str, str]] = {
     "pyspark_qmq.datasets.deliveries.Replay._snapshot": ALSO_FUZZED,
     "qmq.columns.files.index.pasts": ALSO_FUZZED,
-    "qmq.columns.files.log.FileLog._names": "names of subjects, which brokers check before they store a batch",
-    "qmq.columns.files.log.FileLog.subjects": "names of subjects, which brokers check before they store a batch",
+    "qmq.columns.files.log.FileLog._names": "names of subjects, which brokers check before they store a batch",  # noqa: E501
+    "qmq.columns.files.log.FileLog.subjects": "names of subjects, which brokers check before they store a batch",  # noqa: E501
     "pyspark_qmq.java.parse_settings": "what the installed Java says of itself",
     **{
         f"pyspark_qmq.jobs.{each}": NUMBER_ALREADY
@@ -71,10 +71,10 @@ OTHERS: Final[dict[str, str]] = {
     "qmq.backup.rebuild._group_keys": BY_ETCD,
     "qmq.backup.restore.Restore._secret": BY_ETCD,
     "qmq.cli.backup._create": BY_ETCD,
-    "qmq.backup.rebuild.look_into": "the data folder of a stopped replica; tests/damage cuts and changes its files",
-    "qmq.backup.restore.ReplicaTarget.made_by": "the data folder of a restore; any damage reads as no restore",
+    "qmq.backup.rebuild.look_into": "the data folder of a stopped replica; tests/damage cuts and changes its files",  # noqa: E501
+    "qmq.backup.restore.ReplicaTarget.made_by": "the data folder of a restore; any damage reads as no restore",  # noqa: E501
     "qmq.backup.create.ScheduleReader.read": BY_SERVERS,
-    "qmq.backup.verify.BackupVerifier._verify_schedule": "tests/qmq/backup changes such states; any becomes BackupDamaged",
+    "qmq.backup.verify.BackupVerifier._verify_schedule": "tests/qmq/backup changes such states; any becomes BackupDamaged",  # noqa: E501
     "qmq.cli.acl.set_quota": NUMBER_ALREADY,
     "qmq.cli.broker.confirm_clock": BY_SERVERS,
     "qmq.cli.delay.histogram_view": OWN,
@@ -82,7 +82,7 @@ OTHERS: Final[dict[str, str]] = {
     "qmq.cli.message._body_text": OWN,
     "qmq.client.consuming.settlements.pack_origin": OWN,
     "qmq.client.dead_letters.DeadLetters._done": NUMBER_ALREADY,
-    "qmq.client.producing.delayed.DelayedMessage.key": "says that it raises UnicodeDecodeError; nothing of QMQ calls it",
+    "qmq.client.producing.delayed.DelayedMessage.key": "says that it raises UnicodeDecodeError; nothing of QMQ calls it",  # noqa: E501
     "qmq.client.producing.delayed.checked": NUMBER_ALREADY,
     "qmq.client.consuming.ordered.lane.unpack_keys": BY_SERVERS,
     "qmq.client.consuming.ordered.message.LaneMessage.logical_partition": NUMBER_ALREADY,

@@ -9,7 +9,7 @@
     settle                       let everything arrive until it is quiet; signs of life that change nothing are left out
 
 QMQ_REWRITE=1 rewrites the files; read the difference.
-"""
+"""  # noqa: E501
 
 from __future__ import annotations
 

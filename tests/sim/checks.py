@@ -11,7 +11,7 @@ membership             changes go from one version to the next, by one voter; wh
                        majority of the voters before it has everything committed
 ours                   a process's commit position never goes back; an acknowledged entry is
                        committed, and is there at the end
-"""
+"""  # noqa: E501
 
 from __future__ import annotations
 

@@ -52,7 +52,7 @@ class Reader(DataSourceReader):
 
 spark.dataSource.register(One)
 spark.read.format("one").load().toArrow()
-"""
+"""  # noqa: E501
 
 
 def conf() -> dict[str, str]:

@@ -135,7 +135,7 @@ for page in ("environment", "SQL", "StreamingQuery"):
     texts.append(urllib.request.urlopen(f"{context.uiWebUrl}/{page}/").read().decode())
 open(shown, "w").write("\\n".join(texts))
 print(json.dumps({"read": orders.count(), "refused": refused}))
-"""
+"""  # noqa: E501
 
 
 def drive(

@@ -32,7 +32,7 @@ from qmq.model import Order, SubjectConfig
 pytestmark = pytest.mark.sampled
 
 DEAD = """subject string, partition int, broker_group string, sequence long, key binary, tags array<string>, message_id string,
-append_time timestamp, body binary, headers map<string,binary>, create_time timestamp"""
+append_time timestamp, body binary, headers map<string,binary>, create_time timestamp"""  # noqa: E501
 
 
 def dead(spark: SparkSession, *rows: dict[str, Any]) -> DataFrame:

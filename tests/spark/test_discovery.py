@@ -73,7 +73,7 @@ def python(program: str) -> str:
     ).stdout.strip()
 
 
-@pytest.mark.long
+@pytest.mark.longest
 @pytest.mark.xdist_group("drivers")
 def test_spark_submit_finds_the_source_without_us(tmp_path: Path) -> None:
     assert submit(tmp_path, PLAIN, PYSPARK_PYTHON=sys.executable) == COLUMNS_READ

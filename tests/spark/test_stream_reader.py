@@ -5,7 +5,7 @@ retention.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +26,10 @@ def node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[NodeProcess]:
     found.start()
     yield found
     found.kill()
+
+
+def text_of(value: Any) -> str:
+    return "" if value is None else bytes(value).decode()
 
 
 class Stream:
@@ -60,10 +64,7 @@ class Stream:
 
     def _keep(self, frame: DataFrame, number: int) -> None:
         rows = frame.select("partition", "sequence", "key", "body").collect()
-        key_of: Callable[[Any], str] = lambda value: (
-            bytes(value).decode() if value is not None else ""
-        )
-        self.batches[number] = [(row[0], row[1], key_of(row[2]), key_of(row[3])) for row in rows]
+        self.batches[number] = [(row[0], row[1], text_of(row[2]), text_of(row[3])) for row in rows]
         if number == self.raises_in:
             raise RuntimeError("injected")
 

@@ -355,7 +355,7 @@ class IdentityProvider:
 
 
 PAGE = """<!doctype html><html lang="en"><title>Provider</title><main><h1>Who are you?</h1>
-<form method="post"><label>User <input name="user"></label><button>Sign in</button></form></main></html>"""
+<form method="post"><label>User <input name="user"></label><button>Sign in</button></form></main></html>"""  # noqa: E501
 
 
 @contextmanager

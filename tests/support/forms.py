@@ -13,7 +13,7 @@ A file or a test that the command line names runs whole.
 
 The changing seeds follow from `QMQ_TEST_SEED`. The end of a run prints it; setting it repeats the
 run.
-"""
+"""  # noqa: E501
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ off            all replicas of the delay group are killed and started again afte
 brokers        the real-time brokers are down
 hand-over      the master hands over
 jump           the clock of the master's machine jumps an hour forward or back, and returns (needs libfaketime)
-"""
+"""  # noqa: E501
 
 from __future__ import annotations
 

@@ -3,7 +3,7 @@ killed and routes change.
 
 Java sender ──▶ gateway 1, gateway 2 (processes, killed and restarted) ──▶ brokers (TestCluster: real files, killed and restarted)
 Java receiver ─┘                                                              route: splits, merges, moves
-"""
+"""  # noqa: E501
 
 from __future__ import annotations
 

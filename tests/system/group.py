@@ -12,7 +12,7 @@ certificates of both sides, and enforced rules.
 node = NodeProcess(folder / "node")
 async with secured(node, folder):       # clients in this process and its children show the certificate of app:load
     node.start()
-"""
+"""  # noqa: E501
 
 from __future__ import annotations
 

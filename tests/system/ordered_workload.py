@@ -39,7 +39,7 @@ they do.
 A message's body is its producer and its serial, `p0 17`, and after a newline the payload. The
 recorders do not rely on brokers for the names of messages: a producer counts its messages, and a
 consumer reads the names in the bodies.
-"""
+"""  # noqa: E501
 
 from __future__ import annotations
 

@@ -11,7 +11,7 @@ of a second, so that failing messages become dead letters within the run.
 
 Judges a soak: was every message handled or dead-lettered, and did the processes' memory and files
 stay constant? Pure.
-"""
+"""  # noqa: E501
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Workload for the fault runs of Spark: flights, ordered by aircraft, while their partitions change; and a reader of the log."""
+"""Workload for the fault runs of Spark: flights, ordered by aircraft, while their partitions change; and a reader of the log."""  # noqa: E501
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ async def publish(
 ) -> int:
     """Send all rows in order, with this many changes of the route in between, while messages are under way. Returns the number of changes
     made.
-    """
+    """  # noqa: E501
     coin = Random(seed)
     async with qmq.connect(server) as mq:
         producer = mq.ordered_producer(subject)
@@ -142,7 +142,7 @@ def chosen(route: pb.OrderedRoute, groups: Sequence[str], coin: Random) -> dict[
 def read_log(
     server: str, subject: str, since: Mapping[str, int] | None = None
 ) -> tuple[pa.Table, Topology]:
-    """All columns of a subject, read as an executor reads them, without a JVM. `since`: queue → sequence; only kept messages."""
+    """All columns of a subject, read as an executor reads them, without a JVM. `since`: queue → sequence; only kept messages."""  # noqa: E501
     log = ServerAddress(server, 60_000).open()
     try:
         topology = log.topology([subject])

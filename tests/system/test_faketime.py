@@ -27,7 +27,7 @@ for line in sys.stdin:
         now = boot_ms()
         clock.witness(command[1], int(command[2]), now, now)
     print(wall_ms(), clock.time_ms(), time.monotonic_ns() // 1_000_000, boot_ms(), clock.step_ms, flush=True)
-"""
+"""  # noqa: E501
 
 
 class Look(NamedTuple):

@@ -31,7 +31,7 @@ from system.ordered_workload import (
 )
 
 ROWS = int(os.environ.get("QMQ_BINLOG_ROWS", "20000"))
-SLOW_S = 10.0
+SLOW_S = 120.0
 """Durations do not matter here."""
 
 

@@ -101,7 +101,7 @@ the new route).
 The report has the longest pauses. Of a change: the longest time without an answered put in the
 ranges of its sources that overlaps the change, counted from the change's beginning. Of an outage:
 the same for the group's partitions. For readers: the longest time without a delivery.
-"""
+"""  # noqa: E501
 
 from __future__ import annotations
 

@@ -58,7 +58,7 @@ use these terms:
 settled need not come again. A message therefore counts as settled from the moment when its
 acknowledgement began, or when a consumer got it and recorded nothing more, unless it certainly was
 not settled.
-"""
+"""  # noqa: E501
 
 from __future__ import annotations
 

@@ -725,6 +725,7 @@ def test_one_promise_broken_everywhere_is_reported_at_most_1000_times() -> None:
     assert check_ordered(events, drained=True, groups=("g",)).names == {"lost": 1_000}
 
 
+@pytest.mark.longest
 @pytest.mark.sampled
 def test_a_million_messages_are_judged_in_linear_time() -> None:
     """Uses a tenth of a million messages, in chunks as clients send them. A quadratic checker would

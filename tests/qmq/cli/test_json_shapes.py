@@ -33,7 +33,7 @@ What `--json` prints ([CLI](../CLI.md#json)). `rows` is an array of objects, `ob
 
 | command | prints | fields |
 |---|---|---|
-"""
+"""  # noqa: E501
 ROWS, OBJECT, LINES = "rows", "object", "lines"
 NOT_RUN = {
     "qmq backup create": (
@@ -52,13 +52,13 @@ NOT_RUN = {
     "qmq backup verify": (
         "needs etcd and replicas that write to a store: tests/qmq/backup/test_interrupted_backup.py"
     ),
-    "qmq broker confirm-clock": "needs a replica with a control port: tests/qmq/cli/test_confirm_clock.py",
-    "qmq delay confirm-clock": "needs a replica with a control port: tests/qmq/cli/test_confirm_clock.py",
-    "qmq broker hand-over": "needs a replica with a control port: tests/qmq/node/test_replica_node.py",
-    "qmq delay hand-over": "needs a replica with a control port: tests/qmq/node/test_replica_node.py",
+    "qmq broker confirm-clock": "needs a replica with a control port: tests/qmq/cli/test_confirm_clock.py",  # noqa: E501
+    "qmq delay confirm-clock": "needs a replica with a control port: tests/qmq/cli/test_confirm_clock.py",  # noqa: E501
+    "qmq broker hand-over": "needs a replica with a control port: tests/qmq/node/test_replica_node.py",  # noqa: E501
+    "qmq delay hand-over": "needs a replica with a control port: tests/qmq/node/test_replica_node.py",  # noqa: E501
     "qmq lake compact": "needs a catalog of Iceberg tables: tests/spark/test_lake_command.py",
     "qmq lake expire": "needs a catalog of Iceberg tables: tests/spark/test_lake_command.py",
-    "qmq lake migrate": "needs an archive of an older version: tests/spark/test_archive_migration.py",
+    "qmq lake migrate": "needs an archive of an older version: tests/spark/test_archive_migration.py",  # noqa: E501
     "qmq lake positions": "needs a catalog of Iceberg tables: tests/spark/test_lake_command.py",
     "qmq lake show": "needs a catalog of Iceberg tables: tests/spark/test_lake_command.py",
     "qmq mirror status": "needs two clusters: tests/qmq/backup/test_mirror.py",

@@ -28,17 +28,17 @@ WRONG = {
     "subject create 'bad name'": NO_NAME,
     "subject create x --order strictly": "--order must be strict or best-effort, not 'strictly'",
     "subject create x --order strict --logical-partitions 0": "greater than or equal to 1",
-    "subject alter orders": "nothing of subject 'orders' is to change: give a retention or the largest body",
-    "subject alter orders --retention-hours soon": "--retention-hours is a positive number or 'default', not 'soon'",
+    "subject alter orders": "nothing of subject 'orders' is to change: give a retention or the largest body",  # noqa: E501
+    "subject alter orders --retention-hours soon": "--retention-hours is a positive number or 'default', not 'soon'",  # noqa: E501
     "subject flush orders --flush never": "--flush must be default or sync, not 'never'",
     "subject list --watch --interval 0": "greater than or equal to 0.1",
     "produce ../etc": NO_NAME,
     "produce orders --delay soon": NO_DURATION,
     "produce orders --at tomorrow": NO_TIME,
-    "produce orders --at 2027-01-01T09:00": "has no time zone: write 2027-01-01T09:00:00+01:00, or 2027-01-01T09:00:00Z",
+    "produce orders --at 2027-01-01T09:00": "has no time zone: write 2027-01-01T09:00:00+01:00, or 2027-01-01T09:00:00Z",  # noqa: E501
     "produce orders --at 2027-01-01T09:00Z --delay 1d": "give --delay or --at, not both",
     "produce orders --format xml": "--format must be 'lines' or 'json', not 'xml'",
-    "produce orders --file /nowhere/lines": "/nowhere/lines cannot be read: No such file or directory",
+    "produce orders --file /nowhere/lines": "/nowhere/lines cannot be read: No such file or directory",  # noqa: E501
     "produce orders --file /": "/ cannot be read: Is a directory",
     "consume orders": "Missing option '--group' / '-g'",
     "consume orders -g 'bad group' -n 1": NO_NAME,
@@ -55,11 +55,11 @@ WRONG = {
     "delay move nonsense": "give either --to",
     "dlq replay billing --rate -1": "greater than or equal to 0",
     "group reset orders billing": "Missing option '--to'",
-    "group reset orders billing --to never": "--to takes earliest, latest, a time or a sequence, not 'never'",
+    "group reset orders billing --to never": "--to takes earliest, latest, a time or a sequence, not 'never'",  # noqa: E501
     "group set orders billing": "give --attempts-max, --retry-delays or both",
     "group set orders billing --retry-delays 1s,2x": NO_DURATION,
     "route split flights one": "valid integer",
-    "copy orders orders": "'orders' would be copied into itself: give another subject or another cluster",
+    "copy orders orders": "'orders' would be copied into itself: give another subject or another cluster",  # noqa: E501
     "copy orders more --to-context nope": "there is no context 'nope': `qmq context list` shows",
     "import orders --file /nowhere/file": "/nowhere/file cannot be read",
     "top --sort size": "is not one of",
@@ -76,9 +76,9 @@ WRONG = {
     "dev --gateway-port 99999": "less than or equal to 65535",
     "dev --console-port 65536": "less than or equal to 65535",
     "gateway --http-port 65536": "less than or equal to 65535",
-    "gateway --processes 2 --http-port 65535": "port 65535 + 1 is over 65535: use lower ports, or fewer processes",
+    "gateway --processes 2 --http-port 65535": "port 65535 + 1 is over 65535: use lower ports, or fewer processes",  # noqa: E501
     "console --login magic": "--login must be own, token, oidc or proxy, not 'magic'",
-    "console --login oidc": "--login oidc needs QMQ_CONSOLE_OIDC_ISSUER and QMQ_CONSOLE_OIDC_CLIENT_ID",
+    "console --login oidc": "--login oidc needs QMQ_CONSOLE_OIDC_ISSUER and QMQ_CONSOLE_OIDC_CLIENT_ID",  # noqa: E501
     "spark nonsense": "there is no job 'nonsense': jobs:",
     "context use prd": "there is no context 'prd': `qmq context list` shows",
     "context remove prd": "there is no context 'prd': `qmq context list` shows",
@@ -89,7 +89,7 @@ WRONG = {
     "cert server b0 --host localhost": "has no authority that can be used",
     "cert client a/b": NO_NAME,
     "cert cluster": "name at least one member: --meta NAME=HOST",
-    "cert cluster --meta 'm0=bad host'": "'bad host' is neither a host name nor an address: write broker0.example.com",
+    "cert cluster --meta 'm0=bad host'": "'bad host' is neither a host name nor an address: write broker0.example.com",  # noqa: E501
     "cert cluster --op a/b": NO_NAME,
 }
 """Command lines, and what their errors say."""

@@ -36,7 +36,7 @@ threads = [threading.Thread(target=in_a_thread), threading.Thread(target=lambda:
 for each in threads: each.start()
 asyncio.run(subjects())
 for each in threads: each.join()
-"""
+"""  # noqa: E501
 
 
 async def output_of(script: str, address: str) -> tuple[int | None, str]:

@@ -197,7 +197,7 @@ def test_an_exception_on_the_way_in_or_out_is_seen_by_those_outside() -> None:
     for on_the_way_in in (True, False):
         story: list[str] = []
         with (
-            pytest.raises(OSError),
+            pytest.raises(OSError),  # noqa: PT011
             Chain([Recorder(story, "a"), Breaking(on_the_way_in=on_the_way_in)]).handling(
                 MESSAGE, "g"
             ),

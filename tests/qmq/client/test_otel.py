@@ -96,7 +96,7 @@ def test_a_message_sent_is_a_producer_span_that_lasts_until_it_is_stored(spans: 
     context = span.get_span_context()
     assert told.headers == [
         {
-            "traceparent": f"00-{context.trace_id:032x}-{context.span_id:016x}-{context.trace_flags:02x}".encode()
+            "traceparent": f"00-{context.trace_id:032x}-{context.span_id:016x}-{context.trace_flags:02x}".encode()  # noqa: E501
         }
     ]
 

@@ -28,7 +28,7 @@ async def main(address, group):
     print("end", count, flush=True)
 
 asyncio.run(main(*sys.argv[1:]))
-"""
+"""  # noqa: E501
 """Replays the dead letters of a group until it is killed, and prints how many are done."""
 
 

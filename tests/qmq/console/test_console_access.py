@@ -405,7 +405,7 @@ async def test_one_principal_that_fills_the_places_leaves_room_for_another(
     for name in ("mallory", "alice"):
         caller = ConsoleCaller(cluster.client(), time.monotonic, time.time)
         cookies[name] = (
-            f"{COOKIE.rpartition('_')[0]}_{server.port}={server.site.sessions.open(None, caller, principal=f'app:{name}').id}"
+            f"{COOKIE.rpartition('_')[0]}_{server.port}={server.site.sessions.open(None, caller, principal=f'app:{name}').id}"  # noqa: E501
         )
 
     async def answer(

@@ -33,7 +33,7 @@ MADE_BY_TEXT = """() => {
         meta[http-equiv], main b b, [onerror], [onload], [onfocus], [onmouseover], [srcdoc],
         [href^="javascript:" i], [href^="//"], [action^="//"]`);
     return [window.hacked ?? null, ...[...found].map((each) => each.outerHTML.slice(0, 100))];
-}"""
+}"""  # noqa: E501
 
 
 SCREENS: Final = (
@@ -56,7 +56,7 @@ PLANT: Final = """async () => {
     place.lastChild.click();
     await failed;
     return window.hacked ?? null;
-}"""
+}"""  # noqa: E501
 """What markup in a page would be: a page whose templates escaped nothing."""
 
 

@@ -90,13 +90,13 @@ def test_each_translated_sentence_keeps_the_number_of_its_values() -> None:
 def test_the_story_of_a_message_is_in_the_language_of_the_page() -> None:
     told = "Group billing: waits behind 1,204 older messages; none of its consumers is here."
     assert (
-        Wording("zh").said(told) == "消费组 billing：前面还有 1,204 条较旧的消息；没有消费者在线。"
+        Wording("zh").said(told) == "消费组 billing：前面还有 1,204 条较旧的消息；没有消费者在线。"  # noqa: RUF001
     )
     assert Wording("en").said(told) == told
     where = "Message 0a: stored on g1 as 4711 of orders at 2023-11-14T22:13:19.990+00:00."
     assert (
         Wording("zh").said(where)
-        == "消息 0a：存储在 g1，序号 4711，主题 orders，时间 2023-11-14T22:13:19.990+00:00。"
+        == "消息 0a：存储在 g1，序号 4711，主题 orders，时间 2023-11-14T22:13:19.990+00:00。"  # noqa: RUF001
     )
     for event in WHAT.values():
         assert translated(event, "zh") != event, event

@@ -194,7 +194,7 @@ async def main():
     print(len(wheel), wheel.nbytes, int(peak_kib) * 1024)
 
 asyncio.run(main())
-"""
+"""  # noqa: E501
 
 
 @pytest.mark.long

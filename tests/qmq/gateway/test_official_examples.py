@@ -188,6 +188,7 @@ async def test_rusts_examples_work_as_they_are(tmp_path: Path) -> None:
             await until_said(out, "receive message")
 
 
+@pytest.mark.longest
 @pytest.mark.skipif(
     not (GO_EXAMPLES / "push_consumer").is_file(), reason="needs Go, and scripts/rocketmq_clients"
 )

@@ -47,6 +47,7 @@ async def test_the_console_and_why_tell_the_life_of_a_rocketmq_message() -> None
         assert any("acknowledged" in each["text"] for each in told)
 
 
+@pytest.mark.longest
 @pytest.mark.xdist_group("spark")
 def test_spark_reads_what_a_rocketmq_client_sent(
     spark: SparkSession, node_process: NodeProcess

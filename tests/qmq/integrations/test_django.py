@@ -135,7 +135,7 @@ def test_the_admin_shows_the_outbox_and_sends_again_what_was_set_aside(
 
     User.objects.create_superuser(subject, password="secret")
     row = rows().create(
-        message_id=os.urandom(16), subject=subject, message_key=b"the-key", body=b"the-body", create_time_ms=1, content_bytes=15,
+        message_id=os.urandom(16), subject=subject, message_key=b"the-key", body=b"the-body", create_time_ms=1, content_bytes=15,  # noqa: E501
         state=ASIDE, attempts=3, claimed_by="", claimed_until=0, last_error="the-reason",
     )  # fmt: skip
     browser = Client()

@@ -32,7 +32,7 @@ LABELS = {
     "reason",
 }
 """Allowed labels: none of them grows with consumers, clients or messages."""
-NO_BASE_UNITS = r"_(milliseconds|ms|microseconds|minutes|hours|days|kilobytes|kib|mib|gib|megabytes|bits|percent)(_|$)"
+NO_BASE_UNITS = r"_(milliseconds|ms|microseconds|minutes|hours|days|kilobytes|kib|mib|gib|megabytes|bits|percent)(_|$)"  # noqa: E501
 
 
 @pytest.mark.parametrize("name", sorted(FIGURES))

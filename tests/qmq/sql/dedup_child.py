@@ -148,7 +148,7 @@ def _connect(url: str) -> Any:
 async def _live(life: Life, over: asyncio.Event) -> None:
     async with qmq.connect(life.address) as mq:
         listen(mq, life.way, way_into(life.way, life.url), life.group)
-        async with mq.listening(), asyncio.timeout(30):
+        async with mq.listening(), asyncio.timeout(300):
             await over.wait()
 
 

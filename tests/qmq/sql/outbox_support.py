@@ -25,7 +25,7 @@ from qmq.sql.outbox_statements import OutboxStatements
 from qmq.sql.outbox_tables import TABLE
 from qmq.sql.outbox_watchdog import Watchdogs
 
-WITHIN_S = 20.0
+WITHIN_S = 120.0
 
 
 @contextmanager

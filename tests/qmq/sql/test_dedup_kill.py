@@ -195,7 +195,7 @@ async def test_a_consumer_that_dies_at_any_line_neither_skips_nor_repeats_an_eff
     await kill_at_lines(node, sqlite_database(tmp_path / "business.sqlite"), way, first, again)
 
 
-@pytest.mark.long
+@pytest.mark.longest
 @pytest.mark.parametrize(
     ("database", "way"),
     [("postgresql", "async-session"), ("mariadb", "session")],
