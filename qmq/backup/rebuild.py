@@ -247,8 +247,8 @@ def _cut(region: LpRange, parts: list[PartitionEvidence]) -> list[LpRange]:
         behind = parts[at + 1 :]
         hull_at = next((place for place, each in enumerate(behind) if each.hull is not None), None)
         limit = (
-            region.end - len(behind) if hull_at is None else behind[hull_at].hull.first - hull_at
-        )  # type: ignore[union-attr]
+            region.end - len(behind) if hull_at is None else behind[hull_at].hull.first - hull_at  # type: ignore[union-attr]
+        )
         end = region.end if not behind else limit if part.hull is None else part.hull.end
         if not first < end <= (limit if behind else region.end):
             raise InvalidArgument(

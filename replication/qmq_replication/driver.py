@@ -165,8 +165,8 @@ class CoordinationRequests:
             else:
                 self._on_held(epoch, held, asked_ms)
                 self._tell(
-                    lambda now_ms, highest=held.epoch: self._core.superseded(now_ms, highest)
-                )  # type: ignore[misc]
+                    lambda now_ms, highest=held.epoch: self._core.superseded(now_ms, highest)  # type: ignore[misc]
+                )
             await asyncio.sleep(HOLD_S)
 
 
@@ -371,8 +371,8 @@ class Driver:
                 self._try_again(due_ms)
             if not self.is_waiting:
                 self._with_core(
-                    lambda now_ms, due_ms=due_ms: self.core.tick(now_ms, now_ms - due_ms)
-                )  # type: ignore[misc]
+                    lambda now_ms, due_ms=due_ms: self.core.tick(now_ms, now_ms - due_ms)  # type: ignore[misc]
+                )
 
     def _with_core(self, act: Callable[[int], object], key: object = None) -> None:
         """Call the core and carry out the result. While the store is being reopened or the disk is

@@ -100,10 +100,10 @@ class ColdReads:
             self._loads += 1
             reading = self._loop.run_in_executor(None, self._read, pieces)
             reading.add_done_callback(
-                lambda done, state=state, end=end, number=number: self._loaded(
+                lambda done, state=state, end=end, number=number: self._loaded(  # type: ignore[misc]
                     done, state, end, number
                 )
-            )  # type: ignore[misc]
+            )
 
     def _plan(self, state: QueueGroup) -> tuple[list[Piece], int, int]:
         """The next window: what to read, its end in the queue's bytes, and the entry after it."""

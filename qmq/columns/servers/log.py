@@ -132,8 +132,8 @@ class ServerLog:
             answers = self._masters.ask(
                 several[0].subject,
                 group,
-                lambda channel, asked=several: _ask_numbers(channel, asked),
-            )  # type: ignore[misc]
+                lambda channel, asked=several: _ask_numbers(channel, asked),  # type: ignore[misc]
+            )
             found.update(zip(several, answers, strict=True))
         return found
 

@@ -140,8 +140,9 @@ async def show_subjects(page: ConsolePage) -> Response:
     look = await page.caller.watch.latest()
     part, sort = page.text("q"), page.text("sort", "name")
     found = sorted(
-        (each for each in look.subjects if part in each.name), key=SORTS.get(sort, SORTS["name"])
-    )  # type: ignore[arg-type]
+        (each for each in look.subjects if part in each.name),
+        key=SORTS.get(sort, SORTS["name"]),  # type: ignore[arg-type]
+    )
     first = page.number("from", 0, 10_000_000)
     lags = {each.name: 0 for each in found[first : first + ROWS]}
     for group in look.groups:

@@ -86,8 +86,10 @@ class QmqBroker(QmqRegistrator, BrokerUsecase[Raw, qmq.Client, QmqBrokerConfig])
             graceful_timeout=graceful_timeout,
             ack_policy=ack_policy,
             logger=make_logger_state(
-                logger=logger, log_level=log_level, default_storage_cls=_LoggerStorage
-            ),  # type: ignore[type-abstract]  # mypy takes the inherited mark for ours
+                logger=logger,
+                log_level=log_level,
+                default_storage_cls=_LoggerStorage,  # type: ignore[type-abstract]  # mypy takes the inherited mark for ours
+            ),
             id_generator=id_generator,
             fd_config=FastDependsConfig(
                 use_fastdepends=apply_types,

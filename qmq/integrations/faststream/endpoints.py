@@ -163,9 +163,9 @@ class SubjectPublisher(PublisherUsecase):
         """Send a message; returns when it is stored. Raises as `qmq.Client.send`."""
         sent = {"key": key, "tags": tags, "delay": delay, "_publish_type": PublishType.PUBLISH}
         command = self._command((message,), subject, headers, correlation_id, reply_to, **sent)
-        return await self._basic_publish(
+        return await self._basic_publish(  # type: ignore[no-any-return]
             command, producer=self._outer_config.producer, _extra_middlewares=()
-        )  # type: ignore[no-any-return]
+        )
 
     async def request(
         self,
@@ -224,9 +224,9 @@ class BatchPublisher(SubjectPublisher):
         command = self._command(
             messages or (None,), subject, headers, correlation_id, reply_to, **sent
         )
-        return await self._basic_publish_batch(
+        return await self._basic_publish_batch(  # type: ignore[no-any-return]
             command, producer=self._outer_config.producer, _extra_middlewares=()
-        )  # type: ignore[no-any-return]
+        )
 
     async def _publish(self, cmd: PublishCommand, *, _extra_middlewares: Iterable[Any]) -> Any:
         command = self._completed(QmqPublishCommand.from_cmd(cmd, batch=True))

@@ -109,8 +109,10 @@ class QmqRegistrator(Registrator[Raw, QmqBrokerConfig]):
             include_in_schema=include_in_schema,
         )
         config = PublisherConfig(
-            headers=headers or {}, reply_to=reply_to, _outer_config=self.config
-        )  # type: ignore[arg-type]
+            headers=headers or {},
+            reply_to=reply_to,
+            _outer_config=self.config,  # type: ignore[arg-type]
+        )
         made = (BatchPublisher if batch else SubjectPublisher)(
             config, DescribedPublisher(self.config, about)
         )

@@ -331,8 +331,12 @@ class LaneReplay:
         parked = self.share.parked.get(key)
         for sequence in parked.sequences if parked is not None else ():
             yield self._one(
-                "", sequence, LpRange(parked.lp, parked.lp + 1), fate, time_ms
-            )._replace(key=key)  # type: ignore[union-attr]
+                "",
+                sequence,
+                LpRange(parked.lp, parked.lp + 1),  # type: ignore[union-attr]
+                fate,
+                time_ms,
+            )._replace(key=key)
 
     def rest(self) -> Iterator[Delivery]:
         """Messages that wait for a retry, and parked messages."""
