@@ -131,7 +131,9 @@ def test_a_directed_batch_goes_to_its_group_and_others_pass_over_it(log: Log) ->
     log.add()
     a, b = Group(log, "a"), Group(log, "b")
     assert sequences(a.pull()) == [0, 1, 2, 3, 4, 5]
-    assert sequences(Group(log, "aa").pull()) == [0, 1, 4, 5], "its name only begins alike"
+    assert sequences(Group(log, "aa").pull()) == [0, 1, 4, 5], (
+        "its name only begins with the other one's"
+    )
     found = b.pull()
     assert sequences(found) == [0, 1, 4, 5]
     assert found.pulled == [Pulled(0, 2, 1), Pulled(4, 2, 1)]

@@ -30,7 +30,7 @@ async def mq(node: Node) -> AsyncIterator[qmq.Client]:
 
 
 async def fill_ordered(mq: qmq.Client) -> None:
-    """Send as many messages of 1 MiB, each with a key of its own, to the subject `ordered`."""
+    """Send as many messages of 1 MiB, each with another key, to the subject `ordered`."""
     await mq.metadata.create_subject(
         qmq.SubjectConfig("ordered", order=qmq.Order.STRICT, logical_partitions=1)
     )
