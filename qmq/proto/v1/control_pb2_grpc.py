@@ -176,24 +176,21 @@ class BrokerControlServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def DeleteGroup(self, request, context):
-        """Forget what a group consumed; of an ordered subject, its parked keys too. Refused while
-        it has consumers; one that comes later is new.
+        """Forget what a group consumed; of an ordered subject, its parked keys too. Refused while it has consumers; one that comes later is new.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def DropSubject(self, request, context):
-        """Forget all that is stored of a subject that was deleted, or of a dead-letter queue, and
-        its groups. Again: nothing more.
+        """Forget all that is stored of a subject that was deleted, or of a dead-letter queue, and its groups. Again: nothing more.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def PurgeSubject(self, request, context):
-        """Forget the messages that are stored of a subject now, and move its groups behind them.
-        The subject stays.
+        """Forget the messages that are stored of a subject now, and move its groups behind them. The subject stays.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -214,57 +211,50 @@ class BrokerControlServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def DescribeReplica(self, request, context):
-        """How this replica stands in its group. Answered by slaves too; everything above and below
-        only by the master (error 306 otherwise).
+        """How this replica stands in its group. Answered by slaves too; everything above and below only by the master (error 306 otherwise).
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def ConfirmClock(self, request, context):
-        """An operator says that the clock of this replica's machine is right: retention follows it
-        immediately. Answered by slaves too.
+        """An operator says that the clock of this replica's machine is right: retention follows it immediately. Answered by slaves too.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Transfer(self, request, context):
-        """Hand the mastership over; answered when the other one leads, or with an error if it does
-        not in time.
+        """Hand the mastership over; answered when the other one leads, or with an error if it does not in time.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def ReadLog(self, request, context):
-        """Entries of a log as they lie in the file, for another replica whose own copy of them is
-        damaged (answered by slaves too), or for readers.
+        """Entries of a log as they lie in the file, for another replica whose own copy of them is damaged (answered by slaves too), or for readers.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def HoldWrites(self, request, context):
-        """For a backup (docs/BACKUP.md): the master begins no new request until it is released, or
-        until the time has passed. Answered when every request that was begun before is in its log.
-        Error 300 if its writes are held already.
+        """For a backup (docs/BACKUP.md): the master begins no new request until it is released, or until the time has passed. Answered when every
+        request that was begun before is in its log. Error 300 if its writes are held already.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def DescribeHold(self, request, context):
-        """What a held master's logs hold, answered when all of it is committed. Error 300 if the
-        hold has ended.
+        """What a held master's logs hold, answered when all of it is committed. Error 300 if the hold has ended.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def ReleaseWrites(self, request, context):
-        """Continue. Error 300 if the hold had ended before: then what was found under it does not
-        belong together.
+        """Continue. Error 300 if the hold had ended before: then what was found under it does not belong together.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -278,11 +268,9 @@ class BrokerControlServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def Seal(self, request, context):
-        """Ordered subjects (docs/ORDERING.md). Each is answered only when what it says is
-        committed.
+        """Ordered subjects (docs/ORDERING.md). Each is answered only when what it says is committed.
 
-        Close a partition: append its command message, once, whatever is asked again. Error 114 if
-        it was closed by another change.
+        Close a partition: append its command message, once, whatever is asked again. Error 114 if it was closed by another change.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -296,8 +284,7 @@ class BrokerControlServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def PlaceLanes(self, request, context):
-        """Let a group begin on partitions, if it never did; or move it: its lanes are taken from
-        their consumers.
+        """Let a group begin on partitions, if it never did; or move it: its lanes are taken from their consumers.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -311,8 +298,7 @@ class BrokerControlServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def InheritParked(self, request, context):
-        """Before a group reads a partition: the keys that it has parked in the partitions before
-        are parked there, too.
+        """Before a group reads a partition: the keys that it has parked in the partitions before are parked there, too.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -326,8 +312,7 @@ class BrokerControlServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def TraceMessage(self, request, context):
-        """What groups did with one message, from the action log, in pages; behind the last event,
-        where it is now.
+        """What groups did with one message, from the action log, in pages; behind the last event, where it is now.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

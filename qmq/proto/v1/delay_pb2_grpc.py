@@ -75,16 +75,14 @@ class DelayControlServicer(object):
     """Missing associated documentation comment in .proto file."""
 
     def CancelDelayed(self, request, context):
-        """Do not deliver a message. Answered when that is committed. Errors: 118 if it is on its
-        way or delivered, 111 if it is not known (any more).
+        """Do not deliver a message. Answered when that is committed. Errors: 118 if it is on its way or delivered, 111 if it is not known (any more).
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def MoveDelayed(self, request, context):
-        """Deliver it at another time; a past time means immediately. Errors as CancelDelayed, and
-        117.
+        """Deliver it at another time; a past time means immediately. Errors as CancelDelayed, and 117.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -247,16 +247,14 @@ class MetaServicer(object):
     """Missing associated documentation comment in .proto file."""
 
     def Locate(self, request, context):
-        """Where a subject's queues are. With create_if_missing, and if the metaserver allows it, an
-        unknown subject is created.
+        """Where a subject's queues are. With create_if_missing, and if the metaserver allows it, an unknown subject is created.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def CreateSubject(self, request, context):
-        """Create a subject. One that is there with the same settings is fine; with others it is
-        error 107.
+        """Create a subject. One that is there with the same settings is fine; with others it is error 107.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -289,16 +287,14 @@ class MetaServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def DeleteSubject(self, request, context):
-        """Delete a subject: its messages, groups, routes, settings and pauses. Called again it
-        continues with what was begun.
+        """Delete a subject: its messages, groups, routes, settings and pauses. Called again it continues with what was begun.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def PurgeSubject(self, request, context):
-        """Forget the messages of a subject that are stored now, on all broker groups; groups
-        continue behind them.
+        """Forget the messages of a subject that are stored now, on all broker groups; groups continue behind them.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -331,16 +327,14 @@ class MetaServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def Watch(self, request, context):
-        """Reports immediately that the answer of Locate has changed. Only a hint: a client that
-        gets none asks again when a broker refuses it.
+        """Reports immediately that the answer of Locate has changed. Only a hint: a client that gets none asks again when a broker refuses it.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def PlaceSubject(self, request, context):
-        """Choose the broker groups on which a subject lives. Messages already stored elsewhere stay
-        consumable there.
+        """Choose the broker groups on which a subject lives. Messages already stored elsewhere stay consumable there.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -360,8 +354,7 @@ class MetaServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def SetSubjectSchema(self, request, context):
-        """Declare the next version of a subject's schema, if it is compatible with the one before
-        (error 127). The newest one again is no new version.
+        """Declare the next version of a subject's schema, if it is compatible with the one before (error 127). The newest one again is no new version.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -382,8 +375,7 @@ class MetaServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def SetGroupMode(self, request, context):
-        """Drain a broker group (read-only: producers go elsewhere, consumers continue), or resume
-        it.
+        """Drain a broker group (read-only: producers go elsewhere, consumers continue), or resume it.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -405,8 +397,7 @@ class MetaServicer(object):
     def ChangeRoute(self, request, context):
         """Ordered subjects (docs/ORDERING.md).
 
-        Split, merge or move partitions. Answered when the next route is published (or, with
-        dry_run, planned).
+        Split, merge or move partitions. Answered when the next route is published (or, with dry_run, planned).
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -426,9 +417,8 @@ class MetaServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def SyncMember(self, request, context):
-        """Registers a consumer, and returns its assignment: answered when the assignment differs
-        from the one it has, or after wait_ms. The consumer calls again immediately. A consumer that
-        does not call for lease_ms loses its lanes.
+        """Registers a consumer, and returns its assignment: answered when the assignment differs from the one it has, or after wait_ms. The
+        consumer calls again immediately. A consumer that does not call for lease_ms loses its lanes.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -461,8 +451,7 @@ class MetaServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def CancelDelayed(self, request, context):
-        """Delayed messages (docs/DELAY.md). Forwarded to the master of the id's delay group; lists
-        and descriptions come from all of them.
+        """Delayed messages (docs/DELAY.md). Forwarded to the master of the id's delay group; lists and descriptions come from all of them.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -495,8 +484,7 @@ class MetaServicer(object):
     def SetGroupSettings(self, request, context):
         """How a group's messages are tried again, and who is paused (docs/DELIVERY.md).
 
-        Set, or clear, settings of a group on a subject, or on all ("*"); the answer is what holds
-        then.
+        Set, or clear, settings of a group on a subject, or on all ("*"); the answer is what holds then.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -509,8 +497,7 @@ class MetaServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def SetPause(self, request, context):
-        """Pause or resume a group, a consumer or a client. Repeating a pause or a resume changes
-        nothing.
+        """Pause or resume a group, a consumer or a client. Repeating a pause or a resume changes nothing.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -4,7 +4,6 @@ elsewhere.
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -16,7 +15,6 @@ import pytest
 from google_crc32c import value as crc32c
 from hypothesis import given
 from hypothesis import strategies as st
-from replica_support import flush
 from support import ManualClock
 from support.tiered_log import CONFIG, grow
 
@@ -92,9 +90,9 @@ def test_an_index_is_read_as_it_was_written_and_a_changed_byte_is_noticed() -> N
         assert decode_index(data[:at] + bytes([data[at] ^ 1]) + data[at + 1 :]) is None
 
 
-@pytest.mark.parametrize("lost", ["", "checkpoint", "consume"])
+@pytest.mark.parametrize("has_checkpoint", [True, False])
 def test_messages_without_a_file_are_read_before_and_after_a_restart(
-    tmp_path: Path, lost: str
+    tmp_path: Path, has_checkpoint: bool
 ) -> None:
     elsewhere = Elsewhere()
     store = open_store(tmp_path, LOG, ManualClock(), stored=elsewhere)
@@ -108,13 +106,27 @@ def test_messages_without_a_file_are_read_before_and_after_a_restart(
         log.end - log.bases[2],
     )
     assert everything(store) == before
-    close_store(store)
-    if lost:
-        shutil.rmtree(tmp_path / lost)
+    if has_checkpoint:
+        close_store(store)
+    else:
+        store.close()
     elsewhere.reads = 0
     with opened(tmp_path, elsewhere) as again:
-        assert (elsewhere.reads > 0) == bool(lost)
+        assert (elsewhere.reads == 0) == has_checkpoint
         assert (again.messages.start, again.messages.local_start) == (0, again.messages.bases[2])
+        assert everything(again) == before
+
+
+def test_a_lost_consume_log_is_rebuilt_from_segments_without_a_file(tmp_path: Path) -> None:
+    elsewhere = Elsewhere()
+    store = open_store(tmp_path, LOG, ManualClock(), stored=elsewhere)
+    grow(store, 13)
+    before = everything(store)
+    move(store, elsewhere, 2)
+    close_store(store)
+    for path in (tmp_path / "consume").iterdir():
+        path.unlink()
+    with opened(tmp_path, elsewhere) as again:
         assert everything(again) == before
 
 
@@ -188,7 +200,9 @@ def test_only_segments_with_an_index_are_released_and_in_order(tmp_path: Path) -
 def test_the_scrubber_checks_what_is_on_the_disk_to_the_end(tmp_path: Path) -> None:
     elsewhere = Elsewhere()
     with grown(tmp_path) as store:
-        flush(store)
+        plan = store.begin_flush()
+        plan.run()
+        store.end_flush(plan)
         scrubber = Scrubber(store)
         move(store, elsewhere, 2)
         for _ in range(10):
