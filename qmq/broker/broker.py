@@ -492,8 +492,7 @@ class Broker:
 
         `find_queue` is the broker's own, or one that accepts fewer subjects.
         """
-        if not self.is_serving or self.is_paused:
-            raise NotMaster(self._not_master())
+        self.require_serving()
         if self.is_stopping:
             raise Stopping("the broker is shutting down: send again to the new master")
         batches = read_batches(payload, find_queue or self.subjects.find_queue)
@@ -600,7 +599,7 @@ class Broker:
             self.schedule()
         else:
             self.responses.wait(waiter, self.store.index)
-            self.responses.release(self.store.committed_index, self._flushed_index)
+            self._release()
         await waiter
 
     @asynccontextmanager
@@ -625,6 +624,10 @@ class Broker:
             await self.committed(only_written=self._is_action_log_full)
         if self.store is not store:
             raise NotMaster(self._not_master())
+
+    def _release(self) -> None:
+        """Send the answers whose entries are committed, and flushed where that was asked for."""
+        self.responses.release(self.store.committed_index, self._flushed_index)
 
     def _wake_queues(self, queues: list[Queue]) -> None:
         found = dict.fromkeys(queues) if len(queues) > 1 else queues
@@ -676,11 +679,7 @@ class Broker:
         committed already (a batch was sent twice), answers are released all the same.
         """
         store = self.store
-        if (
-            queues
-            and store.commits_at_once
-            and (self.dispatch.groups.by_queue or self.lanes.by_queue)
-        ):
+        if queues and store.commits_at_once:
             self._wake_queues(queues)
         index = store.index
         is_committed = index <= store.committed_index
@@ -688,7 +687,7 @@ class Broker:
             self.counters.wrote(index)
         self.committer.written(index)
         if is_committed:
-            self.responses.release(store.committed_index, self._flushed_index)
+            self._release()
 
     def commit(self, index: int) -> None:
         """Everything up to `index` is committed: consumers may see it, answers are sent."""
@@ -698,7 +697,7 @@ class Broker:
         if self.is_serving:
             if grown:
                 self._wake_queues(grown)
-            self.responses.release(self.store.committed_index, self._flushed_index)
+            self._release()
 
     def flushed(self, index: int) -> None:
         """Everything up to `index` is committed and flushed on a majority: it survives a power cut
@@ -706,7 +705,7 @@ class Broker:
         """
         self._flushed_index = max(self._flushed_index, index)
         if self.is_serving:
-            self.responses.release(self.store.committed_index, self._flushed_index)
+            self._release()
 
     def answer_error(self, peer: Peer, request_id: int, failure: QmqError) -> None:
         """Answer a request with an error."""

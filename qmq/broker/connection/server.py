@@ -376,10 +376,8 @@ class DataConnection(Flushable):
 
     def _consuming(self) -> Dispatch:
         """The part that serves consumers. Raises NotMaster."""
-        broker = self._broker
-        if broker.is_paused or not (broker.is_serving and broker.has_consumers):
-            broker.require_consumption()
-        return broker.dispatch
+        self._broker.require_consumption()
+        return self._broker.dispatch
 
     def _pull(self, each: Frame) -> None:
         self._consuming().pull(
@@ -421,10 +419,8 @@ class DataConnection(Flushable):
 
     def _lanes(self) -> Lanes:
         """The part that serves consumers of ordered subjects. Raises NotMaster."""
-        broker = self._broker
-        if broker.is_paused or not (broker.is_serving and broker.has_consumers):
-            broker.require_consumption()
-        return broker.lanes
+        self._broker.require_consumption()
+        return self._broker.lanes
 
     def _lane_attach(self, each: Frame) -> None:
         request = wire.LaneAttach.unpack(each.payload)

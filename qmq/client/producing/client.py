@@ -25,7 +25,6 @@ from qmq.client.producing import delayed
 from qmq.client.producing.delayed import DelayedProducer
 from qmq.client.producing.ordered.producer import OrderedProducer
 from qmq.client.producing.producer import (
-    DRAIN_BYTES,
     IdleProducers,
     Producer,
     ProducerIdentity,
@@ -150,7 +149,7 @@ class SendingClient:
         producer = (
             acks == "quorum" and self._producers.get(subject)
         ) or await self._shared_producer(subject, acks)
-        if producer.waiting_bytes > DRAIN_BYTES:
+        if producer.full:
             await producer.drain()
         ticket = producer.send(body, key, tags, headers)  # type: ignore[arg-type]  # an ordered one refuses a message without a key
         index = producer.place_of_last(ticket)

@@ -153,8 +153,11 @@ class MasterConnection(Generic[B]):
             timeout_s=left_s,
         )
         if not self._is_watched:
-            self._is_watched = True
-            self._links.answer_watch.expect(self._look, self._answers, self._loop)
+            self._watch()
+
+    def _watch(self) -> None:
+        self._is_watched = True
+        self._links.answer_watch.expect(self._look, self._answers, self._loop)
 
     # --- the way back -----------------------------------------------------------------------------
 
@@ -202,8 +205,7 @@ class MasterConnection(Generic[B]):
             self._links.locator.refresh(self._target)
             self._tell()
         if not self._is_watched and not self.is_closed:
-            self._is_watched = True
-            self._links.answer_watch.expect(self._look, self._answers, self._loop)
+            self._watch()
 
     # --- time -------------------------------------------------------------------------------------
 

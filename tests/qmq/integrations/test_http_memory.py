@@ -36,9 +36,8 @@ async def test_receives_without_a_verdict_hold_a_bounded_part_and_lose_nothing(n
     # a kept connection was idle for too long.
     one_each = httpx.Limits(max_keepalive_connections=0)
     async with httpx.AsyncClient(base_url=server.url, timeout=600, limits=one_each) as client:
-        with memory_at_most(
-            64 * MIB
-        ):  # an answer is held in several forms, by the server and by the client of this test
+        # An answer is held in several forms, by the server and by the client of this test.
+        with memory_at_most(64 * MIB):
             while len(found) < COUNT:
                 answer = await client.post(
                     "/subjects/zeros/groups/g/receive", json={"wait_s": 20, "messages_max": 100}
