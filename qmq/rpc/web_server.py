@@ -10,6 +10,11 @@ A request under way takes a place until the application has answered it, also if
 It belongs to the principal that was proven, and else to the peer's address. If all places are
 taken, the owner that holds most makes room for another one with its oldest request, which is nearly
 always one that waits for something (`qmq.rpc.strangers`). The refused request gets 503.
+
+An answer is under way until its peer has read it. uvicorn reports it as complete when the transport
+holds it, and the connection would then be a stranger, with a stranger's time, while its peer still
+reads. So the application's answer goes to uvicorn in pieces, each when the kernel has taken the
+ones before it, and at most the last piece is still in the process when the request leaves.
 """
 
 from __future__ import annotations
@@ -30,7 +35,7 @@ from starlette.responses import PlainTextResponse
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from qmq.errors import InvalidArgument, Outcome, Overloaded, QmqError, QuotaExceeded
-from qmq.limits import MIB
+from qmq.limits import KIB, MIB
 from qmq.rpc.network import ignored
 from qmq.rpc.strangers import PROOFS_PER_S, SharedPlaces, StrangerBounds, Strangers, network_of
 from qmq.rpc.tls_listener import HandshakeBounds, TlsListener
@@ -42,6 +47,10 @@ log = logging.getLogger("qmq.security")
 
 STOP_S: Final = 2
 LATE_LOOK_S: Final = 1.0
+PIECE_BYTES: Final = 64 * KIB
+"""Bytes of answers to one peer that wait in this process until the kernel takes them. With TLS they
+are up to three times as many, because its transport has a buffer below its own.
+"""
 WEB_ALPN: Final = "http/1.1"
 _STATE: Final = "qmq.connection"
 """The connection, in the state of its requests."""
@@ -138,18 +147,35 @@ class _Connection(H11Protocol):
 
     def data_received(self, data: bytes) -> None:
         super().data_received(data)
-        cycle = self.cycle
-        if cycle is not None and not cycle.more_body and not cycle.response_complete:
+        if self._has_whole_request():
             self.strangers.left(self)
         else:
             self.strangers.received(self, len(data))
 
+    def _has_whole_request(self) -> bool:
+        cycle = self.cycle
+        return cycle is not None and not cycle.more_body and not cycle.response_complete
+
     def on_response_complete(self) -> None:
         if self.cycle is not None and not self.cycle.more_body:
             self.strangers.left(self)  # what comes next has its own time
-        if not self.transport.is_closing():
-            self._expect_request()
+        # also a connection that closes: it stays until its peer has read the last piece
+        self._expect_request()
         super().on_response_complete()
+        if self._has_whole_request():  # it arrived behind the one before
+            self.strangers.left(self)
+
+    async def make_room(self, size: int) -> None:
+        """Wait until `size` more bytes, at most PIECE_BYTES, may be written, or the connection has
+        ended.
+        """
+        waiting = self.transport.get_write_buffer_size()
+        if waiting + size <= PIECE_BYTES or self.transport.is_closing():
+            return
+        self.transport.set_write_buffer_limits(1)  # with 0, TLS would pause an empty buffer
+        await self.flow.drain()
+        if not self.transport.is_closing():
+            self.transport.set_write_buffer_limits()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self.strangers.left(self)
@@ -170,12 +196,20 @@ class _Divided:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         request = object()
         scope["state"][_OWNED] = partial(self._places.pass_on, request)
+        connection: _Connection = scope["state"][_STATE]
         has_begun = False
 
         async def sent(message: Message) -> None:
             nonlocal has_begun
             has_begun = True
-            await send(message)
+            body, begin = message.get("body", b""), 0
+            while (end := begin + PIECE_BYTES) < len(body):
+                await connection.make_room(PIECE_BYTES)
+                await send({**message, "body": body[begin:end], "more_body": True})
+                begin = end
+                await asyncio.sleep(0)  # others' turn, also that of the news that the peer has gone
+            await connection.make_room(len(body) - begin)
+            await send({**message, "body": body[begin:]} if begin else message)
 
         loop = asyncio.get_running_loop()
         failure = Overloaded(f"{_FULL}: try again later")
@@ -199,9 +233,7 @@ class _Divided:
         if not has_begun:
             await self._refuse(failure)(scope, receive, send)
             return
-        scope["state"][
-            _STATE
-        ].transport.abort()  # so that nobody takes the part for the whole answer
+        connection.transport.abort()  # so that nobody takes the part for the whole answer
         while (await receive())["type"] != "http.disconnect":
             pass
 

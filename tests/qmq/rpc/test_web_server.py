@@ -10,17 +10,20 @@ import shutil
 import socket
 import ssl
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
+from typing import Final
 
 import pytest
+import uvloop
 from starlette.applications import Starlette
 from starlette.requests import Request
-from starlette.responses import PlainTextResponse
+from starlette.responses import PlainTextResponse, Response
 from starlette.types import Receive, Scope, Send
 from support import eventually
 
 from qmq.errors import InvalidArgument
+from qmq.limits import KIB, MIB
 from qmq.rpc.network import ignored
 from qmq.rpc.strangers import SharedPlaces, StrangerBounds, Strangers
 from qmq.rpc.tls_listener import HandshakeBounds, TlsListener
@@ -160,13 +163,24 @@ def test_files_that_are_no_certificate_are_refused_at_the_start(tmp_path: Path) 
 # --- strangers ------------------------------------------------------------------------------------
 
 
+LONG_BYTES: Final = 16 * MIB
+RECEIVE_BYTES: Final = 256 * KIB
+
+
+def long_answer() -> bytes:
+    """More than kernels keep for a peer that does not read. No piece is as another one."""
+    return b"".join(at.to_bytes(8, "big") * 128 for at in range(LONG_BYTES // 1024))
+
+
 class Site:
     """An application that answers with the length of the body. Below `/known` callers prove a name
-    first, the last part of the path: `slow` then waits, and `part` waits within its answer.
+    first, the last part of the path: `slow` then waits, and `part` waits within its answer. With
+    `?long` the answer is long. `/wait` answers when the test says so.
     """
 
     def __init__(self) -> None:
         self.waiting = 0
+        self.go_on = asyncio.Event()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         request = Request(scope, receive)
@@ -176,9 +190,15 @@ class Site:
             if name == "part":
                 await send({"type": "http.response.start", "status": 200, "headers": []})
                 await send({"type": "http.response.body", "body": b"begun", "more_body": True})
+            if scope["query_string"] == b"long":
+                await Response(long_answer())(scope, receive, send)
+                return
             if name in ("part", "slow"):
                 self.waiting += 1
                 await asyncio.Event().wait()
+        if scope["path"] == "/wait":
+            self.waiting += 1
+            await self.go_on.wait()
         size = 0
         async for part in request.stream():
             size += len(part)
@@ -188,7 +208,7 @@ class Site:
 class Served:
     """A server whose clock stands still, and its strangers."""
 
-    def __init__(self) -> None:
+    def __init__(self, certificate: ServedCertificate | None = None) -> None:
         self.now_s = 0.0
         self.site = Site()
         self.server = WebServer(
@@ -197,13 +217,24 @@ class Served:
             0,
             requests_max=20,
             strangers_bytes_max=300_000,
+            certificate=certificate,
             now_s=lambda: self.now_s,
         )
         self.port = 0
         self._writers: list[asyncio.StreamWriter] = []
 
-    async def open(self, sent: bytes = b"") -> asyncio.StreamReader:
-        reader, writer = await asyncio.open_connection("127.0.0.1", self.port)
+    async def open(
+        self, sent: bytes = b"", context: ssl.SSLContext | None = None
+    ) -> asyncio.StreamReader:
+        """A connection whose kernel keeps little of what is not read."""
+        connecting = socket.socket()
+        connecting.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, RECEIVE_BYTES)
+        connecting.setblocking(False)
+        loop = asyncio.get_running_loop()
+        await loop.sock_connect(connecting, ("127.0.0.1", self.port))
+        reader, writer = await asyncio.open_connection(
+            sock=connecting, ssl=context, server_hostname=None if context is None else "127.0.0.1"
+        )
         self._writers.append(writer)
         writer.write(sent)
         return reader
@@ -270,6 +301,70 @@ async def test_a_request_that_stops_half_way_ends_when_its_time_is_over(served: 
     assert (await served.ask()).startswith(b"HTTP/1.1 200")
     served.now_s = 30
     assert await ended(reader)
+
+
+# --- peers that read slowly -----------------------------------------------------------------------
+
+
+async def body_of(reader: asyncio.StreamReader) -> bytes:
+    """The body of a long answer. Raises IncompleteReadError, ConnectionError."""
+    await reader.readuntil(b"\r\n\r\n")
+    return await reader.readexactly(LONG_BYTES)
+
+
+async def slow_reads(files: tuple[Path, Path] | None) -> None:
+    """A peer begins to read a long answer when the time of a stranger is over."""
+    context = None
+    if files is not None:
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+        context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    served = Served(None if files is None else ServedCertificate(*files))
+    served.port = await served.server.start()
+    try:
+        reader = await served.open(begun("/known/slow?long", 0), context)
+        assert await reader.readline() == b"HTTP/1.1 200 OK\r\n"
+        stranger = await served.open(b"", context)
+        served.now_s = 30
+        assert await ended(stranger), "the server has looked who is late"
+        assert await body_of(reader) == long_answer()
+    finally:
+        served.leave()
+        await served.server.stop()
+
+
+@pytest.mark.parametrize("new_loop", [asyncio.new_event_loop, uvloop.new_event_loop])
+@pytest.mark.parametrize("is_tls", [False, True], ids=["plain", "tls"])
+def test_who_reads_a_long_answer_slowly_keeps_the_connection(
+    new_loop: Callable[[], asyncio.AbstractEventLoop], is_tls: bool, files: tuple[Path, Path]
+) -> None:
+    with asyncio.Runner(loop_factory=new_loop) as runner:
+        runner.run(slow_reads(files if is_tls else None))
+
+
+async def test_a_connection_is_asked_again_after_a_long_answer(served: Served) -> None:
+    reader = await served.open(2 * begun("/known/slow?long", 0))
+    for _ in range(2):
+        assert await body_of(reader) == long_answer()
+
+
+async def test_a_request_that_came_early_is_no_strangers(served: Served) -> None:
+    reader = await served.open(begun("/", 0) + begun("/wait", 0))
+    assert await reader.readuntil(b"\r\n\r\n0")
+    await eventually(lambda: served.site.waiting == 1)
+    stranger = await served.open()
+    served.now_s = 30
+    assert await ended(stranger)
+    served.site.go_on.set()
+    assert await reader.readline() == b"HTTP/1.1 200 OK\r\n"
+
+
+async def test_an_answer_that_is_not_read_keeps_its_place(served: Served) -> None:
+    unread = await served.open(begun("/known/slow?long", 0))
+    assert await unread.readline() == b"HTTP/1.1 200 OK\r\n"
+    await held(served, "/known/slow", 19)
+    assert (await served.ask("/known/other")).startswith(b"HTTP/1.1 200")
+    with pytest.raises((asyncio.IncompleteReadError, ConnectionError)):
+        await body_of(unread)
 
 
 # --- owners ---------------------------------------------------------------------------------------
