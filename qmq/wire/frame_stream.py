@@ -139,6 +139,11 @@ class FrameStream(asyncio.BufferedProtocol):
         """Bytes that the operating system has taken."""
         return self._sent_bytes - self.unsent_bytes
 
+    @property
+    def acknowledged_bytes(self) -> int:
+        """Bytes that the peer's operating system has acknowledged; 0 if that is unknown."""
+        return reachable.acknowledged_bytes(self.socket)
+
     def put(self, *buffers: bytes) -> bool:
         """Keep bytes for the next `flush`. Returns True if they are the first: the caller then
         schedules a flush.

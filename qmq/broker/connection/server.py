@@ -5,6 +5,10 @@ broker decides.
 or does not read its answers. It counts checks, not milliseconds: after a minute in which this
 process was suspended, all connections seem to have done nothing, but at the next check their bytes
 are there. A single byte is progress, so that slow uploads continue.
+
+A slow reader makes progress if our kernel takes bytes, or if the peer's acknowledges some. The
+first alone is too coarse: our kernel takes more when a third of its buffer, a MiB, is free again,
+and with TLS what waits below the transport's buffer is not seen.
 """
 
 from __future__ import annotations
@@ -60,10 +64,12 @@ class Ending(Enum):
 class StallWatch:
     """Remembers the previous check of one connection."""
 
-    __slots__ = ("_received_bytes", "_taken_bytes", "_unread_looks", "_unsent_looks")
+    __slots__ = ("_read_bytes", "_received_bytes", "_unread_looks", "_unsent_looks")
 
     def __init__(self) -> None:
-        self._received_bytes = self._taken_bytes = -1
+        self._received_bytes = -1
+        self._read_bytes = (-1, -1)
+        """What our kernel had taken and the peer's had acknowledged, when last bytes waited."""
         self._unsent_looks = self._unread_looks = 0
 
     def look(self, found: FrameStream) -> Ending | None:
@@ -71,16 +77,18 @@ class StallWatch:
         peer's silence does not count.
         """
         may_send = found.reader.awaits_rest and found.is_reading
-        has_unread = found.unsent_bytes > 0
         self._unsent_looks = (
             self._unsent_looks + 1
             if may_send and found.received_bytes == self._received_bytes
             else 0
         )
-        self._unread_looks = (
-            self._unread_looks + 1 if has_unread and found.taken_bytes == self._taken_bytes else 0
-        )
-        self._received_bytes, self._taken_bytes = found.received_bytes, found.taken_bytes
+        self._received_bytes = found.received_bytes
+        if found.unsent_bytes:
+            read_bytes = (found.taken_bytes, found.acknowledged_bytes)
+            self._unread_looks = self._unread_looks + 1 if read_bytes == self._read_bytes else 0
+            self._read_bytes = read_bytes
+        else:
+            self._unread_looks = 0
         if self._unread_looks >= LOOKS:
             return Ending.ABORT
         return Ending.CLOSE if self._unsent_looks >= LOOKS else None

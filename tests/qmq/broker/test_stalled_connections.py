@@ -15,7 +15,7 @@ from support import ManualClock, eventually
 from qmq.broker.broker import Broker
 from qmq.broker.config import BrokerConfig
 from qmq.broker.connection.server import LOOKS, DataConnection, DataServer, Ending, StallWatch
-from qmq.limits import MIB
+from qmq.limits import KIB, MIB
 from qmq.log.log_config import LogConfig
 from qmq.log.recovery import open_store
 from qmq.model import SubjectConfig
@@ -40,6 +40,7 @@ class Stream:
     is_reading: bool = True
     unsent_bytes: int = 0
     taken_bytes: int = 0
+    acknowledged_bytes: int = 0
 
 
 def test_an_idle_connection_is_never_ended() -> None:
@@ -69,6 +70,13 @@ def test_who_reads_no_answers_is_ended_though_answers_are_added() -> None:
         stream.unsent_bytes = 1000 + more
         assert patience.look(stream) is None
     assert patience.look(stream) is Ending.ABORT
+
+
+def test_bytes_that_the_peer_acknowledges_are_progress() -> None:
+    patience = StallWatch()
+    for at in range(10 * LOOKS):
+        stream = Stream(unsent_bytes=5000, taken_bytes=7, acknowledged_bytes=at)
+        assert patience.look(stream) is None
 
 
 @asynccontextmanager
@@ -142,6 +150,26 @@ async def test_who_does_not_read_its_answers_is_aborted(tmp_path: Path) -> None:
                 connection.send(frames.frame(FrameKind.OK, 3, bytes(MIB)))
                 connection.flush()
             await eventually(lambda: server.end_stalled() or server.connections == 0)
+
+
+async def test_who_reads_its_answers_slowly_is_not_ended(tmp_path: Path) -> None:
+    async with served(tmp_path) as server:
+        loop = asyncio.get_running_loop()
+        with socket.socket() as client:
+            client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 128 * KIB)
+            client.setblocking(False)
+            await loop.sock_connect(client, ("127.0.0.1", server.port))
+            await loop.sock_sendall(client, HELLO)
+            await eventually(lambda: server.connections == 1 and only(server).has_said_hello)
+            connection = only(server)
+            while connection.stream.is_writable:
+                connection.send(frames.frame(FrameKind.OK, 3, bytes(MIB)))
+                connection.flush()
+            for _ in range(2 * LOOKS):
+                server.end_stalled()
+                assert await loop.sock_recv(client, 100_000)
+            assert connection.stream.is_open
+            connection.stream.abort()
 
 
 async def test_a_server_looks_by_itself(tmp_path: Path) -> None:

@@ -83,3 +83,18 @@ def test_sockets_other_than_tcp_are_left_alone() -> None:
     with one, other:
         reachable.watch(one)
         assert reachable.silent_ms(one) == reachable.silent_ms(None) == 0
+        assert reachable.acknowledged_bytes(one) == reachable.acknowledged_bytes(None) == 0
+
+
+def test_a_peer_acknowledges_what_it_reads() -> None:
+    with (
+        socket.create_server(("127.0.0.1", 0)) as server,
+        socket.create_connection(server.getsockname()) as one,
+        server.accept()[0] as other,
+    ):
+        before = reachable.acknowledged_bytes(one)
+        one.sendall(bytes(1000))
+        assert len(other.recv(1000, socket.MSG_WAITALL)) == 1000
+        other.sendall(b"x")  # with it goes the acknowledgement
+        assert one.recv(1) == b"x"
+        assert reachable.acknowledged_bytes(one) == before + 1000
