@@ -66,6 +66,7 @@ from qmq.errors import CoordinationUnavailable, InvalidArgument, Unavailable, Un
 from qmq.model import Order
 from qmq.operations.routes import change_facts, described, left_in, plan_facts, undo_command
 from qmq.operations.text import Duration
+from qmq.wire.number_fields import check_numbers, request_of
 
 if TYPE_CHECKING:
     from qmq.proto.v1 import meta_pb2 as pb
@@ -498,7 +499,8 @@ class SplitFlags:
             )
         groups = groups * count if len(groups) == 1 else groups
         return {
-            "split": pb.SplitOperation(
+            "split": request_of(
+                pb.SplitOperation,
                 partition=self.partition,
                 at=sorted(at or ()),
                 parts=0 if at else count,
@@ -961,6 +963,7 @@ def policy(
     async def _policy() -> pb.ReshardPolicy:
         from qmq.proto.v1 import meta_pb2 as pb
 
+        check_numbers(pb.ReshardPolicy, given)
         async with qmq.connect(server) as mq:
             now = (await mq.metadata.explain_reshard(subject)).policy
             after = pb.ReshardPolicy()

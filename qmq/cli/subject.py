@@ -29,12 +29,12 @@ from qmq.cli.output import (
 )
 from qmq.cli.roles import names_of
 from qmq.errors import InvalidArgument, Unavailable, UnknownSubject
-from qmq.limits import BODY_BYTES_MAX
+from qmq.limits import BODY_BYTES_MAX, MIB
 from qmq.model import DeclaredSchema, Fencing, Order, SchemaFormat, SubjectFlush, compatibility_of
 from qmq.operations.text import counted
 from qmq.process.description import shards_of
 from qmq.schemas.declared_schema import struct_of
-from qmq.text import number
+from qmq.text import INT64_MAX, number
 
 schemas = typer.Typer(
     no_args_is_help=True, help="The schema of a subject's bodies: set, show, list, delete."
@@ -329,8 +329,8 @@ def create(
     async def _create() -> None:
         config = qmq.SubjectConfig(
             name,
-            None if retention_hours is None else int(retention_hours * 3_600_000),
-            None if retention_mib is None else retention_mib << 20,
+            None if retention_hours is None else _in_units(retention_hours, "--retention-hours"),
+            None if retention_mib is None else _in_units(retention_mib, "--retention-mib"),
             body_bytes_max,
             flush=_flush(flush),
             **ordering(order, logical_partitions, partitions, fencing),
@@ -475,8 +475,8 @@ def alter(
         async with qmq.connect(server) as mq:
             return await mq.metadata.alter_subject(
                 name,
-                retention_ms=_limit(retention_hours, 3_600_000, "--retention-hours"),
-                retention_bytes=_limit(retention_mib, 1 << 20, "--retention-mib"),
+                retention_ms=_limit(retention_hours, "--retention-hours"),
+                retention_bytes=_limit(retention_mib, "--retention-mib"),
                 body_bytes_max=body_bytes_max,
             )
 
@@ -491,13 +491,25 @@ def alter(
     say(f"subject {name}: {kept}", _ALTERED, row, as_json=as_json)
 
 
-def _limit(text: str | None, unit: int, option: str) -> int | Literal["default"] | None:
+def _limit(text: str | None, option: str) -> int | Literal["default"] | None:
     if text is None or text == "default":
         return cast('Literal["default"] | None', text)
     found = number(text)
-    if found is None or int(found * unit) <= 0:
+    if found is None or found * _UNITS[option] < 1:
         raise InvalidArgument(f"{option} is a positive number or 'default', not {text!r}")
-    return int(found * unit)
+    return _in_units(found, option)
+
+
+_UNITS: Final = {"--retention-hours": 3_600_000, "--retention-mib": MIB}
+"""The milliseconds or bytes in one unit of an option."""
+
+
+def _in_units(value: float, option: str) -> int:
+    """The value in milliseconds or bytes. Raises InvalidArgument."""
+    unit = _UNITS[option]
+    if not abs(value * unit) <= INT64_MAX:  # neither is NaN
+        raise InvalidArgument(f"{option} is at most {INT64_MAX // unit}, not {value}")
+    return int(value * unit)
 
 
 @app.command("place")

@@ -11,15 +11,17 @@ from qmq.errors import InvalidArgument
 from qmq.limits import BODY_BYTES_MAX
 from qmq.model import Fencing, Order, SubjectConfig, SubjectFlush
 from qmq.proto.v1 import meta_pb2 as pb
+from qmq.wire.number_fields import request_of
 
 _E = TypeVar("_E", bound=Enum)
 
 
 def settings_of(config: SubjectConfig, *, partitions: int = 0) -> pb.SubjectSettings:
     """Encode a subject's settings. `partitions`: how many partitions a new ordered subject gets; 0
-    leaves the choice to the metaserver.
+    leaves the choice to the metaserver. Raises InvalidArgument for a number that is too large.
     """
-    return pb.SubjectSettings(
+    return request_of(
+        pb.SubjectSettings,
         name=config.name,
         retention_ms=config.retention_ms,
         retention_bytes=config.retention_bytes,

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from qmq.client.producing.batch import texts
 from qmq.proto.v1 import access_pb2 as access
+from qmq.wire.number_fields import request_of
 
 if TYPE_CHECKING:
     from qmq.client.metadata.service import MetadataClient
@@ -102,7 +103,7 @@ class AccessClient:
         """Make a token. Its text is in this answer only. `ends_ms` is milliseconds since 1970, 0
         for a token that does not expire.
         """
-        request = access.CreateTokenRequest(principal=principal, ends_ms=ends_ms)
+        request = request_of(access.CreateTokenRequest, principal=principal, ends_ms=ends_ms)
         found: access.CreateTokenResponse = await self._metaservers.call("CreateToken", request)
         return found
 
@@ -127,7 +128,7 @@ class AccessClient:
         """Set the limits of a principal, of a role or of a pattern.
         Raises InvalidArgument, InvalidName.
         """
-        quota = access.AccessQuota(id=quota_id, principal=principal, limits=limits)
+        quota = request_of(access.AccessQuota, id=quota_id, principal=principal, limits=limits)
         found: access.AccessQuota = await self._metaservers.call(
             "PutQuota", access.PutQuotaRequest(quota=quota)
         )

@@ -68,6 +68,7 @@ from qmq.proto.v1 import meta_pb2 as pb
 from qmq.rpc.channel import is_answer, status_of, typed_error
 from qmq.rpc.network import NETWORK, Network
 from qmq.rpc.server_name import ServerName, always
+from qmq.wire.number_fields import request_of
 from qmq.wire.subject_settings import settings_of
 
 CALL_TIMEOUT_S: Final = 5.0
@@ -525,17 +526,18 @@ class MetadataClient(DeliveryClient):
         Applies to every broker group of the subject, or to `broker_group` only. `directly` calls
         that group's master without the metaserver.
         """
-        request = control.ResetGroupRequest(subject=subject, group=group)
+        target: dict[str, int | bool]
         if sequence is not None:
-            request.sequence = sequence
+            target = {"sequence": sequence}
         elif time_ms is not None:
-            request.time_ms = time_ms
+            target = {"time_ms": time_ms}
         elif to in ("earliest", "latest"):
-            setattr(request, to, True)
+            target = {to: True}
         else:
             raise InvalidArgument(
                 "give the group's new position: earliest, latest, a time or a sequence"
             )
+        request = request_of(control.ResetGroupRequest, subject=subject, group=group, **target)
         found: control.ResetGroupResponse
         if broker_group is None or not directly:
             request.broker_group = broker_group or ""
@@ -582,8 +584,12 @@ class MetadataClient(DeliveryClient):
         Batches that delay groups delivered are searched from `since_ms` on. Raises MessageNotFound,
         UnknownSubject.
         """
-        request = control.FindMessageRequest(
-            subject=subject, message_id=message_id, every=True, since_ms=since_ms
+        request = request_of(
+            control.FindMessageRequest,
+            subject=subject,
+            message_id=message_id,
+            every=True,
+            since_ms=since_ms,
         )
         found: control.FindMessageResponse = await self._call("FindMessage", request)
         return found
@@ -606,7 +612,7 @@ class MetadataClient(DeliveryClient):
 
     async def find_time(self, subject: str, time_ms: int) -> list[control.Moved]:
         """In each queue, the first message stored at or after a time. Raises UnknownSubject."""
-        request = control.FindTimeRequest(subject=subject, time_ms=time_ms)
+        request = request_of(control.FindTimeRequest, subject=subject, time_ms=time_ms)
         found: control.FindTimeResponse = await self._call("FindTime", request)
         return list(found.found)
 
@@ -636,7 +642,8 @@ class MetadataClient(DeliveryClient):
         """
         if sum(each is not None for each in (split, merge, move)) != 1:
             raise InvalidArgument("a change of a route is one split, one merge or one move")
-        request = pb.ChangeRouteRequest(
+        request = request_of(
+            pb.ChangeRouteRequest,
             subject=subject,
             from_version=from_version,
             split=split,
@@ -687,7 +694,7 @@ class MetadataClient(DeliveryClient):
         """A subject's route (0: the latest), its partitions, and the progress of groups. Raises
         UnknownSubject, OrderMismatch, InvalidArgument.
         """
-        request = pb.DescribeRouteRequest(subject=subject, version=version)
+        request = request_of(pb.DescribeRouteRequest, subject=subject, version=version)
         found: pb.DescribeRouteResponse = await self._call("DescribeRoute", request)
         return found
 
@@ -706,8 +713,8 @@ class MetadataClient(DeliveryClient):
         """The first parked keys, partition by partition, or only `key`, on the broker groups that
         answer. Raises UnknownSubject, UnknownGroup, OrderMismatch.
         """
-        request = control.DescribeParkedRequest(
-            subject=subject, group=group, keys_max=keys_max, key=key
+        request = request_of(
+            control.DescribeParkedRequest, subject=subject, group=group, keys_max=keys_max, key=key
         )
         found: control.DescribeParkedResponse = await self._call("DescribeParked", request)
         return Partial(found.keys, found.silent)
@@ -718,8 +725,13 @@ class MetadataClient(DeliveryClient):
         """Replay a parked key's messages in order, or drop them (count them as done). Returns their
         number. Not repeated after a lost answer.
         """
-        request = control.UnparkRequest(
-            subject=subject, group=group, partition=partition, key=key, replay=replay
+        request = request_of(
+            control.UnparkRequest,
+            subject=subject,
+            group=group,
+            partition=partition,
+            key=key,
+            replay=replay,
         )
         found: control.UnparkResponse = await self._call(
             "Unpark", request, retry_s=0, timeout_s=self._timing.slow_call_s
@@ -876,7 +888,7 @@ class MetadataClient(DeliveryClient):
             name: 0 if value == "default" else value
             for name, value in {**kept, "body_bytes_max": body_bytes_max}.items()
         }
-        request = pb.AlterSubjectRequest(subject=subject, **given)
+        request = request_of(pb.AlterSubjectRequest, subject=subject, **given)
         found: pb.AlterSubjectResponse = await self._call("AlterSubject", request)
         return found.settings
 

@@ -1,0 +1,58 @@
+"""Checks numbers against the ranges of the protobuf fields that they go into. protobuf's own error
+says neither which field nor which range.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from operator import index
+from typing import Any, Final, TypeVar
+
+from google.protobuf.descriptor import FieldDescriptor
+from google.protobuf.message import Message
+
+from qmq.errors import InvalidArgument
+
+_M = TypeVar("_M", bound=Message)
+
+_RANGES: Final = {
+    FieldDescriptor.CPPTYPE_INT32: (-(1 << 31), (1 << 31) - 1),
+    FieldDescriptor.CPPTYPE_INT64: (-(1 << 63), (1 << 63) - 1),
+    FieldDescriptor.CPPTYPE_UINT32: (0, (1 << 32) - 1),
+    FieldDescriptor.CPPTYPE_UINT64: (0, (1 << 64) - 1),
+}
+
+
+def request_of(kind: type[_M], /, **fields: Any) -> _M:
+    """A message with these fields. Raises InvalidArgument for a number that its field cannot
+    hold.
+    """
+    check_numbers(kind, fields)
+    return kind(**fields)
+
+
+def check_numbers(kind: type[Message], fields: Mapping[str, Any]) -> None:
+    """Check the numbers among the values of a message's fields, also those in lists and maps.
+    Raises InvalidArgument, which names the field, or the key in a map.
+    """
+    for name, value in fields.items():
+        field = kind.DESCRIPTOR.fields_by_name[name]
+        if isinstance(value, Mapping) and field.message_type is not None:
+            values = field.message_type.fields_by_name["value"].cpp_type
+            for key, each in value.items():
+                _check(key, each, values)
+        elif field.cpp_type in _RANGES and value is not None:
+            for each in value if isinstance(value, Iterable) else (value,):
+                _check(name, each, field.cpp_type)
+
+
+def _check(name: object, value: Any, cpp_type: int) -> None:
+    if cpp_type not in _RANGES:
+        return
+    least, most = _RANGES[cpp_type]
+    try:
+        fits = least <= index(value) <= most
+    except TypeError:
+        fits = False
+    if not fits:
+        raise InvalidArgument(f"{name} is a whole number from {least} to {most}, not {value!r}")
