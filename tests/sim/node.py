@@ -461,6 +461,9 @@ class Node:
         """Entries were written: stored, or stored once a sync is done."""
         if not self.plan.is_sync:
             self._tell_stored(self.disk.image.last)
+        self._sync_soon()
+
+    def _sync_soon(self) -> None:
         if not self._is_syncing:
             self._is_syncing = True
             self._syncing_to = self.disk.image.last
@@ -487,7 +490,10 @@ class Node:
         if self.boot != boot:
             return
         if (self.disk.pending or self._syncing_to < self.disk.image.last) and not self._is_syncing:
-            self._written()
+            if self._unsaved is None:
+                self._written()
+            else:  # the log may still have entries that the core has cut
+                self._sync_soon()
 
     def _tell_synced(self) -> None:
         assert self.core is not None
@@ -705,6 +711,7 @@ class Node:
                 highest = (await self.coordinator.hold()).epoch
             except CoordinationError:
                 continue
+            await self._awake()
             if self.core is not None and highest > epoch:
                 self.core.superseded(self.world.now, highest)
                 self._carry_out()
