@@ -24,6 +24,24 @@ def test_what_only_a_minority_flushed_is_committed_and_not_flushed() -> None:
     assert core.leader.flushed == last
 
 
+def test_an_older_report_takes_nothing_back() -> None:
+    """Such as one of a replica that opened its log again, and does not know yet what is flushed."""
+    group = Group()
+    group.elect("a")
+    group.settle()
+    core, slave = group.core["a"], group.core["b"]
+    assert core.leader is not None
+    last, epoch, peer = core.state.history.last_index, core.state.promised, core.leader.peers["b"]
+    for flushed in (last, 0, last - 1):
+        group.step("b", "a", Ack(epoch, peer.round, last, last, last, flushed))
+        assert peer.flushed == last
+    core.flushed(last)
+    assert core.leader.flushed == last
+    for flushed in (last, 0, last - 1):
+        slave.flushed(flushed)
+        assert slave.state.flushed_index == last
+
+
 def test_a_slave_reports_at_once_a_flush_that_a_client_waits_for() -> None:
     group = Group()
     group.elect("a")
