@@ -204,7 +204,8 @@ class SubjectDispatcher:
     Ordered: `Partitioner` (qmq/delivery/partitioner.py) says which partition a logical partition
     belongs to, through changes of the route. In addition:
     * Plans of an earlier master go first. If the newest route lacks their partition, the logical
-      partitions of their messages wait for them.
+      partitions of their messages wait for them. Plans from when the subject was unordered are
+      void: it was deleted since then. Their messages are planned again, before those that wait.
     * When a partition refuses as if it were sealed, the route is requested until it is newer.
 
     Worked example: partition 1 holds [0, 8) and is split into 2 and 3 while three batches are on
@@ -369,16 +370,23 @@ class SubjectDispatcher:
             self._way = way = Partitioner(lambda part: self._destination(part.group, part.number))
             way.learn(ordering.route, ordering.fenced, self._loop.time())
             for batch in resumed:
-                part = PhysicalPartition(
-                    batch.draft.partition, UNKNOWN_RANGE, batch.draft.broker_group
-                )
-                keyed = [
-                    message for message in batch.draft.messages if message.key
-                ]  # all, unless the subject was unordered then
-                way.resume(part, self.lps(keyed)).admit(batch)
+                if number := batch.draft.partition:
+                    part = PhysicalPartition(number, UNKNOWN_RANGE, batch.draft.broker_group)
+                    way.resume(part, self.lps(batch.draft.messages)).admit(batch)
+            unordered = [batch for batch in resumed if not batch.draft.partition]
+            waiting = [*self._given_up(unordered), *waiting]
         self._locator.listen(self.subject, self._rerouted)
         self._rerouted()
         self._add(waiting)
+
+    def _given_up(self, unordered: Sequence[DueBatch]) -> list[DueMessage]:
+        """The messages of plans from when the subject was unordered. It was deleted since then, as
+        a subject does not change its order, and no broker can say what became of them.
+        """
+        for batch in unordered:
+            batch.is_lost = True
+        self.dispatcher.void(self, unordered)
+        return [message for batch in unordered for message in batch.draft.messages]
 
     def _destination(self, group: str, partition: int = 0) -> DueDestination:
         found = self._destinations.get((group, partition))

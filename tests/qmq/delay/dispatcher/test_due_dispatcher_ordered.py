@@ -188,6 +188,34 @@ def test_a_plan_from_before_the_order_is_given_up_if_a_message_has_no_key() -> N
     play(scene)
 
 
+def test_plans_from_before_the_order_do_not_wait_for_their_broker_groups() -> None:
+    """The subject was deleted since then, with all that those groups had of it."""
+
+    async def scene() -> None:
+        world = World(2)
+        world.add()
+        for group in world.groups.values():
+            group.is_silent = True
+        first = world.dispatcher(batch_messages=5)
+        messages = keyed(60, keys=KEYS[:4])
+        first.put(messages)
+        await until(lambda: len(world.plan_log.open()) == 12)
+        await asyncio.sleep(0.1)
+        await first.stop()
+        gone, stays = dict.fromkeys(plan.broker_group for plan in world.plan_log.open())
+        world.groups[stays].is_silent = False
+        world.away(gone)
+        world.add(is_ordered=True, groups=[stays])
+        newer = keyed(40, begin=60, keys=KEYS[:4])
+        again = await after_crash(world, [*messages, *newer], batch_messages=10)
+        await until(lambda: again.planned == 0 and len(world.stored()) == 100, 60)
+        assert world.per_key() == expected([*messages, *newer])
+        assert (again.waiting, again.set_aside) == (0, 0)
+        await again.stop()
+
+    play(scene)
+
+
 async def after_crash(
     world: World, messages: list[DueMessage], *, kept: int | None = None, **options: int
 ) -> Any:
