@@ -119,9 +119,8 @@ class TwoNodes:
         self.address = self._line(self._meta).split("ready at ")[1].split()[0]
         for shards, brokers in self._brokers.items():
             for broker in brokers:
-                for _ in range(
-                    shards if shards == 1 else shards + 1
-                ):  # a line of each shard, and one of their supervisor
+                # a line of each shard, and one of their supervisor
+                for _ in range(shards if shards == 1 else shards + 1):
                     self._line(broker)
         in_loop(_wait_for_masters, self.address)
 

@@ -573,11 +573,12 @@ class Broker:
         finally:
             turns.is_turning = False
         is_unwritten = self.store.unwritten.waits and not self._is_action_log_full
+        # what came up after its step of this turn needs another turn
         if (
             turns.staged
             or turns.full
             or (self.is_serving and (self.dispatch.to_wake or is_unwritten))
-        ):  # came up after its step
+        ):
             self.schedule()
 
     def act(self, action: ScheduleAction) -> None:

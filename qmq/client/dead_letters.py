@@ -392,9 +392,8 @@ class DeadLetters:
         async with consumer:
             wait, seen = FIRST_WAIT, list[tuple[Settler, int, int]]()
             try:
-                while left > 0 and (
-                    found := await consumer.pull(PAGE, wait)
-                ):  # empty: another consumer holds the rest
+                # if nothing comes, another consumer holds the rest
+                while left > 0 and (found := await consumer.pull(PAGE, wait)):
                     seen += [
                         (each.settler, each.pull, each.pull + each.count - 1)
                         for each in found.slices

@@ -120,9 +120,8 @@ def first_id(pieces: Pieces, at: int) -> bytes:
     if pieces.header.flags & _RECURRING and pieces.headers is not None:
         for name, value in pieces.headers[at]:
             if name == _SCHEDULE_ID:
-                with suppress(
-                    ValueError
-                ):  # the header is not a schedule id, so every replica keeps it unchanged
+                # if the header is no schedule id, every replica keeps it unchanged
+                with suppress(ValueError):
                     return bytes.fromhex(value.decode())
     return pieces.ids[at]
 

@@ -515,9 +515,8 @@ def read(bucket_of: Callable[[int], Bucket], cache: BatchCache, places: Places) 
     wheres = iter(order.tolist())
     for number, same in groupby(zip(numbers, ordinals, strict=True), _FIRST):
         messages = _of_bucket(bucket_of(number), cache, [each for _, each in same])
-        for message, where in zip(
-            messages, wheres, strict=False
-        ):  # in this order: it is the messages that end
+        # the messages first: when they end, `zip` has taken no place too many
+        for message, where in zip(messages, wheres, strict=False):
             found[where] = message
     return [each for each in found if each is not None]
 

@@ -472,9 +472,8 @@ class Schedule:
             ordinals = self._add_pieces(
                 Pieces(region), index, append_ms, flags, due_times_ms, numbers
             )
-        except (
-            UNREADABLE
-        ):  # it can never be read; it is stored unchanged, and reading it raises the error
+        except UNREADABLE:
+            # it can never be read; it is stored unchanged, and reading it raises the error
             numbers[:] = numbers.min()
             first = self._buckets.add(
                 int(numbers[0]), index, append_ms, region, crc, flags, due_times_ms

@@ -74,9 +74,8 @@ class TopicCatalog:
             )
         if not is_fifo and not self._all_ordered:
             return self._keep(subject, await self._directory().routes(subject, create=True))
-        with suppress(
-            SubjectExists
-        ):  # another client was faster, and may have created a subject of the other kind
+        # another client may be faster, and may create a subject of the other kind
+        with suppress(SubjectExists):
             config = SubjectConfig(
                 subject, order=Order.STRICT, logical_partitions=LOGICAL_PARTITIONS
             )

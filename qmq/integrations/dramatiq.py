@@ -293,9 +293,8 @@ def decoded(body: bytes, queue_name: str) -> dramatiq.Message[Any]:
     for name, kind in _FIELDS.items():
         if not isinstance(getattr(message, name), kind):
             raise DecodeError(f"{name} is no {kind.__name__}", body, None)
-    if (
-        message.queue_name != queue_name
-    ):  # a worker looks for the consumer of the message's queue when the task has ended
+    # a worker looks for the consumer of the message's queue when the task has ended
+    if message.queue_name != queue_name:
         raise DecodeError("queue_name is not the queue that the message is in", body, None)
     try:
         isinstance(None, message.options.get("throws") or ())

@@ -411,9 +411,8 @@ def _translated(cause: OSError, path: Path | None) -> Exception:
             f"no space left{f' for {path.name}' if path else ''}: free some space, or "
             "shorten retention"
         )
-    if (
-        cause.errno in SHORT_OF
-    ):  # temporary, like a full disk: the caller's request fails, and is retried
+    # temporary, like a full disk: the caller's request fails, and is retried
+    if cause.errno in SHORT_OF:
         return DiskFull(
             f"the system allows no more open files{f' ({path.name})' if path else ''}: raise "
             "the limit (ulimit -n)"

@@ -177,9 +177,8 @@ class Queue:
         )
         window, first = self.producers.windows.get(producer_id), self.index.first
         if window is not None:
-            if (
-                number > window.newest
-            ):  # nearly always: this decides without the window's dict, which is out of the caches
+            # nearly always so: this decides without the window's dict, which is out of the caches
+            if number > window.newest:
                 return None
             found = window.find(number)
             if (

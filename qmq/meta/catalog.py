@@ -545,9 +545,8 @@ class SchemaService:
                 absent(schema_key(request.subject, wanted.version)),
                 *([] if item is None else [unchanged(item)]),
             ]
-            with suppress(
-                CoordinationUnknown
-            ):  # if the put was done, this version is the newest one now
+            # if the put was done, this version is the newest one now
+            with suppress(CoordinationUnknown):
                 put = Put(schema_key(request.subject, wanted.version), wanted.encode())
                 if (await self._store.txn(compares, [put])).succeeded:
                     return _message(wanted)

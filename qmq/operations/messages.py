@@ -76,9 +76,8 @@ async def places_of(
     places = [found.message, *found.others] if found is not None else []
     for place in places:
         if place.due_ms:
-            with suppress(
-                MessageNotFound
-            ):  # the bucket is deleted: the message was delivered or cancelled
+            # if the bucket is deleted, the message was delivered or cancelled
+            with suppress(MessageNotFound):
                 shown = await mq.delayed.show(_delayed_id(place))
                 waiting[shown.id] = shown
     return message_id, places, list(waiting.values()), found is not None and found.is_incomplete
@@ -117,9 +116,8 @@ async def _follow(mq: Client, place: control.StoredMessage, group: str) -> Follo
         return found
     try:
         await _read(mq, found, group or only)
-    except (
-        InvalidArgument
-    ):  # retention was faster than the cursor: the known events begin later now
+    except InvalidArgument:
+        # retention was faster than the cursor: the known events begin later now
         found = Followed(place)
         await _read(mq, found, group or only)
     if place.partition:

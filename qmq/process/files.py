@@ -105,7 +105,6 @@ def raise_limit() -> None:
     import resource
 
     hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
-    with suppress(
-        ValueError, OSError
-    ):  # some systems allow less than they report: the limit does not change
+    # some systems allow less than they report: the limit then does not change
+    with suppress(ValueError, OSError):
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))

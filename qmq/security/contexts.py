@@ -157,9 +157,8 @@ def environment_of(
     if not name:
         return dict(environment)
     variables = file.find(name).variables()
-    if any(
-        each in environment for each in ("QMQ_TLS_CA", "QMQ_TLS_CERT", "QMQ_TLS_KEY")
-    ):  # files of one kind are set together
+    # files of one kind are set together
+    if any(each in environment for each in ("QMQ_TLS_CA", "QMQ_TLS_CERT", "QMQ_TLS_KEY")):
         variables = {
             key: value for key, value in variables.items() if not key.startswith("QMQ_TLS_")
         }

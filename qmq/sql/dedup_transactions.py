@@ -53,12 +53,8 @@ class HandedConnection:
         self._connection = connection
 
     def __getattr__(self, name: str) -> Any:
-        if name in (
-            "commit",
-            "rollback",
-            "close",
-            "executescript",
-        ):  # sqlite3's executescript commits first
+        # `executescript`, too: sqlite3's commits first
+        if name in ("commit", "rollback", "close", "executescript"):
             raise InvalidArgument(f"{name} {NOT_YOURS}")
         if name == "cursor" and isinstance(self._connection, sqlite3.Connection):
             return lambda factory=_Cursor: self._connection.cursor(factory)

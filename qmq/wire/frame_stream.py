@@ -183,9 +183,8 @@ class FrameStream(asyncio.BufferedProtocol):
 
     def shut_down(self) -> None:
         """Tell the peer that the connection ends, without the event loop, which has ended."""
-        with suppress(
-            OSError, TypeError
-        ):  # uvloop closes its connections when it ends; its sockets refuse this call
+        # uvloop closes its connections when it ends; its sockets refuse this call
+        with suppress(OSError, TypeError):
             if (found := self.socket) is not None:
                 found.shutdown(socket.SHUT_RDWR)
 

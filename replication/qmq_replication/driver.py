@@ -217,10 +217,8 @@ class StoreLog:
         if found is None:
             try:
                 found = read_merged(store.logs, begin, after, bytes_max)
-            except (
-                ColdRead,
-                ObjectDamaged,
-            ):  # an operator puts a damaged object back; the other replicas continue meanwhile
+            except (ColdRead, ObjectDamaged):
+                # an operator puts a damaged object back; the other replicas continue meanwhile
                 return LogChunk(after, (), begin, 0)
         if found is None or not found.runs:
             return None
@@ -812,9 +810,8 @@ class Driver:
         """
         if self._ticker is not None:
             self._ticker.cancel()
-        while (
-            self._opening is not None and not self._opening.done()
-        ):  # the thread that reopens the store cannot be stopped
+        # the thread that reopens the store cannot be stopped
+        while self._opening is not None and not self._opening.done():
             await asyncio.wait([self._opening])
         epoch = self.core.leader.epoch if self.core.leader is not None else 0
         for task in list(self._tasks):

@@ -179,9 +179,8 @@ class Leader:
         for name, peer in self.peers.items():
             if peer.is_in_step:
                 self._stream(name, peer)
-            elif (
-                last_index == self.barrier
-            ):  # the first message as master: get in step now, not at the next heartbeat
+            elif last_index == self.barrier:
+                # the first message as master: get in step now, not at the next heartbeat
                 self._beat(name, peer)
 
     def _send(self, name: str, peer: PeerProgress, index: int, *, cut: bool = False) -> None:

@@ -153,9 +153,8 @@ def test_a_membership_change_waits_until_the_new_majority_holds_all_commits() ->
     group.carry_out("a")
     group.settle()
     assert group.core["a"].state.membership.voters == ("a", "c", "d", "e")
-    with pytest.raises(
-        Unavailable
-    ):  # the entry is on a and c: with a and d, or a and e, there would be a majority without it
+    # the entry is on a and c: with a and d, or a and e, there would be a majority without it
+    with pytest.raises(Unavailable):
         leader.propose(group.core["a"].state.membership.without("c"), group.now_ms)
     group.heal()
     group.beat()

@@ -154,11 +154,8 @@ class BatchReader:
         if there is none.
         """
         place = self._number
-        for number in (
-            place,
-            place + 1,
-            place - 1,
-        ):  # the last pull looked at the entry behind its end, or at no further one
+        # the last pull looked at the entry behind its end, or at no further one
+        for number in (place, place + 1, place - 1):
             if self._holds(number, sequence):
                 break
         else:

@@ -112,9 +112,8 @@ class ColdReads:
         for entry in _entries(state, number):
             if size >= self._window_bytes:
                 break
-            if (
-                entry.position >= segments.local_start
-            ):  # earlier ones are not on the disk: see qmq.log.reading
+            # earlier entries are not on the disk: see qmq.log.reading
+            if entry.position >= segments.local_start:
                 _add(pieces, segments, entry)
             size += entry.total_bytes
             end, number = entry.cumulative_bytes + entry.total_bytes, number + 1

@@ -321,9 +321,8 @@ class Connection:
         called once, later.
         """
         stream = self.stream
-        if (
-            self._cause is not None or not stream.is_open
-        ):  # the connection may have ended since the caller checked it
+        # the connection may have ended since the caller checked it
+        if self._cause is not None or not stream.is_open:
             self.loop.call_soon(on_answer, self._ended_error(self._cause or "it was closed"))
             return
         number = next(self._numbers)
@@ -482,9 +481,8 @@ class Connection:
         silent_ms = self.stream.silent_ms if self._pending else 0
         if not silent_ms:
             self._silent_since_s = now
-        elif (
-            min(silent_ms / 1000, now - self._silent_since_s) > self._gone_s
-        ):  # after an idle time silent_ms may be large at once
+        elif min(silent_ms / 1000, now - self._silent_since_s) > self._gone_s:
+            # not by silent_ms alone: after an idle time it may be large at once
             self.abort(f"its machine has not acknowledged anything for {self._gone_s} s")
 
     def abort(self, reason: str) -> None:

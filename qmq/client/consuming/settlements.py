@@ -343,9 +343,8 @@ class SpoolFile:
             try:
                 _write(self._fd, pack_verdicts(settlements, self._now_ms()))
             except OSError as failure:
-                with suppress(
-                    OSError
-                ):  # an incomplete line must go: the next line would be appended to it
+                # an incomplete line must go: the next line would be appended to it
+                with suppress(OSError):
                     os.ftruncate(self._fd, size)
                     os.lseek(self._fd, size, os.SEEK_SET)
                 self._warn(failure)

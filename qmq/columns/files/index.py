@@ -537,9 +537,8 @@ class FolderIndex:
         if header is not None:
             base = envelope.base_sequence
             queue = self.queues.get((found.subject, header.partition))
-            if (
-                queue is None or queue.end != base
-            ):  # Unusual, but possible; or the region names another queue by mistake.
+            # Unusual, but possible; or the region names another queue by mistake.
+            if queue is None or queue.end != base:
                 found.mapped.region(found.position, envelope)
             if queue is None:
                 queue = self.queues[found.subject, header.partition] = QueueIndex(base, base)

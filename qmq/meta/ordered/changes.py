@@ -301,9 +301,8 @@ class RouteChanges:
                 ).succeeded:
                     return
                 found = await self._store.get(key)
-                if (
-                    found is None
-                ):  # `latest` has changed: this change's key exists, or will never exist
+                # None: `latest` has changed, so this change's key exists, or will never exist
+                if found is None:
                     raise RouteConflict(
                         f"the route of subject {subject!r} changed in the meantime: read the "
                         "route again, then plan the change again"

@@ -396,9 +396,8 @@ class ReplicaNode:
         config, known, settings = self.config, self._identity.members(), self._kind.settings
         if known is None:
             known = await process.found(self.coordination, config.group, config.replicas, settings)
-            with suppress(
-                CoordinationError
-            ):  # the membership is read again when this replica registers
+            # if this fails, the membership is read again when this replica registers
+            with suppress(CoordinationError):
                 secret = await find_secret(self.coordination, config.group)
                 self._identity = replace(self._identity, secret=secret.decode())
             process.note_folder(self._environment.disk, config.data, settings)

@@ -97,9 +97,8 @@ def _selection(marker: Path) -> Any:
 def _apply(archive: OldArchive, path: Path) -> None:
     try:
         change: Any = parse_json(path.read_bytes())
-        if (
-            change["kind"] != "sweep"
-        ):  # a sweep deletes files that an earlier compaction removed from the archive
+        # a sweep deletes files that an earlier compaction removed from the archive
+        if change["kind"] != "sweep":
             for each in change["gone"]:
                 del archive.files[each]
         archive.files.update(

@@ -55,10 +55,8 @@ def refuse_left_over(
     ):
         try:
             where = answer(Locate(subject, is_delayed), epoch)
-        except (
-            UnknownSubject,
-            AccessDenied,
-        ):  # The subject of rows that name none, and each row names one.
+        except (UnknownSubject, AccessDenied):
+            # The subject of rows that name none, and each row names one.
             continue
         for partition in range(len(tasks) + BEYOND):
             task, writer = known.get(partition), replace(epoch, partition=partition)

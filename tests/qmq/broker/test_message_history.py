@@ -148,9 +148,8 @@ async def test_deleted_segments_of_the_action_log_are_reported_as_missing(
     await eventually(lambda: queue.share("g").deaths and not queue.share("g").dying)
     begun = len(actions.bases)
     async with mq.consumer("s", "g") as consumer:
-        while (
-            len(actions.bases) < begun + 3
-        ):  # so that the last one begins with a group that is done with it
+        # so that the last one begins with a group that is done with it
+        while len(actions.bases) < begun + 3:
             await mq.send("s", b"other")
             await (await take(consumer)).ack_sync()
     second = await mq.send("s", b"last")

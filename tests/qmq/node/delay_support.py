@@ -154,9 +154,8 @@ async def running_delay(
         await eventually(lambda: cluster.broker.broker.is_serving)
         yield cluster, cluster.meta.address
     finally:
-        with patch(
-            "qmq.node.replica.status.TRANSFER_S", 0.1
-        ):  # the last ones have nobody to hand over to
+        # the last ones have nobody to hand over to
+        with patch("qmq.node.replica.status.TRANSFER_S", 0.1):
             for name in list(cluster.nodes):
                 await cluster.stop(name)
             await cluster.broker.stop()

@@ -155,9 +155,8 @@ def test_a_taken_port_is_an_error_and_not_the_end_of_the_process(
     with socket.socket() as taken:
         taken.bind((HOST, 0))
         taken.listen()
-        for _ in range(
-            3
-        ):  # without `end_unstarted` the second one has ended the process by a segmentation fault
+        # without `end_unstarted`, the second one ended the process by a segmentation fault
+        for _ in range(3):
             with pytest.raises(OSError, match=r"in use|cannot be opened"):
                 asyncio.run(serve(taken.getsockname()[1]))
             gc.collect()

@@ -49,10 +49,8 @@ async def test_a_handler_that_ignores_a_refused_commit_has_its_whole_effect_or_n
 
     async with ways(database) as found:
         for number, way in enumerate(found):
-            if way.name in (
-                "engine",
-                "async-engine",
-            ):  # its transaction is over; sessions and drivers do not notice
+            # these notice that their transaction is over; sessions and drivers do not
+            if way.name in ("engine", "async-engine"):
                 with pytest.raises(PendingRollbackError):
                     await way.work(message(number), commit)
                 assert effects(database) == []

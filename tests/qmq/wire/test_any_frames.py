@@ -224,10 +224,8 @@ async def test_whatever_frames_are_sent_the_next_client_is_served(tmp_path: Path
             count += await _fire(made, addresses[rounds % 3])
         assert count > 200, count
         await _check_served(mq, "behind")
-    async with (
-        running(config) as node,
-        qmq.connect(node.address) as mq,
-    ):  # what was stored can be read again
+    # what was stored can be read again
+    async with running(config) as node, qmq.connect(node.address) as mq:
         await _check_served(mq, "again")
 
 

@@ -200,9 +200,8 @@ class OrderedConsumer:
     ) -> OrderedMessage:
         held = self._held
         if held is not None and holding is not None and last is not None:
-            if (
-                holding.message is last and holding.earlier is None
-            ):  # `finish` without another call: this runs for every message
+            # `finish` without another call: this runs for every message
+            if holding.message is last and holding.earlier is None:
                 holding.message = None
                 last.ack_later()
             else:
@@ -234,9 +233,8 @@ class OrderedConsumer:
             return None
         if not message.body and not self._is_opened(message):
             return None
-        if (
-            inbox.waiting and inbox.woken is None
-        ):  # `notify_next` without another call: this runs for every message
+        # `notify_next` without another call: this runs for every message
+        if inbox.waiting and inbox.woken is None:
             inbox.notify()
         return message
 
