@@ -38,7 +38,7 @@ from qmq import limits
 from qmq.broker.config import BrokerConfig
 from qmq.broker.dispatch.dispatch import Dispatch
 from qmq.broker.dispatch.lanes import Lanes
-from qmq.broker.dispatch.sessions import Flushable, HeldAnswer, Peer
+from qmq.broker.dispatch.sessions import HeldAnswer, Peer
 from qmq.broker.metrics import BrokerCounters, LoadMeters
 from qmq.broker.parts import Admit, Alone, BrokerParts, PendingResponses, ServingBroker
 from qmq.broker.produce_checks import (
@@ -106,9 +106,9 @@ class BrokerTurn:
         self.may_write = may_write
         self.staged: list[StagedProduce] = []
         """The requests that wait for the end of the turn."""
-        self.full: dict[Flushable, None] = {}
+        self.full: dict[Peer, None] = {}
         """Connections with answers to write."""
-        self.leisurely: dict[Flushable, None] = {}
+        self.leisurely: dict[Peer, None] = {}
         """Connections whose answers may wait for the next tick."""
         self.is_scheduled = False
         self._wants_turn = False
@@ -149,17 +149,17 @@ class BrokerTurn:
             self._sole_sender = sender
             self.schedule()
 
-    def register_outbox(self, outbox: Flushable) -> None:
-        """`outbox` has answers to write at the end of the turn."""
-        self.full[outbox] = None
+    def register_outbox(self, peer: Peer) -> None:
+        """`peer` has answers to write at the end of the turn."""
+        self.full[peer] = None
         if not self.is_turning:
             self.schedule()
 
     def flush_outboxes(self) -> None:
         """Write the answers of all connections."""
         full, self.full = self.full, {}
-        for outbox in full:
-            outbox.flush()
+        for peer in full:
+            peer.flush()
 
     def tick(self) -> bool:
         """Answers that could wait are due. Returns whether any answer is to be written."""

@@ -23,7 +23,7 @@ from qmq.broker.broker import Broker
 from qmq.broker.connection.access import ConnectionAccess, ConnectionFlow, RoundBudget, Throttle
 from qmq.broker.dispatch.dispatch import Dispatch
 from qmq.broker.dispatch.lanes import FIRST_SESSION, Lanes
-from qmq.broker.dispatch.sessions import Flushable, HeldAnswer
+from qmq.broker.dispatch.sessions import HeldAnswer
 from qmq.broker.maintenance import ProducerOwners
 from qmq.broker.parts import ReplicaPeer
 from qmq.broker.produce_checks import Destination
@@ -120,7 +120,7 @@ class SharedByConnections:
     """The connections without a HELLO."""
 
 
-class DataConnection(Flushable):
+class DataConnection:
     """Serves one connection. Before its HELLO only a small frame is accepted.
 
     The answer to a SETTLE without a deadline is not urgent: it is sent with the next answer, or

@@ -11,6 +11,7 @@ Rules:
 
 from __future__ import annotations
 
+import asyncio
 from collections import deque
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
@@ -71,24 +72,8 @@ class CheckTimes(Generic[T]):
         return iter(found)
 
 
-class Cancellable(Protocol):
-    """A timer."""
-
-    def cancel(self) -> None:
-        """Stop the timer."""
-        ...
-
-
-class Flushable:
-    """Something with an outbox."""
-
-    def flush(self) -> None:
-        """Write the outbox."""
-        raise NotImplementedError
-
-
 class Peer(Protocol):
-    """The connection of a session."""
+    """The connection of a session. Its answers wait in its outbox for the end of the turn."""
 
     @property
     def is_writable(self) -> bool:
@@ -102,6 +87,10 @@ class Peer(Protocol):
 
     def send(self, *buffers: bytes) -> None:
         """Queue bytes for the end of the turn."""
+        ...
+
+    def flush(self) -> None:
+        """Write the queued bytes. Called after `BrokerTurn.register_outbox`."""
         ...
 
     def delivered(self, subject: str, messages: int, size: int) -> None:
@@ -221,7 +210,7 @@ class QueueGroup:
     """For each consumer, which failed messages it has begun to work on again."""
     idle_since_ms: int = -1
     """For a consumer of a broadcast group: since when it is away, monotonic."""
-    timer: Cancellable | None = None
+    timer: asyncio.TimerHandle | None = None
     """Fires at `wakes_ms`, when the next requeued message is due."""
     wakes_ms: int = -1
 
