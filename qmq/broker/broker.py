@@ -337,8 +337,10 @@ class Broker:
         self.rules = parts.rules
         self.access = parts.access
         self.has_consumers = parts.kind.has_consumers
-        self._work = parts.kind.work
-        self._destinations = parts.kind.destinations or QueueDestinations(parts.routing)
+        self._begin_work, self._end_work = parts.kind.begin_work, parts.kind.end_work
+        self._find_destination = (
+            parts.kind.find_destination or QueueDestinations(parts.routing).find
+        )
         self._on_turn_end = parts.on_turn_end
         self.is_stopping = False
         self.is_serving = is_serving
@@ -360,8 +362,8 @@ class Broker:
         """Committed, and flushed on a majority, up to this index."""
         self._is_action_log_full = False
         self._begin_on(store)
-        if is_serving and self._work is not None:
-            self._work.begin(store, self)
+        if is_serving:
+            self._begin_work(store, self)
 
     # --- serving ----------------------------------------------------------------------------------
 
@@ -369,7 +371,7 @@ class Broker:
         """Use this store, and create the parts that serve from it again."""
         self.store = store
         self.subjects = BrokerSubjects(
-            store, self.look_up, self._destinations, has_consumers=self.has_consumers
+            store, self.look_up, self._find_destination, has_consumers=self.has_consumers
         )
         self.loads = LoadMeters(self.clock)
         """The loads of the partitions of ordered subjects."""
@@ -383,8 +385,7 @@ class Broker:
         self._begin_on(store)
         self._flushed_index = 0
         self.is_serving, self.is_paused = True, False
-        if self._work is not None:
-            self._work.begin(store, self)
+        self._begin_work(store, self)
 
     def reopened(self, store: Store) -> None:
         """Replace the store of a broker that does not serve; the caller closes the previous one."""
@@ -430,8 +431,7 @@ class Broker:
         """
         if not self.is_serving:
             return
-        if self._work is not None:
-            self._work.end()
+        self._end_work()
         self.is_serving = False
         self.counters.end(self.store)
         self.turns.refuse_staged(NotMaster(self._not_master()))

@@ -32,7 +32,7 @@ from typing import Final, Protocol
 from qmq.broker.config import BrokerConfig
 from qmq.broker.dispatch.sessions import HeldAnswer, Peer
 from qmq.broker.metrics import BrokerCounters, LoadMeters
-from qmq.broker.produce_checks import BrokerSubjects, Destinations, Routing
+from qmq.broker.produce_checks import BrokerSubjects, FindDestination, Routing
 from qmq.errors import LogDamaged, QmqError
 from qmq.log.actions import ScheduleAction
 from qmq.log.log_config import Flush
@@ -221,29 +221,22 @@ and then none of them is stored.
 """
 
 
-class MasterWork(Protocol):
-    """What a broker does while it serves, besides answering requests."""
-
-    def begin(self, store: Store, broker: ServingBroker) -> None:
-        """The broker serves from this store, in which everything is committed."""
-        ...
-
-    def end(self) -> None:
-        """The broker is about to stop serving. `begin` may follow."""
-        ...
-
-
 @dataclass(frozen=True, slots=True)
 class KindParts:
     """The parts in which a broker of a broker group and one of a delay group differ. The defaults
     are those of a broker group.
     """
 
-    destinations: Destinations | None = None
+    find_destination: FindDestination | None = None
     """None: the queues, by `BrokerParts.routing`."""
     admission: Callable[[Store], Admit | None] | None = None
     """A check for each write to this store, before the one of ordered messages."""
-    work: MasterWork | None = None
+    begin_work: Callable[[Store, ServingBroker], None] = lambda store, broker: None
+    """Begins what the broker does while it serves, besides answering requests. The broker serves
+    from this store, in which everything is committed.
+    """
+    end_work: Callable[[], None] = lambda: None
+    """The broker is about to stop serving. `begin_work` may follow."""
     has_consumers: bool = True
 
 
