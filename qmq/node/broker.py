@@ -54,7 +54,7 @@ from qmq.node.broker_assembly import AddServices, MakeBroker, StandaloneBroker, 
 from qmq.node.metrics import serving
 from qmq.node.metrics.broker import GroupsSource
 from qmq.node.process import MACHINE, Environment
-from qmq.node.replica.broker import ReplicaBroker
+from qmq.node.replica.broker import OwnParts, ReplicaBroker
 from qmq.node.replica.context import ReplicaConfig, ReplicaContext, open_context
 from qmq.node.replica.node import ReplicaNode
 from qmq.process.description import DescribeProcess
@@ -161,7 +161,7 @@ class BrokerKind:
     def broker_parts(self, _: OpenAccess) -> KindParts:
         return KindParts()
 
-    def own_parts(self, replica: ReplicaBroker) -> BrokerOwnParts:
+    def own_parts(self, replica: ReplicaBroker) -> OwnParts:
         context = self._context
         group = context.config.group
         stale = StaleRoutes(
@@ -171,34 +171,7 @@ class BrokerKind:
             group,
             context.environment.node_timing.stale_routes_s,
         )
-        return BrokerOwnParts(GroupsSource(replica.broker, group), stale)
-
-
-class BrokerOwnParts:
-    """The parts that only a broker group's replica has: the metrics of its consumer groups, and the
-    check of its seals.
-    """
-
-    services = None
-
-    def __init__(self, source: GroupsSource, stale: StaleRoutes) -> None:
-        self.source = source
-        self._stale = stale
-
-    def start(self) -> None:
-        self._stale.start()
-
-    def role_changed(self) -> None:
-        pass
-
-    def log_starts_over(self) -> None:
-        pass
-
-    def log_started_over(self) -> None:
-        pass
-
-    async def stop(self) -> None:
-        await self._stale.stop()
+        return OwnParts(GroupsSource(replica.broker, group), stale.start, stale.stop)
 
 
 def broker_node(

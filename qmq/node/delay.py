@@ -70,7 +70,7 @@ from qmq.node import process
 from qmq.node.broker_assembly import ViewLocator
 from qmq.node.metrics.broker import DelaySource
 from qmq.node.process import MACHINE, TIMING, Environment, NodeTiming
-from qmq.node.replica.broker import ReplicaBroker
+from qmq.node.replica.broker import OwnParts, ReplicaBroker
 from qmq.node.replica.context import ReplicaConfig, ReplicaContext, open_context
 from qmq.node.replica.node import ReplicaNode
 from qmq.process.files import make_private
@@ -366,32 +366,13 @@ class DelayKind:
     def _links(self) -> ConnectionPool:
         return self._locator.links(f"qmq-delay/{self._context.config.replica}")
 
-    def own_parts(self, replica: ReplicaBroker) -> DelayParts:
-        return DelayParts(self._context, replica, self._work, self.settings, self._locator)
-
-
-class DelayParts:
-    """The parts of a running replica that only a delay group has."""
-
-    def __init__(
-        self,
-        context: ReplicaContext,
-        replica: ReplicaBroker,
-        work: DelayWork,
-        settings: DelaySettings,
-        locator: ViewLocator,
-    ) -> None:
+    def own_parts(self, replica: ReplicaBroker) -> OwnParts:
+        context, work = self._context, self._work
         config, environment, broker = context.config, context.environment, replica.broker
         files = ReplicaScheduleFiles(context.folder, lambda: replica.has_all)
-        identity = DelayIdentity(config.group, config.replica, settings.bucket_ms)
-        self.services = DelayService(
-            identity, lambda: work.admin if broker.is_serving else None, files
-        ).add_to
-        self.source = DelaySource(broker, work, config.group)
-        self.work = work
-        self._context = context
-        self._locator = locator
-        self._transfer = ScheduleTransfer(
+        identity = DelayIdentity(config.group, config.replica, self.settings.bucket_ms)
+        service = DelayService(identity, lambda: work.admin if broker.is_serving else None, files)
+        transfer = ScheduleTransfer(
             replica,
             context.folder,
             environment.disk,
@@ -401,23 +382,20 @@ class DelayParts:
             environment.node_timing,
         )
 
-    def start(self) -> None:
-        self._transfer.start()
+        async def stop() -> None:
+            await transfer.stop()
+            await work.stop()  # before the handover: the next master sends unanswered plans again
+            self._locator.close()
 
-    def role_changed(self) -> None:
-        self._transfer.role_changed()
-
-    def log_starts_over(self) -> None:
-        self._transfer.stop_fetch()
-
-    def log_started_over(self) -> None:
-        self._transfer.fetch()
-
-    async def stop(self) -> None:
-        """Stop the deliveries first, because the next master sends unanswered plans again."""
-        await self._transfer.stop()
-        await self.work.stop()
-        self._locator.close()
+        return OwnParts(
+            DelaySource(broker, work, config.group),
+            transfer.start,
+            stop,
+            service.add_to,
+            transfer.role_changed,
+            transfer.stop_fetch,
+            transfer.fetch,
+        )
 
 
 def delay_node(

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import secrets
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 from qmq_coordination.broker_groups import DelaySettings, MasterRecord
@@ -28,7 +30,7 @@ from qmq.log.recent_writes import Place
 from qmq.log.recovery import whole_from
 from qmq.log.store import Store
 from qmq.node.broker_assembly import STOP_GRACE_S, AddServices, ViewRules
-from qmq.node.replica.context import BackgroundRepair, ProjectionFolder, ReplicaContext, StoreOpener
+from qmq.node.replica.context import BackgroundRepair, ReplicaContext, StoreOpener
 from qmq.node.replica.status import ReplicaStatus, WriteLease
 from qmq.process.description import DescribeProcess
 from qmq.rpc.network import RpcPort
@@ -41,39 +43,26 @@ if TYPE_CHECKING:
     from qmq.metrics.figures import FigureSource
 
 
-class OwnParts(Protocol):
+@dataclass(frozen=True, slots=True)
+class OwnParts:
     """Parts of a running replica that only its kind of group has."""
 
-    @property
-    def services(self) -> AddServices | None:
-        """Adds services to the control port."""
-        ...
-
-    @property
-    def source(self) -> FigureSource:
-        """Metrics that only this kind of group has."""
-        ...
-
-    def start(self) -> None:
-        """Start, because the replica has joined its group."""
-        ...
-
-    def role_changed(self) -> None: ...
-
-    def log_starts_over(self) -> None:
-        """Stop using the log: it and all derived data are about to be discarded."""
-        ...
-
-    def log_started_over(self) -> None:
-        """Continue with the open store, whose log started over."""
-        ...
-
-    async def stop(self) -> None:
-        """Stop before the replica hands over its mastership."""
-        ...
+    source: FigureSource
+    """Metrics that only this kind of group has."""
+    start: Callable[[], None]
+    """Called when the replica has joined its group."""
+    stop: Callable[[], Awaitable[None]]
+    """Called before the replica hands over its mastership."""
+    services: AddServices | None = None
+    """Adds services to the control port."""
+    role_changed: Callable[[], None] = lambda: None
+    log_starts_over: Callable[[], None] = lambda: None
+    """Stop using the log: it and all derived data are about to be discarded."""
+    log_started_over: Callable[[], None] = lambda: None
+    """Continue with the open store, whose log started over."""
 
 
-class ReplicaKind(ProjectionFolder, Protocol):
+class ReplicaKind(Protocol):
     """The parts that differ between kinds of groups: `qmq/node/broker.py`, `qmq/node/delay.py`."""
 
     @property
@@ -84,9 +73,13 @@ class ReplicaKind(ProjectionFolder, Protocol):
     @property
     def routing(self) -> Routing: ...
 
-    def projection(self) -> Projection | None: ...
+    def projection(self) -> Projection | None:
+        """Make the store's projection, if it has one. Each opening gets a new one."""
+        ...
 
-    def discard(self) -> None: ...
+    def discard(self) -> None:
+        """Delete everything derived from the log, because the log starts over."""
+        ...
 
     def has_all(self, store: Store | None) -> bool:
         """True if the replica has all data that it needs to serve clients. Otherwise a master leads

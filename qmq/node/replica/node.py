@@ -259,7 +259,9 @@ class ReplicaNode:
         self._stored = _stored_reads(config)
         url = config.log.object_store_url
         self._objects = open_objects(url) if url else None
-        self._opener = StoreOpener(context, kind, self._stored, self._beginnings())
+        self._opener = StoreOpener(
+            context, kind.projection, kind.discard, self._stored, self._beginnings()
+        )
         self._audit = audit_subject_of(
             config.access,
             context.coordination,
