@@ -32,7 +32,7 @@ from typing import Final
 from qmq.errors import LogDamaged, check
 from qmq.limits import MIB
 from qmq.log.disk import Disk
-from qmq.log.reading import NoStoredBytes, StoredBytes
+from qmq.log.reading import StoredBytes
 from qmq.log.segment_index import SegmentIndex, index_name, read_indexes
 from qmq.process.files import make_private
 
@@ -95,7 +95,7 @@ class Segments:
         self.folder = folder
         self.segment_bytes = segment_bytes
         make_private(folder)
-        self._stored = stored or NoStoredBytes()
+        self._stored = stored or StoredBytes()
         files = sorted(int(path.stem) for path in folder.glob(f"*{SUFFIX}") if path.stem.isdigit())
         self._indexes = _of_this_log(read_indexes(folder, disk), files)
         self._bases = sorted({*files, *self._indexes})
