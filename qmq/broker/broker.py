@@ -599,7 +599,7 @@ class Broker:
             self.schedule()
         else:
             self.responses.wait(waiter, self.store.index)
-            self._release()
+            self.responses.release(self.store.committed_index, self._flushed_index)
         await waiter
 
     @asynccontextmanager
@@ -624,10 +624,6 @@ class Broker:
             await self.committed(only_written=self._is_action_log_full)
         if self.store is not store:
             raise NotMaster(self._not_master())
-
-    def _release(self) -> None:
-        """Send the answers whose entries are committed, and flushed where that was asked for."""
-        self.responses.release(self.store.committed_index, self._flushed_index)
 
     def _wake_queues(self, queues: list[Queue]) -> None:
         found = dict.fromkeys(queues) if len(queues) > 1 else queues
@@ -687,7 +683,7 @@ class Broker:
             self.counters.wrote(index)
         self.committer.written(index)
         if is_committed:
-            self._release()
+            self.responses.release(store.committed_index, self._flushed_index)
 
     def commit(self, index: int) -> None:
         """Everything up to `index` is committed: consumers may see it, answers are sent."""
@@ -697,7 +693,7 @@ class Broker:
         if self.is_serving:
             if grown:
                 self._wake_queues(grown)
-            self._release()
+            self.responses.release(self.store.committed_index, self._flushed_index)
 
     def flushed(self, index: int) -> None:
         """Everything up to `index` is committed and flushed on a majority: it survives a power cut
@@ -705,7 +701,7 @@ class Broker:
         """
         self._flushed_index = max(self._flushed_index, index)
         if self.is_serving:
-            self._release()
+            self.responses.release(self.store.committed_index, self._flushed_index)
 
     def answer_error(self, peer: Peer, request_id: int, failure: QmqError) -> None:
         """Answer a request with an error."""

@@ -199,7 +199,7 @@ class FrameReader:
         self._large_bytes = 0
         self._large_end = 0
 
-    def get_buffer(self) -> memoryview:
+    def get_buffer(self, _sizehint: int = -1) -> memoryview:
         """The place for the next bytes; never empty.
         Payloads that were returned before become invalid.
         """

@@ -23,6 +23,7 @@ and any language can read them. A payload that does not parse is a ProtocolViola
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, fields
 from enum import IntEnum
 from struct import Struct, error
@@ -503,9 +504,8 @@ def pack_pull(pull: Pull) -> bytes:
 
 def unpack_pull(payload: memoryview | bytes) -> Pull:
     """Raises ProtocolViolation."""
-    return Pull(
-        *_unpack(_PULL_KEEPING if len(payload) == _PULL_KEEPING.size else _PULL, payload, "PULL")
-    )
+    layout = _PULL_KEEPING if len(payload) == _PULL_KEEPING.size else _PULL
+    return Pull(*_unpack(layout, payload, "PULL"))
 
 
 def pack_delivery(
@@ -551,9 +551,8 @@ batches still arrive.
 """
 
 
-def pack_session(session: int) -> bytes:
-    """The payload of HEARTBEAT."""
-    return _SESSION.pack(session)
+pack_session: Final[Callable[[int], bytes]] = _SESSION.pack
+"""(session) -> the payload of HEARTBEAT."""
 
 
 def unpack_session(payload: memoryview | bytes) -> int:

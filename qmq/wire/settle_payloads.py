@@ -8,7 +8,7 @@ BEGUN     session, first, last
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from enum import IntEnum
 from struct import Struct, error
 from typing import Any, Final, NamedTuple
@@ -111,9 +111,10 @@ def _error_texts(payload: memoryview | bytes, at: int) -> Iterator[tuple[int, st
         at += size
 
 
-def pack_begun(session: int, first: int, last: int) -> bytes:
-    """The payload of BEGUN: these pull sequences, both ends included, were given to a handler."""
-    return _BEGUN.pack(session, first, last)
+pack_begun: Final[Callable[[int, int, int], bytes]] = _BEGUN.pack
+"""(session, first, last) -> the payload of BEGUN: these pull sequences, both ends included, were
+given to a handler.
+"""
 
 
 def unpack_begun(payload: memoryview | bytes) -> tuple[int, int, int]:
@@ -122,9 +123,8 @@ def unpack_begun(payload: memoryview | bytes) -> tuple[int, int, int]:
     return session, first, last
 
 
-def pack_settled(settled: int, stale: int) -> bytes:
-    """The payload of SETTLED."""
-    return _SETTLED.pack(settled, stale)
+pack_settled: Final[Callable[[int, int], bytes]] = _SETTLED.pack
+"""(settled messages, stale ones) -> the payload of SETTLED."""
 
 
 def unpack_settled(payload: memoryview | bytes) -> tuple[int, int]:
