@@ -38,9 +38,9 @@ from qmq import limits
 from qmq.broker.config import BrokerConfig
 from qmq.broker.dispatch.dispatch import Dispatch
 from qmq.broker.dispatch.lanes import Lanes
-from qmq.broker.dispatch.sessions import HeldAnswer, Peer
+from qmq.broker.dispatch.sessions import HeldAnswer, Peer, PendingResponses
 from qmq.broker.metrics import BrokerCounters, LoadMeters
-from qmq.broker.parts import Admit, Alone, BrokerParts, PendingResponses, ServingBroker
+from qmq.broker.parts import Admit, BrokerParts, ServingBroker
 from qmq.broker.produce_checks import (
     Admission,
     BrokerSubjects,
@@ -66,6 +66,7 @@ from qmq.errors import (
 from qmq.limits import UNWRITTEN_BYTES_MAX
 from qmq.log.actions import ScheduleAction
 from qmq.log.checkpoint import CheckpointPlan, begin_checkpoint
+from qmq.log.log_config import Flush
 from qmq.log.queue import Queue
 from qmq.log.retention import purge
 from qmq.log.store import Intake, Store
@@ -296,6 +297,26 @@ def _must_be_judged(batches: list[Intake]) -> bool:
         (id(each.queue), each.header.producer_id, each.header.batch_sequence) for each in batches
     }
     return len(keys) < len(batches)
+
+
+class Alone:
+    """The committer of a single node."""
+
+    def __init__(self, broker: Broker) -> None:
+        self._broker = broker
+
+    def written(self, index: int) -> None:
+        """With `Flush.ASYNC` a written entry is committed."""
+        if self._broker.store.config.flush is Flush.ASYNC:
+            self._broker.commit(index)
+
+    def stored(self, index: int) -> None:
+        """A flushed entry is committed in any case."""
+        self._broker.commit(index)
+        self._broker.flushed(index)
+
+    def flush_wanted(self, index: int) -> None:
+        """Does nothing on a single node."""
 
 
 log = logging.getLogger("qmq.broker")

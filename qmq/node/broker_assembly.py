@@ -43,11 +43,11 @@ from qmq_coordination.view import ClusterView, ViewChange
 from qmq_ordering.routes import Change, LpRange, PhysicalPartition
 
 from qmq.broker.admin import SingleGroupStatus
-from qmq.broker.broker import Broker, MakeParts
+from qmq.broker.broker import Alone, Broker, MakeParts
 from qmq.broker.connection.server import DataServer
 from qmq.broker.control import serve_control
 from qmq.broker.maintenance import TICK_S, Maintenance, stop_process
-from qmq.broker.parts import Alone, BrokerParts, GroupRules, KindParts
+from qmq.broker.parts import BrokerParts, GroupRules, KindParts
 from qmq.broker.produce_checks import Routing
 from qmq.broker.replica_time import ReplicaTime
 from qmq.client.connection.pool import ConnectionPool

@@ -1,4 +1,5 @@
-"""Groups on their queues, consumers that are attached over a connection, and waiting pulls. No I/O.
+"""Groups on their queues, consumers that are attached over a connection, waiting pulls, and answers
+that wait for a commit. No I/O.
 
 Rules:
 * A *session* is a consumer on one connection. The consumer may come back with another session,
@@ -13,7 +14,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
 from itertools import count
@@ -23,7 +24,7 @@ from qmq import limits
 from qmq.broker.config import GRANTED_LEASE_MS_MAX
 from qmq.broker.dispatch.pull import BatchReader, Begun, TagFilter, UnackedBytes
 from qmq.broker.metrics import BrokerCounters, GroupCounters
-from qmq.errors import InvalidArgument, Overloaded
+from qmq.errors import InvalidArgument, Overloaded, QmqError
 from qmq.log.group_state import GroupState
 from qmq.log.queue import Queue
 from qmq.wire.frame_payloads import UNSAID, Attach
@@ -106,6 +107,85 @@ class HeldAnswer:
     peer: Peer
     request_id: int
     answer: bytes
+
+
+class PendingResponses:
+    """Answers in the order of their indexes, and coroutines of this process that wait for a commit.
+    An answer waits in one of three ways, and one that waits for a flush does not delay the others:
+
+        unwritten           the index is not known yet: the entry is written at the end of the turn
+        held for a commit   answered when its index is committed
+        held for a flush    answered when its index is flushed on a majority
+    """
+
+    def __init__(self) -> None:
+        self.unwritten: list[HeldAnswer] = []
+        """Answers to entries that are not written yet; they get their index then."""
+        self._unwritten_waiters: list[asyncio.Future[None]] = []
+        self._for_commit: deque[HeldAnswer] = deque()
+        self._for_flush: deque[HeldAnswer] = deque()
+        self._waiters: deque[tuple[int, asyncio.Future[None]]] = deque()
+
+    def hold(self, held: HeldAnswer, *, for_flush: bool = False) -> None:
+        """Send the answer when its index is committed, or flushed."""
+        (self._for_flush if for_flush else self._for_commit).append(held)
+
+    def wait(self, waiter: asyncio.Future[None], index: int | None) -> None:
+        """Set the future when `index` is committed; None: the index of the unwritten entries."""
+        if index is None:
+            self._unwritten_waiters.append(waiter)
+        else:
+            self._waiters.append((index, waiter))
+
+    @property
+    def has_unwritten(self) -> bool:
+        """Whether an answer waits for an unwritten entry."""
+        return bool(self.unwritten or self._unwritten_waiters)
+
+    def written(self, index: int) -> None:
+        """All entries are in the log, up to `index`."""
+        unwritten, self.unwritten = self.unwritten, []
+        for held in unwritten:
+            held.index = index
+        self._for_commit.extend(unwritten)
+        if self._unwritten_waiters:
+            self._waiters.extend([(index, waiter) for waiter in self._unwritten_waiters])
+            self._unwritten_waiters.clear()
+
+    def release(self, committed_index: int, flushed_index: int) -> None:
+        """Send the answers that are due."""
+        if self._for_commit:
+            self._answer(self._for_commit, committed_index)
+        if self._for_flush:
+            self._answer(self._for_flush, flushed_index)
+        while self._waiters and self._waiters[0][0] <= committed_index:
+            waiter = self._waiters.popleft()[1]
+            if not waiter.done():
+                waiter.set_result(None)
+
+    @staticmethod
+    def _answer(waiting: deque[HeldAnswer], index: int) -> None:
+        while waiting and waiting[0].index <= index:
+            held = waiting.popleft()
+            held.peer.send(held.answer)
+
+    def abandon(self, failure: Callable[[], QmqError]) -> list[HeldAnswer]:
+        """Drop everything: waiting coroutines get the failure,
+        and the waiting answers are returned.
+        """
+        for waiter in (*self._unwritten_waiters, *[waiter for _, waiter in self._waiters]):
+            if not waiter.done():
+                waiter.set_exception(failure())
+        left = [*self._for_commit, *self._for_flush, *self.unwritten]
+        for held in (
+            self._unwritten_waiters,
+            self._waiters,
+            self._for_commit,
+            self._for_flush,
+            self.unwritten,
+        ):
+            held.clear()
+        return left
 
 
 @dataclass(slots=True)

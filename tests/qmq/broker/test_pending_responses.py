@@ -6,8 +6,7 @@ import asyncio
 
 import pytest
 
-from qmq.broker.dispatch.sessions import HeldAnswer
-from qmq.broker.parts import PendingResponses
+from qmq.broker.dispatch.sessions import HeldAnswer, PendingResponses
 from qmq.errors import NotMaster, Outcome
 
 NOTHING = -1
