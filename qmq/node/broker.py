@@ -43,9 +43,9 @@ from qmq_coordination.ordered_records import latest_key, stale_key
 from qmq_coordination.view import ClusterView, ViewChange
 
 from qmq.broker.broker import Broker
+from qmq.broker.control import ProcessParts
 from qmq.broker.parts import KindParts
 from qmq.broker.produce_checks import Routing
-from qmq.broker.replica_time import ReplicaTime
 from qmq.errors import CoordinationError, DiskFull
 from qmq.log.checkpoint import close_store
 from qmq.log.store import Store
@@ -57,9 +57,6 @@ from qmq.node.process import MACHINE, Environment
 from qmq.node.replica.broker import OwnParts, ReplicaBroker
 from qmq.node.replica.context import ReplicaConfig, ReplicaContext, open_context
 from qmq.node.replica.node import ReplicaNode
-from qmq.process.description import DescribeProcess
-from qmq.proto.v1 import control_pb2 as pb
-from qmq.rpc.network import NETWORK, Network
 from qmq.security.access import OpenAccess
 
 if TYPE_CHECKING:
@@ -201,26 +198,14 @@ class SingleReplica:
         coordination: CoordinationStore,
         view: ClusterView,
         routing: Routing | None = None,
-        network: Network = NETWORK,
-        access: OpenAccess | None = None,
-        process: DescribeProcess = pb.ProcessStatus,
         *,
-        time: ReplicaTime | None = None,
+        parts: ProcessParts,
         kind: KindParts | None = None,
     ) -> None:
-        self.running = StandaloneBroker(
-            make_broker,
-            view,
-            routing,
-            time=time,
-            kind=kind,
-            network=network,
-            access=access,
-            process=process,
-        )
+        self.running = StandaloneBroker(make_broker, view, routing, parts=parts, kind=kind)
         """The broker's data port, its status and its maintenance."""
         self.broker = self.running.broker
-        self._time = time
+        self._time = parts.time
         self._name = self.broker.config.name
         self._coordination = coordination
         self._view = view

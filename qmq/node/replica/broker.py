@@ -21,18 +21,16 @@ from qmq_replication.ready import Role
 
 from qmq.broker.broker import Broker
 from qmq.broker.connection.server import DataServer
-from qmq.broker.control import serve_control
+from qmq.broker.control import ControlService, ProcessParts, serve_control
 from qmq.broker.maintenance import Maintenance
 from qmq.broker.parts import BrokerParts, KindParts
 from qmq.broker.produce_checks import Routing
-from qmq.broker.replica_time import ReplicaTime
 from qmq.log.recent_writes import Place
 from qmq.log.recovery import whole_from
 from qmq.log.store import Store
 from qmq.node.broker_assembly import STOP_GRACE_S, AddServices, ViewRules
 from qmq.node.replica.context import BackgroundRepair, ReplicaContext, StoreOpener
 from qmq.node.replica.status import ReplicaStatus, WriteLease
-from qmq.process.description import DescribeProcess
 from qmq.rpc.network import RpcPort
 from qmq.rpc.server_name import ServerName
 from qmq.security.access import OpenAccess
@@ -104,20 +102,16 @@ class ReplicaBroker:
         identity: ReplicaIdentity,
         membership: ReplicaMembership,
         *,
-        time: ReplicaTime,
-        access: OpenAccess,
-        process: DescribeProcess,
+        parts: ProcessParts,
     ) -> None:
         self._kind = kind
-        self._time = time
+        self._parts = parts
         self._context = context
         self._opener = opener
         self._identity = identity
         self._membership = membership
-        self._access = access
         self._host = context.config.host
         self._advertised_host = context.config.advertise or context.config.host
-        self._process = process
         self._is_opening = False
         self.roles: dict[str, int] = {}
         """How often the replica took each role."""
@@ -144,7 +138,7 @@ class ReplicaBroker:
             broker,
             environment.fatal,
             holds_back=self.must_hold_back,
-            retention_before=self._time.before_ms,
+            retention_before=self._parts.retention_before,
         )
         self.repair = BackgroundRepair(
             broker,
@@ -189,8 +183,8 @@ class ReplicaBroker:
             self.driver.accept,
             self.write_lease,
             self._kind.routing,
-            self._access,
-            self._kind.broker_parts(self._access),
+            self._parts.access,
+            self._kind.broker_parts(self._parts.access),
             ViewRules(context.view, broker.config.retries, broker.look_again),
         )
 
@@ -256,17 +250,10 @@ class ReplicaBroker:
         """Serve both ports. Raises OSError if a port is taken."""
         await self.data.start(self._host, data_port)
         self._control = await serve_control(
-            self.broker,
-            self.status,
-            self._identity.group,
+            ControlService(self.broker, self.status, self._identity.group, self._parts),
             self._host,
             control_port,
             also=self.own.services,
-            time=self._time,
-            wall=self._context.environment.clock,
-            network=self._context.environment.network,
-            access=self._access,
-            process=self._process,
             own=self._own_name,
         )
 

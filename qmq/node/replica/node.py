@@ -61,6 +61,7 @@ from qmq_replication.driver import Driver
 from qmq_replication.identity import require_cluster
 from qmq_replication.membership import ReplicaMembership
 
+from qmq.broker.control import ProcessParts
 from qmq.broker.replica_time import ReplicaTime
 from qmq.errors import CoordinationError, DiskFull, QmqError, Unavailable, WrongServer
 from qmq.log.checkpoint import close_store
@@ -327,7 +328,7 @@ class ReplicaNode:
         )
 
     def _assemble(self, store: Store) -> ReplicaBroker:
-        config = self.config
+        config, network = self.config, self._environment.network
         return ReplicaBroker(
             self._kind,
             self._context,
@@ -335,9 +336,13 @@ class ReplicaNode:
             self._opener,
             self._identity,
             self._membership,
-            time=self._time,
-            access=self.access,
-            process=process_status(config.host, config.etcd, self._environment.network.credentials),
+            parts=ProcessParts(
+                self._time,
+                network,
+                self.access,
+                process_status(config.host, config.etcd, network.credentials),
+                self._environment.clock or SystemClock(),
+            ),
         )
 
     def _make_time(self) -> ReplicaTime:

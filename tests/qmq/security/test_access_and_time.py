@@ -19,6 +19,7 @@ from support import ManualClock, eventually
 
 from qmq.broker.broker import Broker
 from qmq.broker.config import BrokerConfig
+from qmq.broker.control import ProcessParts
 from qmq.client.connection.connection import Connection, connect
 from qmq.errors import AccessDenied, NotAuthenticated, NotConnected
 from qmq.log.log_config import LogConfig
@@ -110,7 +111,7 @@ async def closed_port(
             asyncio.get_running_loop(),
             make_parts=parts,
         ),
-        access=access,
+        parts=ProcessParts(access=access),
         tick_s=0.0005,
     )
     await running.data.start("127.0.0.1", 0)
