@@ -57,11 +57,6 @@ LOOK_S: Final = 1.0
 ASK_EVERY_MS: Final = 30_000
 """How often witnesses are asked while clocks agree."""
 
-AskTime = Callable[[str], Awaitable[int]]
-"""The time at a control address, in milliseconds; 0 if it is not known. An error other than a
-cancellation means no answer.
-"""
-
 
 class ControlPorts:
     """The control connections to witnesses."""
@@ -71,7 +66,9 @@ class ControlPorts:
         self._channels: dict[str, grpc.aio.Channel] = {}
 
     async def ask(self, address: str) -> int:
-        """See `AskTime`. Raises grpc.RpcError."""
+        """The time at a control address, in milliseconds; 0 if it is not known. An error other than
+        a cancellation, such as grpc.RpcError, means no answer.
+        """
         channel = self._channels.get(address)
         if channel is None:
             channel = self._channels[address] = self._network.channel(
@@ -98,8 +95,7 @@ class TimeWitnesses:
         clock: SteadyClock,
         addresses: Callable[[], Iterable[str]],
         *,
-        ask: AskTime | None = None,
-        network: Network = NETWORK,
+        ports: ControlPorts | None = None,
         look_s: float = LOOK_S,
         after_look: Callable[[], Awaitable[None]] | None = None,
     ) -> None:
@@ -108,8 +104,7 @@ class TimeWitnesses:
         self._look_s = look_s
         self._clock = clock
         self._addresses = addresses
-        self._ports = ControlPorts(network)
-        self._ask = ask or self._ports.ask
+        self._ports = ports or ControlPorts()
         self._asked_boot_ms: int | None = None
         self._told = (0, 0)
         self._task: asyncio.Task[None] | None = None
@@ -159,7 +154,7 @@ class TimeWitnesses:
         sent_ms = self._clock.boot_ms()
         try:
             async with asyncio.timeout(ASK_S):
-                their_ms = await self._ask(address)
+                their_ms = await self._ports.ask(address)
         except Exception as failure:
             log.debug("%s did not answer with its time: %s", address, failure)
             return
@@ -227,8 +222,7 @@ class ReplicaTime:
         addresses: Callable[[], Iterable[str]] = lambda: (),
         voters: Callable[[], int] = lambda: 1,
         is_delay: bool = False,
-        network: Network = NETWORK,
-        ask: AskTime | None = None,
+        ports: ControlPorts | None = None,
     ) -> None:
         """`boot` is the machine's boot id. `addresses` are the other machines' control addresses,
         `voters` the number of the group's. A delay group's kept time follows its clock after a
@@ -254,7 +248,7 @@ class ReplicaTime:
         self._witnesses = None
         if self._steady is not None:
             self._witnesses = TimeWitnesses(
-                self._steady, addresses, ask=ask, network=network, after_look=self._looked
+                self._steady, addresses, ports=ports, after_look=self._looked
             )
 
     # --- reading ----------------------------------------------------------------------------------

@@ -62,7 +62,7 @@ from qmq_replication.identity import require_cluster
 from qmq_replication.membership import ReplicaMembership
 
 from qmq.broker.control import ProcessParts
-from qmq.broker.replica_time import ReplicaTime
+from qmq.broker.replica_time import ControlPorts, ReplicaTime
 from qmq.errors import CoordinationError, DiskFull, QmqError, Unavailable, WrongServer
 from qmq.log.checkpoint import close_store
 from qmq.log.log_config import Flush
@@ -354,7 +354,7 @@ class ReplicaNode:
             addresses=self._context.witnesses,
             voters=lambda: len(self.driver.core.state.membership.voters),
             is_delay=self._kind.settings is not None,
-            network=self._environment.network,
+            ports=ControlPorts(self._environment.network),
         )
 
     def _beginnings(self) -> StoredBeginnings | None:

@@ -5,6 +5,7 @@ reboot and an operator change.
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
@@ -48,7 +49,7 @@ class Machines:
             self.boot,
             addresses=lambda: others,
             voters=lambda: self.voters,
-            ask=self.ask,
+            ports=self,
         )
         self.time.begin(log_ms)
         return self.time
@@ -63,6 +64,9 @@ class Machines:
         if address in self.silent:
             raise ConnectionRefusedError(address)
         return self.now_ms + self.off[address]
+
+    async def keep_only(self, addresses: Iterable[str]) -> None:
+        """There are no connections."""
 
     async def run(self, ms: int, every_ms: int = 1000) -> None:
         for _ in range(ms // every_ms):

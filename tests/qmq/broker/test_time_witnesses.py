@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
@@ -45,6 +46,9 @@ class Town:
             raise ConnectionRefusedError(address)
         return self.machine.true_ms() + self.errors[address]
 
+    async def keep_only(self, addresses: Iterable[str]) -> None:
+        """There are no connections."""
+
     def rounds(self) -> int:
         """How often all were asked since this was asked last."""
         asked, self.asked = self.asked, []
@@ -55,7 +59,7 @@ class Town:
 def fresh() -> tuple[Machine, Town, TimeWitnesses]:
     machine = Machine()
     town = Town(machine)
-    return machine, town, TimeWitnesses(machine, lambda: town.errors, ask=town.ask)
+    return machine, town, TimeWitnesses(machine, lambda: town.errors, ports=town)
 
 
 async def test_all_are_asked_at_the_start_and_then_every_thirty_seconds() -> None:
@@ -139,7 +143,7 @@ async def test_the_task_continues_after_a_failure(caplog: pytest.LogCaptureFixtu
             call("no such view")
         return list(town.errors)
 
-    asking = TimeWitnesses(machine, addresses, ask=town.ask, look_s=0.001)
+    asking = TimeWitnesses(machine, addresses, ports=town, look_s=0.001)
     with caplog.at_level(logging.CRITICAL, "qmq.broker"):
         asking.start()
         await eventually(lambda: machine.timekeeper.is_attested)
