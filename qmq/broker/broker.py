@@ -38,7 +38,7 @@ from qmq import limits
 from qmq.broker.config import BrokerConfig
 from qmq.broker.dispatch.dispatch import Dispatch
 from qmq.broker.dispatch.lanes import Lanes
-from qmq.broker.dispatch.sessions import HeldAnswer, Peer, PendingResponses
+from qmq.broker.dispatch.sessions import PendingAnswer, Peer, PendingResponses
 from qmq.broker.metrics import BrokerCounters, LoadMeters
 from qmq.broker.parts import Admit, BrokerParts, ServingBroker
 from qmq.broker.produce_checks import (
@@ -188,10 +188,10 @@ class BrokerTurn:
                 if len(staged) == 1
                 else [batch for each in staged for batch in each.batches]
             )
-            must_be_judged = _must_be_judged(batches)
+            needs_admission = _needs_admission(batches)
             admit = (
-                self._admission(must_be_judged)
-                if must_be_judged or self._admit_first is not None
+                self._admission(needs_admission)
+                if needs_admission or self._admit_first is not None
                 else None
             )
             if admit is not None:
@@ -202,7 +202,7 @@ class BrokerTurn:
             broker = self._broker
             store = broker.store
             try:
-                results = store.append(batches, are_new=not must_be_judged)
+                results = store.append(batches, are_new=not needs_admission)
             except DiskFull as failure:
                 for each in staged:
                     broker.answer_error(each.peer, each.request_id, failure)
@@ -219,8 +219,8 @@ class BrokerTurn:
                     answers.append((each.peer, answer))
                 else:
                     awaits_flush = awaits_flush or each.awaits_flush
-                    broker.responses.hold(
-                        HeldAnswer(index, each.peer, each.request_id, answer),
+                    broker.responses.add(
+                        PendingAnswer(index, each.peer, each.request_id, answer),
                         for_flush=each.awaits_flush,
                     )
             if awaits_flush:
@@ -233,10 +233,10 @@ class BrokerTurn:
             for peer, answer in answers:
                 peer.send(answer)
 
-    def _admission(self, must_be_judged: bool) -> Admit | None:
+    def _admission(self, needs_admission: bool) -> Admit | None:
         """The check for each request of one write, in their order; None: all may be appended."""
         store = self._broker.store
-        admit = Admission(store, self._has_right).admit if must_be_judged else None
+        admit = Admission(store, self._has_right).admit if needs_admission else None
         first = self._admit_first(store) if self._admit_first is not None else None
         if first is None or admit is None:
             return first or admit
@@ -284,7 +284,7 @@ def _writes_of(staged: list[StagedProduce]) -> Iterator[list[StagedProduce]]:
     yield staged[begin:]
 
 
-def _must_be_judged(batches: list[Intake]) -> bool:
+def _needs_admission(batches: list[Intake]) -> bool:
     """Whether `Admission` must check the batches of one write. New batches to unordered subjects
     need no check.
     """
@@ -437,9 +437,9 @@ class Broker:
 
     def resume(self) -> None:
         self.is_paused = False
-        self.look_again()
+        self.serve_waiting()
 
-    def look_again(self) -> None:
+    def serve_waiting(self) -> None:
         """Serve waiting requests that can be served now."""
         if self.is_serving:
             self.dispatch.to_wake.update({id(state): state for state in self.dispatch.groups})

@@ -16,7 +16,7 @@ GRANTED_LEASE_MS_MAX: Final = 300_000
 messages from the others.
 """
 
-LOOK_MS: Final = 250
+IDLE_CHECK_MS: Final = 250
 """How often the broker checks a broadcast group's consumer that has left with dying messages."""
 
 

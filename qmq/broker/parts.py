@@ -235,4 +235,4 @@ class BrokerParts:
     """Decides who may do what."""
     kind: KindParts = field(default_factory=KindParts)
     rules: GroupRules = field(default_factory=GroupRules)
-    """Operators' settings of consumer groups; `look_again` is called after changes."""
+    """Operators' settings of consumer groups; `serve_waiting` is called after changes."""

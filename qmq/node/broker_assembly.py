@@ -196,7 +196,7 @@ class StandaloneBroker:
         )
         rules = GroupRules()
         if self._view is not None:
-            rules = ViewRules(self._view, broker.config.retries, broker.look_again)
+            rules = ViewRules(self._view, broker.config.retries, broker.serve_waiting)
         return BrokerParts(
             Alone(broker),
             self._fatal,

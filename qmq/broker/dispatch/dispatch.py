@@ -16,7 +16,7 @@ from enum import Enum
 from typing import Final
 
 from qmq import limits
-from qmq.broker.config import GRANTED_LEASE_MS_MAX, LEASE_MS_MAX, LEASE_MS_MIN, LOOK_MS
+from qmq.broker.config import GRANTED_LEASE_MS_MAX, LEASE_MS_MAX, LEASE_MS_MIN, IDLE_CHECK_MS
 from qmq.broker.dead_letters import DeadLetterWriter
 from qmq.broker.dispatch.pull import (
     Begun,
@@ -34,13 +34,13 @@ from qmq.broker.dispatch.pull import (
 )
 from qmq.broker.dispatch.sessions import (
     CheckTimes,
-    HeldAnswer,
+    PendingAnswer,
     Peer,
     QueueGroup,
     QueueGroups,
     Session,
     Waiter,
-    Wanted,
+    ConsumerFilter,
 )
 from qmq.broker.parts import ServingBroker
 from qmq.broker.reading.cold_reads import ColdReads
@@ -136,7 +136,7 @@ class Dispatch:
         is_new = request.group not in queue.shares
         state = self.groups.state(queue, request.group)
         if request.start != wire.RESUME:  # who resumes only hands in verdicts
-            state.asked_for(Wanted.of(request), request.consumer)
+            state.require_same_filter(ConsumerFilter.of(request), request.consumer)
         names = (request.subject, request.partition, request.group)
         if is_new:
             begin = queue.start_sequence if request.start == "earliest" else queue.next_sequence
@@ -396,7 +396,7 @@ class Dispatch:
         answer = frames.frame(
             FrameKind.SETTLED, request_id, wire.pack_settled(settled, asked - settled)
         )
-        self._responses.unwritten.append(HeldAnswer(0, peer, request_id, answer))
+        self._responses.unwritten.append(PendingAnswer(0, peer, request_id, answer))
         if state.waiters:
             self.to_wake[id(state)] = state
         self._broker.schedule()
@@ -478,7 +478,7 @@ class Dispatch:
         queue_id = state.queue.id
         self._store.act(Leave(queue_id.subject, queue_id.partition, state.name, consumer, expired))
         state.seen_ms.pop(consumer, None)
-        state.wanted_by.discard(consumer)
+        state.filter_users.discard(consumer)
         if BROADCAST in state.name:
             self._leases.at(state, self._clock.monotonic_ms())
         self.wake(state)
@@ -514,11 +514,11 @@ class Dispatch:
         for state in self._leases.due(now_ms):
             if self.groups.is_known(state):
                 try:
-                    self._look(state, now_ms)
+                    self._check_leases(state, now_ms)
                 except ColdRead as cold:
                     self._leases.at(state, now_ms + (cold.retry_after_ms or 0))
 
-    def _look(self, state: QueueGroup, now_ms: int) -> None:
+    def _check_leases(self, state: QueueGroup, now_ms: int) -> None:
         """Check a group for consumers whose lease has ended."""
         for consumer in state.expired(now_ms):
             log.info(
@@ -527,7 +527,7 @@ class Dispatch:
             state.counters.leases_lost += 1
             self._leave(state, consumer, expired=True)
         if state.share.holders:
-            self._leases.at(state, state.next_look_ms())
+            self._leases.at(state, state.next_lease_end_ms())
         if BROADCAST in state.name:
             self._forget_idle(state, now_ms)
 
@@ -537,7 +537,7 @@ class Dispatch:
             state.idle_since_ms = -1
         elif state.share.dying:
             state.idle_since_ms = -1
-            self._leases.at(state, now_ms + LOOK_MS)
+            self._leases.at(state, now_ms + IDLE_CHECK_MS)
         elif state.idle_since_ms < 0:
             state.idle_since_ms = now_ms
             self._leases.at(state, now_ms + self._config.broadcast_idle_ms)

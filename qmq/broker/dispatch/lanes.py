@@ -47,7 +47,7 @@ from qmq.broker.dispatch.pull import (
     lay_out,
     readable_messages,
 )
-from qmq.broker.dispatch.sessions import CheckTimes, HeldAnswer, Peer
+from qmq.broker.dispatch.sessions import CheckTimes, PendingAnswer, Peer
 from qmq.broker.metrics import GroupCounters
 from qmq.broker.parts import ServingBroker
 from qmq.errors import (
@@ -345,7 +345,7 @@ class Lanes:
                 answer
             )  # the consumer had the token from an answer like this one: it is committed
         else:
-            self._responses.unwritten.append(HeldAnswer(0, peer, request_id, answer))
+            self._responses.unwritten.append(PendingAnswer(0, peer, request_id, answer))
         self._broker.schedule()
 
     def _find(self, request: wire.LaneAttach, lps: LpRange) -> tuple[Queue, LpRange]:
@@ -601,7 +601,7 @@ class Lanes:
                 _REPLAY,
             )
         answer = frames.frame(FrameKind.SETTLED, request_id, wire.pack_settled(len(settlements), 0))
-        self._responses.unwritten.append(HeldAnswer(0, peer, request_id, answer))
+        self._responses.unwritten.append(PendingAnswer(0, peer, request_id, answer))
         self._broker.schedule()
 
     def _keys_at(self, queue: Queue, sequences: Iterable[int]) -> dict[int, tuple[int, bytes]]:

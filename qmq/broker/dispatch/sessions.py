@@ -100,7 +100,7 @@ class Peer(Protocol):
 
 
 @dataclass(slots=True)
-class HeldAnswer:
+class PendingAnswer:
     """An answer that waits until its index is committed."""
 
     index: int
@@ -119,16 +119,16 @@ class PendingResponses:
     """
 
     def __init__(self) -> None:
-        self.unwritten: list[HeldAnswer] = []
+        self.unwritten: list[PendingAnswer] = []
         """Answers to entries that are not written yet; they get their index then."""
         self._unwritten_waiters: list[asyncio.Future[None]] = []
-        self._for_commit: deque[HeldAnswer] = deque()
-        self._for_flush: deque[HeldAnswer] = deque()
+        self._for_commit: deque[PendingAnswer] = deque()
+        self._for_flush: deque[PendingAnswer] = deque()
         self._waiters: deque[tuple[int, asyncio.Future[None]]] = deque()
 
-    def hold(self, held: HeldAnswer, *, for_flush: bool = False) -> None:
+    def add(self, answer: PendingAnswer, *, for_flush: bool = False) -> None:
         """Send the answer when its index is committed, or flushed."""
-        (self._for_flush if for_flush else self._for_commit).append(held)
+        (self._for_flush if for_flush else self._for_commit).append(answer)
 
     def wait(self, waiter: asyncio.Future[None], index: int | None) -> None:
         """Set the future when `index` is committed; None: the index of the unwritten entries."""
@@ -164,12 +164,12 @@ class PendingResponses:
                 waiter.set_result(None)
 
     @staticmethod
-    def _answer(waiting: deque[HeldAnswer], index: int) -> None:
+    def _answer(waiting: deque[PendingAnswer], index: int) -> None:
         while waiting and waiting[0].index <= index:
             held = waiting.popleft()
             held.peer.send(held.answer)
 
-    def abandon(self, failure: Callable[[], QmqError]) -> list[HeldAnswer]:
+    def abandon(self, failure: Callable[[], QmqError]) -> list[PendingAnswer]:
         """Drop everything: waiting coroutines get the failure,
         and the waiting answers are returned.
         """
@@ -227,7 +227,7 @@ class CacheWindow:
     is_loading: bool = False
 
 
-class Wanted(NamedTuple):
+class ConsumerFilter(NamedTuple):
     """The tags that a consumer asks for, and the condition by which it selects messages itself. All
     consumers of a group have the same, because what a filter leaves out counts as done for the
     whole group.
@@ -238,14 +238,14 @@ class Wanted(NamedTuple):
     condition: str
 
     @classmethod
-    def of(cls, request: Attach) -> Wanted:
+    def of(cls, request: Attach) -> ConsumerFilter:
         return cls(
             tuple(sorted({*request.tags_any})),
             tuple(sorted({*request.tags_all})),
             request.condition,
         )
 
-    def joined(self, other: Wanted) -> Wanted | None:
+    def joined(self, other: ConsumerFilter) -> ConsumerFilter | None:
         """What both ask for; None if they differ. A consumer of a release without conditions may
         have any.
         """
@@ -280,10 +280,10 @@ class QueueGroup:
     """Used while the group is far behind."""
     seen_ms: dict[str, int] = field(default_factory=dict)
     """The last heartbeat of each consumer, monotonic."""
-    wanted: Wanted | None = None
+    consumer_filter: ConsumerFilter | None = None
     """What the consumers of the group that have attached here ask for."""
-    wanted_by: set[str] = field(default_factory=set)
-    """These consumers; some may have left."""
+    filter_users: set[str] = field(default_factory=set)
+    """The consumers that asked for it; some may have left."""
     filtered: int = 0
     """Messages that the tag filter left out since this broker began to serve."""
     begun: dict[str, Begun] = field(default_factory=dict)
@@ -294,32 +294,32 @@ class QueueGroup:
     """Fires at `wakes_ms`, when the next requeued message is due."""
     wakes_ms: int = -1
 
-    def asked_for(self, wanted: Wanted, consumer: str) -> None:
+    def require_same_filter(self, asked: ConsumerFilter, consumer: str) -> None:
         """A consumer attaches. Raises InvalidArgument if another consumer of the group
         has another filter.
         """
-        joined = None if self.wanted is None else self.wanted.joined(wanted)
+        joined = None if self.consumer_filter is None else self.consumer_filter.joined(asked)
         if joined is not None:
-            wanted = joined
+            asked = joined
         else:
             other = next(
                 (
                     each
-                    for each in self.wanted_by
+                    for each in self.filter_users
                     if each != consumer and each in self.share.holders
                 ),
                 None,
             )
             if other is not None:
                 raise InvalidArgument(
-                    f"group {self.name!r} reads {self.wanted} of {self.queue.id.subject!r} "
-                    f"(consumer {other!r}), and {consumer!r} asks for {wanted}: "
+                    f"group {self.name!r} reads {self.consumer_filter} of {self.queue.id.subject!r} "
+                    f"(consumer {other!r}), and {consumer!r} asks for {asked}: "
                     "all consumers of a group need the same filter. Use another group, "
                     "or stop the other consumers first; a lost one counts until its lease ends"
                 )
-            self.wanted_by.clear()
-        self.wanted = wanted
-        self.wanted_by.add(consumer)
+            self.filter_users.clear()
+        self.consumer_filter = asked
+        self.filter_users.add(consumer)
 
     def expired(self, now_ms: int) -> list[str]:
         """Consumers whose lease has ended."""
@@ -330,7 +330,7 @@ class QueueGroup:
             > min(holder.lease_ms, GRANTED_LEASE_MS_MAX)
         ]
 
-    def next_look_ms(self) -> int:
+    def next_lease_end_ms(self) -> int:
         """The time at which the next lease ends if no consumer sends anything until then. There
         must be at least one consumer, and each must have sent something.
         """

@@ -185,7 +185,7 @@ class ReplicaBroker:
             self._kind.routing,
             self._parts.access,
             self._kind.broker_parts(self._parts.access),
-            ViewRules(context.view, broker.config.retries, broker.look_again),
+            ViewRules(context.view, broker.config.retries, broker.serve_waiting),
         )
 
     def _own_name(self) -> ServerName:

@@ -14,7 +14,7 @@ from support import ManualClock, eventually
 
 from qmq.broker.broker import Broker
 from qmq.broker.config import BrokerConfig
-from qmq.broker.connection.server import LOOKS, DataConnection, DataServer, Ending, StallWatch
+from qmq.broker.connection.server import CHECKS, DataConnection, DataServer, Ending, StallWatch
 from qmq.limits import MIB
 from qmq.log.log_config import LogConfig
 from qmq.log.recovery import open_store
@@ -43,32 +43,32 @@ class Stream:
 
 
 def test_an_idle_connection_is_never_ended() -> None:
-    patience, stream = StallWatch(), Stream()
-    assert [patience.look(stream) for _ in range(10 * LOOKS)] == [None] * 10 * LOOKS
+    watch, stream = StallWatch(), Stream()
+    assert [watch.check(stream) for _ in range(10 * CHECKS)] == [None] * 10 * CHECKS
 
 
-def test_a_byte_between_two_looks_is_progress() -> None:
-    patience = StallWatch()
-    for at in range(10 * LOOKS):
+def test_a_byte_between_two_checks_is_progress() -> None:
+    watch = StallWatch()
+    for at in range(10 * CHECKS):
         stream = Stream(
             Part(awaits_rest=True), received_bytes=at, unsent_bytes=5000, taken_bytes=at
         )
-        assert patience.look(stream) is None
+        assert watch.check(stream) is None
 
 
 def test_a_connection_that_we_do_not_read_from_is_not_to_blame() -> None:
-    patience, stream = StallWatch(), Stream(Part(awaits_rest=True), is_reading=False)
-    assert {patience.look(stream) for _ in range(10 * LOOKS)} == {None}
+    watch, stream = StallWatch(), Stream(Part(awaits_rest=True), is_reading=False)
+    assert {watch.check(stream) for _ in range(10 * CHECKS)} == {None}
     stream.is_reading = True
-    assert [patience.look(stream) for _ in range(LOOKS)] == [None] * (LOOKS - 1) + [Ending.CLOSE]
+    assert [watch.check(stream) for _ in range(CHECKS)] == [None] * (CHECKS - 1) + [Ending.CLOSE]
 
 
 def test_who_reads_no_answers_is_ended_though_answers_are_added() -> None:
-    patience, stream = StallWatch(), Stream(taken_bytes=7)
-    for more in range(LOOKS):
+    watch, stream = StallWatch(), Stream(taken_bytes=7)
+    for more in range(CHECKS):
         stream.unsent_bytes = 1000 + more
-        assert patience.look(stream) is None
-    assert patience.look(stream) is Ending.ABORT
+        assert watch.check(stream) is None
+    assert watch.check(stream) is Ending.ABORT
 
 
 @asynccontextmanager
@@ -108,7 +108,7 @@ async def test_a_frame_whose_rest_does_not_come_ends_its_connection_with_an_erro
         writer.write(begun)
         stream = only(server).stream
         await eventually(lambda: stream.received_bytes == len(HELLO + begun))
-        for _ in range(LOOKS):
+        for _ in range(CHECKS):
             server.end_stalled()
         assert stream.is_open
         server.end_stalled()
@@ -123,7 +123,7 @@ async def test_a_slow_upload_that_moves_is_not_ended(tmp_path: Path) -> None:
         _, writer = await said_hello(server)
         writer.write(LARGE)
         stream = only(server).stream
-        for sent in range(1, 3 * LOOKS):
+        for sent in range(1, 3 * CHECKS):
             writer.write(b"x")
             await eventually(lambda sent=sent: stream.received_bytes == len(HELLO + LARGE) + sent)
             server.end_stalled()
@@ -144,7 +144,7 @@ async def test_who_does_not_read_its_answers_is_aborted(tmp_path: Path) -> None:
             await eventually(lambda: server.end_stalled() or server.connections == 0)
 
 
-async def test_a_server_looks_by_itself(tmp_path: Path) -> None:
+async def test_a_server_checks_by_itself(tmp_path: Path) -> None:
     async with served(tmp_path, stall_ms=12) as server:
         reader, writer = await said_hello(server)
         writer.write(LARGE)
