@@ -202,7 +202,7 @@ def begins_at(segments: Segments, begin: int, position: int) -> bool | None:
     return None
 
 
-def judge(
+def require_torn_tail(
     segments: Segments,
     bad: int,
     flushed: int,

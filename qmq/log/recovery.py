@@ -52,7 +52,7 @@ from qmq.log.envelopes import (
     damaged,
     head_at,
     is_torn,
-    judge,
+    require_torn_tail,
     unwrap,
     walk_waiting,
 )
@@ -347,7 +347,7 @@ class _Replay:
                 position = entry.end
         except CorruptBatch as cause:
             flushed = self._begin[log] if self._is_from_checkpoint else 0
-            judge(
+            require_torn_tail(
                 segments,
                 position,
                 flushed,

@@ -700,7 +700,7 @@ class Store:
             self.messages.flushed == self.messages.end and self.actions.flushed == self.actions.end
         )
 
-    def give_way(self) -> None:
+    def release_folder(self) -> None:
         """Release the folder for the store that is opened next.
         Memory and open files can still be read.
         """
@@ -711,6 +711,6 @@ class Store:
 
     def close(self) -> None:
         """Close files and release the folder. Does not flush: `recovery.close_store` does."""
-        self.give_way()
+        self.release_folder()
         self.messages.close()
         self.actions.close()

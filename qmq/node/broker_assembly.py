@@ -129,9 +129,9 @@ class ViewRules(GroupRules):
         self._changed = changed
         self._found: dict[tuple[str, str], GroupSettings] = {}
         self._has_pauses = bool(view.delivery.pauses)
-        view.on_change(self._heard)
+        view.on_change(self._on_view_change)
 
-    def _heard(self, change: ViewChange) -> None:
+    def _on_view_change(self, change: ViewChange) -> None:
         if change.delivery:
             self._found.clear()
             self._has_pauses = bool(self._view.delivery.pauses)

@@ -91,7 +91,7 @@ log = logging.getLogger("qmq.node")
 
 ASIDE: Final = "schedule-fetched"
 PIECE_BYTES: Final = MIB
-TELL_S: Final = 5.0
+REPORT_S: Final = 5.0
 ASK_S: Final = 10.0
 """The deadline of another replica's answer that describes its schedule or has a
 piece of the schedule.
@@ -143,7 +143,7 @@ class ScheduleTransfer:
     def role_changed(self) -> None:
         """Handle a change of role: a master without a schedule hands over soon."""
         if self._is_started and self._replica.is_master and not self._replica.has_all:
-            self._start("hand over", self._give_away)
+            self._start("hand over", self._hand_over)
 
     async def stop(self) -> None:
         """Stop the transfer, at any point."""
@@ -240,7 +240,7 @@ class ScheduleTransfer:
                     )
                 self._disk.write(fd, [piece], at)
                 at += len(piece)
-                progress.tell(len(piece))
+                progress.report(len(piece))
             await asyncio.to_thread(self._disk.sync, fd)
         finally:
             self._disk.close(fd)
@@ -255,7 +255,7 @@ class ScheduleTransfer:
 
     # --- leading without a schedule ---------------------------------------------------------------
 
-    async def _give_away(self) -> None:
+    async def _hand_over(self) -> None:
         """Try to hand the mastership over,
         until another replica leads or the schedule is complete.
         """
@@ -289,13 +289,13 @@ class _Progress:
 
     def __init__(self, donor: str, files: int, size: int) -> None:
         self._donor, self._bytes, self._done = donor, size, 0
-        self._told_s = time.monotonic()
+        self._reported_s = time.monotonic()
         log.info("fetching %d files of the schedule, %d bytes, from replica %s", files, size, donor)
 
-    def tell(self, size: int) -> None:
+    def report(self, size: int) -> None:
         self._done += size
-        if time.monotonic() - self._told_s >= TELL_S:
-            self._told_s = time.monotonic()
+        if time.monotonic() - self._reported_s >= REPORT_S:
+            self._reported_s = time.monotonic()
             log.info(
                 "%d of %d bytes of the schedule fetched from replica %s",
                 self._done,

@@ -144,7 +144,7 @@ class SharedBuffer:
         """The reader that received last keeps the buffer; the others get another one."""
         self.view = self._spares.pop() if self._spares else memoryview(bytearray(len(self.view)))
 
-    def give_back(self, view: memoryview) -> None:
+    def put_back(self, view: memoryview) -> None:
         """Return a buffer that was taken."""
         if len(self._spares) < _SPARES_MAX:
             self._spares.append(view)
@@ -290,7 +290,7 @@ class FrameReader:
             return
         if self._has_taken:
             self._has_taken = False
-            self._shared.give_back(self._view)
+            self._shared.put_back(self._view)
             if self._partial is not None:
                 self._partial.ended(self)
         self._view = _NOTHING

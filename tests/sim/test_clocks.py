@@ -131,7 +131,7 @@ class Clocks:
                 self._start(machine)
         for machine in self._running():
             assert machine.time is not None
-            await machine.time.look()
+            await machine.time.check()
         self._confirm()
         self._send()
         for machine in self._running():

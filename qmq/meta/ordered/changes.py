@@ -115,7 +115,7 @@ class Sealing:
         partition need not wait again.
         """
 
-    def know_gone(self, broker_group: str) -> None:
+    def note_gone(self, broker_group: str) -> None:
         """Note that the broker group was silent for long enough to be fenced."""
         self._silent_since[broker_group] = self._now_ms() - int(FENCE_AFTER_S * 1000)
 
@@ -331,11 +331,11 @@ class RouteChanges:
         change = Change.decode(found.value) if found is not None else None
         return change if change is not None and change.id == change_id else None
 
-    def know_gone(self, broker_group: str) -> None:
+    def note_gone(self, broker_group: str) -> None:
         """Note that the broker group has had no master for long enough, so that it is fenced
         without another wait.
         """
-        self.sealing.know_gone(broker_group)
+        self.sealing.note_gone(broker_group)
 
     # --- carry on ---------------------------------------------------------------------------------
 

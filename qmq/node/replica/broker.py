@@ -291,7 +291,7 @@ class ReplicaBroker:
         await self.repair.stop()
         await self.maintenance.pause()
         past = self.broker.store
-        past.give_way()
+        past.release_folder()
         if place is not None:
             self.own.log_starts_over()
             self._kind.discard()

@@ -164,7 +164,7 @@ class ReplicaRegistering:
         state = await read_group(self._store, group)
         epoch, members = state.claim.epoch, state.members
         if found is not None:
-            self._judge(known, epoch)
+            self._doubt_older_copy(known, epoch)
         self.older_store = self._forgotten(known, epoch, members)
         if self.older_store:
             log.critical(
@@ -180,7 +180,7 @@ class ReplicaRegistering:
         self._registered = driver.identity.generation
         driver.tell("generation", lambda _: driver.core.vouch())
 
-    def _judge(self, known: ReplicaRecord, epoch: int) -> None:
+    def _doubt_older_copy(self, known: ReplicaRecord, epoch: int) -> None:
         identity = self._driver.identity
         if identity.is_older_than(known.folder, known.generation):
             what = f"its generation is {identity.generation}, and {known.generation} is registered"
@@ -305,7 +305,7 @@ class ReplicaNode:
             await self.view.stop()
             await self.coordination.close()
             raise
-        self._judge_past(store, is_new=found is None)
+        self._decide_if_whole(store, is_new=found is None)
         self._time = self._make_time()
         self._running = self._assemble(store)
         self.broker, self.driver, self.standing = (
@@ -421,7 +421,7 @@ class ReplicaNode:
             self._identity = replace(self._identity, resetting_until=0, is_whole=False)
         return await self._opener.open(is_resetting=is_resetting)
 
-    def _judge_past(self, store: Store, *, is_new: bool) -> None:
+    def _decide_if_whole(self, store: Store, *, is_new: bool) -> None:
         """Decide whether this replica may lack entries that it acknowledged, or promises that it
         made with an earlier folder.
         """
