@@ -464,14 +464,14 @@ class ControlService(control_pb2_grpc.BrokerControlServicer):
     def __init__(
         self,
         broker: Broker,
-        standing: GroupStatus,
+        status: GroupStatus,
         broker_group: str,
         parts: ProcessParts | None = None,
     ) -> None:
         self._admin = BrokerAdmin(broker, broker_group)
         self.committed_read = self._admin.committed_read
         self._lanes = LaneAdmin(broker, broker_group)
-        self._standing = standing
+        self._status = status
         self._group = broker_group
         self.parts = parts or ProcessParts()
 
@@ -545,7 +545,7 @@ class ControlService(control_pb2_grpc.BrokerControlServicer):
 
     @answering
     async def DescribeReplica(self, request: pb.DescribeReplicaRequest) -> pb.ReplicaStatus:
-        status, retries = self._standing.describe(), self._admin.retries
+        status, retries = self._status.describe(), self._admin.retries
         status.broker_group, status.time_ms = self._group, self.parts.wall.time_ms()
         status.attempts_max = retries.attempts_max
         status.retry_delays_ms.extend(retries.retry_delays_ms)
@@ -567,7 +567,7 @@ class ControlService(control_pb2_grpc.BrokerControlServicer):
 
     @answering
     async def Transfer(self, request: pb.TransferRequest) -> pb.TransferResponse:
-        return await self._standing.transfer(request.to)
+        return await self._status.transfer(request.to)
 
     @answering
     async def ReadLog(self, request: pb.ReadLogRequest) -> pb.ReadLogResponse:
@@ -577,27 +577,27 @@ class ControlService(control_pb2_grpc.BrokerControlServicer):
             )
             return pb.ReadLogResponse(entries=entries, position=position)
         entries = await through_cold_reads(
-            self._standing.read_log, request.log, request.position, request.bytes_max
+            self._status.read_log, request.log, request.position, request.bytes_max
         )
         return pb.ReadLogResponse(entries=entries)
 
     @answering
     async def HoldWrites(self, request: pb.HoldWritesRequest) -> pb.HoldWritesResponse:
-        await self._standing.hold(request.token, request.hold_ms)
+        await self._status.hold(request.token, request.hold_ms)
         return pb.HoldWritesResponse()
 
     @answering
     async def DescribeHold(self, request: pb.DescribeHoldRequest) -> pb.HeldLogs:
-        return await self._standing.held_logs(request.token)
+        return await self._status.held_logs(request.token)
 
     @answering
     async def ReleaseWrites(self, request: pb.ReleaseWritesRequest) -> pb.ReleaseWritesResponse:
-        self._standing.release(request.token)
+        self._status.release(request.token)
         return pb.ReleaseWritesResponse()
 
     @answering
     async def ChangeReplicas(self, request: pb.ChangeReplicasRequest) -> pb.ChangeReplicasResponse:
-        return await self._standing.change(add=request.add, remove=request.remove)
+        return await self._status.change(add=request.add, remove=request.remove)
 
     # --- ordered subjects -------------------------------------------------------------------------
 

@@ -308,7 +308,7 @@ class ReplicaNode:
         self._decide_if_whole(store, is_new=found is None)
         self._time = self._make_time()
         self._running = self._assemble(store)
-        self.broker, self.driver, self.standing = (
+        self.broker, self.driver, self.status = (
             self._running.broker,
             self._running.driver,
             self._running.status,
@@ -455,7 +455,7 @@ class ReplicaNode:
         self._registering = ReplicaRegistering(
             self.coordination, self.driver, record, self._environment.node_timing
         )
-        self.standing.older_store = lambda: (
+        self.status.older_store = lambda: (
             self._stale_routes() or self._registering.older_store or self.view.went_back
         )
         self._unfollow = self.view.on_change(self._changed)
@@ -489,7 +489,7 @@ class ReplicaNode:
             self.broker,
             self.config.group,
             self._running.data,
-            self.standing.describe,
+            self.status.describe,
             self._running.roles,
             lambda: self.driver.refused,
             self._time,
