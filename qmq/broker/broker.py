@@ -382,14 +382,16 @@ class Broker:
         self._flushed_index = 0
         """Committed, and flushed on a majority, up to this index."""
         self._is_action_log_full = False
-        self._begin_on(store)
+        self.use_store(store)
         if is_serving:
             self._begin_work(store, self)
 
     # --- serving ----------------------------------------------------------------------------------
 
-    def _begin_on(self, store: Store) -> None:
-        """Use this store, and create the parts that serve from it again."""
+    def use_store(self, store: Store) -> None:
+        """Use this store, and create the parts that serve from it again. Call it while the broker
+        does not serve, and close the previous store afterwards.
+        """
         self.store = store
         self.subjects = BrokerSubjects(
             store, self.look_up, self._find_destination, has_consumers=self.has_consumers
@@ -403,14 +405,10 @@ class Broker:
     def serve(self, store: Store) -> None:
         """Begin to serve from this store, in which everything is committed."""
         self.counters.begin(store)
-        self._begin_on(store)
+        self.use_store(store)
         self._flushed_index = 0
         self.is_serving, self.is_paused = True, False
         self._begin_work(store, self)
-
-    def reopened(self, store: Store) -> None:
-        """Replace the store of a broker that does not serve; the caller closes the previous one."""
-        self._begin_on(store)
 
     def cluster_changed(
         self,

@@ -418,7 +418,7 @@ class Replica(Process):
         self.store = open_store(
             self.folder, LOG, self.clock, disk=self.disk, is_replicated=True, until=until
         )
-        self.broker.reopened(self.store)
+        self.broker.use_store(self.store)
 
     def lead(self, epoch: int) -> None:
         """A majority has promised."""

@@ -295,7 +295,7 @@ class ReplicaBroker:
         if place is not None:
             self.own.log_starts_over()
             self._kind.discard()
-        self.broker.reopened(await self._opener.reopen(until, place))
+        self.broker.use_store(await self._opener.reopen(until, place))
         past.close()
         self._is_opening = False
         self.maintenance.go_on()
@@ -309,6 +309,6 @@ class ReplicaBroker:
         """
         self.maintenance.quiesce()
         self.broker.store.close()
-        self.broker.reopened(self._opener.open_at())
+        self.broker.use_store(self._opener.open_at())
         self.broker.commit(self.driver.core.state.commit)
         self.driver.serve_if_due()
