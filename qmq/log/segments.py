@@ -346,10 +346,6 @@ class Segments:
         """True if the segment can be read without its file."""
         return base in self._indexes
 
-    def index_of(self, base: int) -> SegmentIndex:
-        """The index of a segment that has one."""
-        return self._indexes[base]
-
     def write_index(self, index: SegmentIndex) -> None:
         """Write the index of a segment, synced. Safe in a thread. Raises DiskFull, OSError."""
         self.disk.replace(self._index_path(index.base), index.encode())

@@ -385,13 +385,6 @@ class Throttle:
         return self._inflight.total()
 
     @property
-    def held_connections(self) -> int:
-        """Connections that are not read from because their principals have too
-        many bytes in flight.
-        """
-        return sum(map(len, self._held.values()))
-
-    @property
     def has_quotas(self) -> bool:
         """Whether there is any quota."""
         return self._access.has_quotas
