@@ -16,7 +16,7 @@ from enum import Enum
 from typing import Final
 
 from qmq import limits
-from qmq.broker.config import GRANTED_LEASE_MS_MAX, LEASE_MS_MAX, LEASE_MS_MIN, IDLE_CHECK_MS
+from qmq.broker.config import GRANTED_LEASE_MS_MAX, IDLE_CHECK_MS, LEASE_MS_MAX, LEASE_MS_MIN
 from qmq.broker.dead_letters import DeadLetterWriter
 from qmq.broker.dispatch.pull import (
     Begun,
@@ -34,13 +34,13 @@ from qmq.broker.dispatch.pull import (
 )
 from qmq.broker.dispatch.sessions import (
     CheckTimes,
-    PendingAnswer,
+    ConsumerFilter,
     Peer,
+    PendingAnswer,
     QueueGroup,
     QueueGroups,
     Session,
     Waiter,
-    ConsumerFilter,
 )
 from qmq.broker.parts import ServingBroker
 from qmq.broker.reading.cold_reads import ColdReads
@@ -70,7 +70,7 @@ from qmq.process.files import refusal_of
 from qmq.wire import frame as frames
 from qmq.wire import frame_payloads as wire
 from qmq.wire.frame import FrameKind
-from qmq.wire.settle_payloads import Verdict
+from qmq.wire.frame_payloads import Verdict
 
 log = logging.getLogger("qmq.broker")
 

@@ -54,8 +54,7 @@ from qmq.model import GroupSettings
 from qmq.rpc.channel import LOOK_INSIDE, failures, group_of
 from qmq.wire.batch import BatchView
 from qmq.wire.batch_columns import UNREADABLE, Layout, parse_header, tag_bloom, tag_hash
-from qmq.wire.frame_payloads import Range
-from qmq.wire.settle_payloads import BY_GROUP_MS, Settlement, Verdict
+from qmq.wire.frame_payloads import BY_GROUP_MS, Range, Settlement, Verdict
 
 log = logging.getLogger("qmq.broker")
 

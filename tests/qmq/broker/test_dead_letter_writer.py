@@ -27,7 +27,7 @@ from qmq.model import SubjectConfig, dead_letter_subject
 from qmq.wire import frame_payloads as wire
 from qmq.wire.batch import BatchView, encode, sent_sizes
 from qmq.wire.batch_columns import BatchFlag, Columns, Compression, parse_header
-from qmq.wire.settle_payloads import Settlement, Verdict
+from qmq.wire.frame_payloads import Settlement, Verdict
 
 
 class World:
