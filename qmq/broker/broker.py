@@ -38,7 +38,7 @@ from qmq import limits
 from qmq.broker.config import BrokerConfig
 from qmq.broker.dispatch.dispatch import Dispatch
 from qmq.broker.dispatch.lanes import Lanes
-from qmq.broker.dispatch.sessions import PendingAnswer, Peer, PendingResponses
+from qmq.broker.dispatch.sessions import Peer, PendingAnswer, PendingResponses
 from qmq.broker.metrics import BrokerCounters, LoadMeters
 from qmq.broker.parts import Admit, BrokerParts, ServingBroker
 from qmq.broker.produce_checks import (

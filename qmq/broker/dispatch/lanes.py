@@ -47,7 +47,7 @@ from qmq.broker.dispatch.pull import (
     lay_out,
     readable_messages,
 )
-from qmq.broker.dispatch.sessions import CheckTimes, PendingAnswer, Peer
+from qmq.broker.dispatch.sessions import CheckTimes, Peer, PendingAnswer
 from qmq.broker.metrics import GroupCounters
 from qmq.broker.parts import ServingBroker
 from qmq.errors import (

@@ -593,7 +593,7 @@ _ENTRIES: Final = 4096
 class UnackedBytes:
     """The bytes of one session of a consumer."""
 
-    __slots__ = ("_bytes", "_limit", "_count_at")
+    __slots__ = ("_bytes", "_count_at", "_limit")
 
     def __init__(self, bytes_max: int = limits.CONSUMER_UNACKED_BYTES_MAX) -> None:
         self._limit = bytes_max

@@ -312,8 +312,9 @@ class QueueGroup:
             )
             if other is not None:
                 raise InvalidArgument(
-                    f"group {self.name!r} reads {self.consumer_filter} of {self.queue.id.subject!r} "
-                    f"(consumer {other!r}), and {consumer!r} asks for {asked}: "
+                    f"group {self.name!r} reads {self.consumer_filter} of "
+                    f"{self.queue.id.subject!r} (consumer {other!r}), and {consumer!r} asks for "
+                    f"{asked}: "
                     "all consumers of a group need the same filter. Use another group, "
                     "or stop the other consumers first; a lost one counts until its lease ends"
                 )
