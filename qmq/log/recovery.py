@@ -53,7 +53,6 @@ from qmq.log.envelopes import (
     head_at,
     is_torn,
     require_torn_tail,
-    unwrap,
     walk_waiting,
 )
 from qmq.log.group_state import GroupState
@@ -66,7 +65,7 @@ from qmq.log.segment_index import SegmentIndex
 from qmq.log.segments import Segments
 from qmq.log.store import PendingEntry, Projection, Store
 from qmq.process.event_loop import Clock
-from qmq.wire.batch import Envelope, Kind
+from qmq.wire.batch import Envelope, Kind, unwrap
 
 
 def rebuild(

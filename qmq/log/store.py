@@ -58,9 +58,7 @@ from qmq.log.envelopes import (
     epoch_of,
     first_index,
     to_payloads,
-    unwrap,
     with_epoch,
-    wrap,
 )
 from qmq.log.group_state import Settled
 from qmq.log.log_config import Flush, LogConfig
@@ -79,6 +77,8 @@ from qmq.wire.batch import (
     parse_envelope,
     place,
     region_crc_of,
+    unwrap,
+    wrap,
 )
 from qmq.wire.batch_columns import REGION, RegionHeader, check_region
 from qmq.wire.frame_payloads import Produced
