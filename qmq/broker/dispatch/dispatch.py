@@ -16,7 +16,7 @@ from enum import Enum
 from typing import Final
 
 from qmq import limits
-from qmq.broker.config import GRANTED_LEASE_MS_MAX, IDLE_CHECK_MS, LEASE_MS_MAX, LEASE_MS_MIN
+from qmq.broker.config import IDLE_CHECK_MS, LEASE_MS_MAX, LEASE_MS_MIN, granted_lease_ms
 from qmq.broker.dead_letters import DeadLetterWriter
 from qmq.broker.dispatch.pull import (
     Begun,
@@ -131,7 +131,7 @@ class Dispatch:
                 f"subject {request.subject!r} is ordered: consume it with mq.ordered_consumer"
             )
         if request.start == wire.RESUME and not _can_resume(queue, request):
-            return wire.Attached(0, self._lease_ms(request.lease_ms), 0, 0)
+            return wire.Attached(0, granted_lease_ms(request.lease_ms), 0, 0)
         self.groups.require_room(peer, queue.shares.get(request.group), request.consumer)
         is_new = request.group not in queue.shares
         state = self.groups.state(queue, request.group)
@@ -151,14 +151,14 @@ class Dispatch:
                     *names,
                     request.consumer,
                     request.incarnation,
-                    self._lease_ms(request.lease_ms),
+                    granted_lease_ms(request.lease_ms),
                     request.received,
                 )
             )
         elif holder is not None and request.received + 1 < holder.next_pull:
             self._store.act(Return(*names, request.consumer, request.received))
         state.seen_ms[request.consumer] = now_ms = self._clock.monotonic_ms()
-        self._leases.at(state, now_ms + self._lease_ms(request.lease_ms) + 1)
+        self._leases.at(state, now_ms + granted_lease_ms(request.lease_ms) + 1)
         session = self.groups.attach(
             peer, state, request.consumer, TagFilter.of(request.tags_any, request.tags_all)
         )
@@ -168,16 +168,12 @@ class Dispatch:
         attempts_max = self._settings(state).attempts_max
         return wire.Attached(
             session.number,
-            self._lease_ms(holder.lease_ms),
+            granted_lease_ms(holder.lease_ms),
             holder.next_pull,
             int(is_resumed),
             attempts_max,
             knows_kept=1,
         )
-
-    def _lease_ms(self, asked_ms: int) -> int:
-        """The granted lease; a lease from an older version may be longer."""
-        return min(asked_ms, GRANTED_LEASE_MS_MAX)
 
     def _settings(self, state: QueueGroup) -> GroupSettings:
         """The group's retry settings. Messages of a dead-letter queue never die."""
@@ -334,7 +330,7 @@ class Dispatch:
             frames.header(FrameKind.MESSAGES, waiter.request_id, size) + head, *buffers
         )
         session.peer.delivered(queue_id.subject, found.messages, size)
-        session.outstanding.handed(found.bytes)
+        session.outstanding.delivered(found.bytes)
         state.counters.handed_out(found.messages, found.bytes, found.retried)
         self._broker.schedule()
         return Served.YES

@@ -39,7 +39,7 @@ import numpy.typing as npt
 from qmq_ordering.routes import LpRange
 
 from qmq import limits
-from qmq.broker.config import GRANTED_LEASE_MS_MAX, LEASE_MS_MAX, LEASE_MS_MIN
+from qmq.broker.config import LEASE_MS_MAX, LEASE_MS_MIN, granted_lease_ms
 from qmq.broker.dispatch.pull import (
     BatchReader,
     PulledRange,
@@ -331,11 +331,11 @@ class Lanes:
         )
         token = kept.token if kept is not None else self._grant(queue, request, mine)
         self._seen_ms[id(queue), request.group, token] = now_ms = self._clock.monotonic_ms()
-        self._leases.at(queue, now_ms + self._lease_ms(request.lease_ms) + 1)
+        self._leases.at(queue, now_ms + granted_lease_ms(request.lease_ms) + 1)
         session = self._open(
             peer, queue, request, token, LaneResultReader(self._store, queue, share, lps, whole)
         )
-        lease_ms = self._lease_ms(kept.lease_ms if kept is not None else request.lease_ms)
+        lease_ms = granted_lease_ms(kept.lease_ms if kept is not None else request.lease_ms)
         attached = wire.LaneAttached(
             session.number, token, lease_ms, share.position(lps), int(kept is not None), parked
         )
@@ -403,13 +403,9 @@ class Lanes:
                 request.first,
                 request.end,
                 request.incarnation,
-                self._lease_ms(request.lease_ms),
+                granted_lease_ms(request.lease_ms),
             )
         )
-
-    def _lease_ms(self, asked_ms: int) -> int:
-        """The granted lease. One granted by an older version may be longer."""
-        return min(asked_ms, GRANTED_LEASE_MS_MAX)
 
     def _open(
         self,
@@ -707,7 +703,7 @@ class Lanes:
         for group, share in queue.lanes.items():
             for holder in list(share.holders):
                 seen_ms = self._seen_ms.setdefault((id(queue), group, holder.token), now_ms)
-                ends_ms = seen_ms + self._lease_ms(holder.lease_ms)
+                ends_ms = seen_ms + granted_lease_ms(holder.lease_ms)
                 if now_ms <= ends_ms:
                     self._leases.at(queue, ends_ms + 1)
                 else:

@@ -616,7 +616,7 @@ class UnackedBytes:
             )
         return self._limit - self._bytes
 
-    def handed(self, size: int) -> None:
+    def delivered(self, size: int) -> None:
         """Batches of `size` bytes were delivered."""
         self._bytes += size
 

@@ -21,7 +21,7 @@ from itertools import count
 from typing import Generic, NamedTuple, Protocol, TypeVar
 
 from qmq import limits
-from qmq.broker.config import GRANTED_LEASE_MS_MAX
+from qmq.broker.config import granted_lease_ms
 from qmq.broker.dispatch.pull import BatchReader, Begun, TagFilter, UnackedBytes
 from qmq.broker.metrics import BrokerCounters, GroupCounters
 from qmq.errors import InvalidArgument, Overloaded, QmqError
@@ -327,8 +327,7 @@ class QueueGroup:
         return [
             name
             for name, holder in self.share.holders.items()
-            if now_ms - self.seen_ms.setdefault(name, now_ms)
-            > min(holder.lease_ms, GRANTED_LEASE_MS_MAX)
+            if now_ms - self.seen_ms.setdefault(name, now_ms) > granted_lease_ms(holder.lease_ms)
         ]
 
     def next_lease_end_ms(self) -> int:
@@ -337,7 +336,7 @@ class QueueGroup:
         """
         return 1 + min(
             [
-                self.seen_ms[name] + min(holder.lease_ms, GRANTED_LEASE_MS_MAX)
+                self.seen_ms[name] + granted_lease_ms(holder.lease_ms)
                 for name, holder in self.share.holders.items()
             ]
         )
