@@ -358,8 +358,8 @@ class ReplicaTime:
         self._stamped_ms, self._seen = max(kept_ms, self._stamped_ms), (kept_ms, boot_ms)
 
     def _is_agreed(self, steady: SteadyClock) -> bool:
-        agreeing, heard = steady.agreeing(AGREE_MS)
-        return agreeing >= max(2, self._voters() // 2 + 1) and 2 * agreeing > heard
+        agreeing, answering = steady.agreeing(AGREE_MS)
+        return agreeing >= max(2, self._voters() // 2 + 1) and 2 * agreeing > answering
 
     def _log_lag(self) -> None:
         behind_ms = self.status().retention_behind_ms

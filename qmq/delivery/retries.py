@@ -53,22 +53,22 @@ def final(failure: QmqError | None, batch: InFlightBatch) -> QmqError:
     outcome = Outcome.UNKNOWN if batch.is_uncertain else Outcome.NOT_STORED
     if failure is None or isinstance(failure, Unavailable):
         last = failure or "no broker group took or refused them"
-        said = (
+        text = (
             "it is not known whether the messages are stored: no answer in time"
             if batch.is_uncertain
             else "not stored in time"
         )
         error = DeadlineExceeded(
-            f"{said} after {batch.attempts} tries; the last: {last}", outcome=outcome
+            f"{text} after {batch.attempts} tries; the last: {last}", outcome=outcome
         )
         error.__cause__ = failure
         return error
     if batch.is_uncertain and failure.outcome is Outcome.NOT_STORED:
-        said = (
+        text = (
             "it is not known whether an earlier try stored the messages; the last was refused: "
             f"{failure.message}"
         )
-        code, failure = failure.code, type(failure)(said, outcome=outcome)
+        code, failure = failure.code, type(failure)(text, outcome=outcome)
         failure.code = code
     return failure
 

@@ -565,10 +565,10 @@ class Store:
             if envelope.kind == Kind.COMMAND:
                 self._obey(queue, command_messages.read(region, entry.base_sequence))
 
-    def _obey(self, queue: Queue, said: Sealed | QueueErasure) -> None:
-        if isinstance(said, Sealed):
-            queue.sealed = said
-        elif said is QueueErasure.PURGE:
+    def _obey(self, queue: Queue, command: Sealed | QueueErasure) -> None:
+        if isinstance(command, Sealed):
+            queue.sealed = command
+        elif command is QueueErasure.PURGE:
             queue.purge()
         else:
             self.droppable += queue.drop()

@@ -283,8 +283,8 @@ class ViewLocator:
         """The changes of locations, until `close`."""
         while True:
             try:
-                async for told in self._watchers.watch():
-                    yield Pushed(told.subjects, told.broker_groups)
+                async for changed in self._watchers.watch():
+                    yield Pushed(changed.subjects, changed.broker_groups)
                 return
             except Overloaded:  # too many changes at a time to keep their names
                 yield Pushed(is_gap=True)

@@ -201,19 +201,19 @@ class ScheduleTransfer:
         return False
 
     async def _take_from(self, name: str, stub: Any) -> None:
-        told = await describe_schedule(stub, timeout_s=ASK_S)
+        described = await describe_schedule(stub, timeout_s=ASK_S)
         first = self._replica.complete_from
-        if first is None or told.index < first - 1:
+        if first is None or described.index < first - 1:
             raise Unavailable(
-                f"its checkpoint is of index {told.index}, and our log begins at "
+                f"its checkpoint is of index {described.index}, and our log begins at "
                 f"{first or 'a place that is not known yet'}"
             )
-        await self._fetch(name, stub, self._form.files(msgspec.msgpack.decode(told.state)))
-        while self._replica.committed < told.index:  # noqa: ASYNC110 - the log comes from the master
+        await self._fetch(name, stub, self._form.files(msgspec.msgpack.decode(described.state)))
+        while self._replica.committed < described.index:  # noqa: ASYNC110 - the log comes from the master
             await asyncio.sleep(POLL_S)
-        self._adopt(told.state)
+        self._adopt(described.state)
         log.warning(
-            "this replica now uses the schedule of replica %s as of index %d", name, told.index
+            "this replica now uses the schedule of replica %s as of index %d", name, described.index
         )
 
     async def _fetch(self, name: str, stub: Any, files: list[tuple[str, int]]) -> None:

@@ -459,34 +459,34 @@ class DataConnection:
     def _serve_fetches(self) -> None:
         """Serve waiting FETCHes while the client reads its answers."""
         while self._fetches and self.is_writable:
-            asked = self._fetches.popleft()
+            fetch = self._fetches.popleft()
             try:
-                self._answer_fetch(asked)
+                self._answer_fetch(fetch)
             except Exception as failure:
-                if not self._survives(FrameKind.FETCH, asked[0], failure):
+                if not self._survives(FrameKind.FETCH, fetch[0], failure):
                     return
 
-    def _answer_fetch(self, asked: tuple[int, wire.Fetch]) -> None:
-        request_id, request = asked
+    def _answer_fetch(self, fetch: tuple[int, wire.Fetch]) -> None:
+        request_id, request = fetch
         try:
             head, buffers = self._broker.fetching.fetch(request)
         except ColdRead as cold:
             if self._cold_fetches >= COLD_FETCHES_MAX:
                 raise
             self._cold_fetches += 1
-            cold.then((self, request_id), lambda failure: self._fetch_again(asked, failure))
+            cold.then((self, request_id), lambda failure: self._fetch_again(fetch, failure))
             return
         self.send(*pack((head, buffers), request_id))
         if self._broker.access.has_quotas:
             self._flow.fetched(request.subject, messages_in(buffers), sum(map(len, buffers)))
 
-    def _fetch_again(self, asked: tuple[int, wire.Fetch], failure: QmqError | None) -> None:
+    def _fetch_again(self, fetch: tuple[int, wire.Fetch], failure: QmqError | None) -> None:
         """The data that a FETCH waits for has arrived, or the object store cannot provide it."""
         self._cold_fetches -= 1
         if failure is not None:
-            self._broker.answer_error(self, asked[0], failure)
+            self._broker.answer_error(self, fetch[0], failure)
             return
-        self._fetches.append(asked)
+        self._fetches.append(fetch)
         self._serve_fetches()
 
     def _find(self, each: Frame) -> None:

@@ -328,9 +328,9 @@ class Forgetting:
                 silent[name] = failure
             await self._arrow("behind forget")
         if silent:
-            said = "; ".join(f"{name}: {failure.message}" for name, failure in silent.items())
+            text = "; ".join(f"{name}: {failure.message}" for name, failure in silent.items())
             raise NotConnected(
-                f"group {group!r} of {subject!r} is not completely deleted yet; {_REST}; {said}"
+                f"group {group!r} of {subject!r} is not completely deleted yet; {_REST}; {text}"
             )
         return partitions
 

@@ -172,13 +172,13 @@ class Resharding:
             return
         log.info("subject %s: %s: %s", config.name, operation, " ".join(decision.reasons))
         self._controller.carry_on(config.name, change.to_version)
-        told = {
+        record = {
             "operation": str(operation),
             "reasons": decision.reasons,
             "at_ms": self._clock.time_ms(),
         }
         with suppress(CoordinationUnknown):  # for people only
-            await self._store.put(decision_key(config.name), json.dumps(told).encode())
+            await self._store.put(decision_key(config.name), json.dumps(record).encode())
 
     async def _decide(
         self, config: SubjectConfig, state: OrderedState, route: Route
