@@ -116,7 +116,9 @@ class Sealing:
         """
 
     def note_gone(self, broker_group: str) -> None:
-        """Note that the broker group was silent for long enough to be fenced."""
+        """Note that the broker group has had no master for long enough, so that it is fenced
+        without another wait.
+        """
         self._silent_since[broker_group] = self._now_ms() - int(FENCE_AFTER_S * 1000)
 
     async def silent_first(
@@ -330,12 +332,6 @@ class RouteChanges:
         found = await self._store.get(change_key(subject, version))
         change = Change.decode(found.value) if found is not None else None
         return change if change is not None and change.id == change_id else None
-
-    def note_gone(self, broker_group: str) -> None:
-        """Note that the broker group has had no master for long enough, so that it is fenced
-        without another wait.
-        """
-        self.sealing.note_gone(broker_group)
 
     # --- carry on ---------------------------------------------------------------------------------
 

@@ -442,7 +442,7 @@ class Evacuation:
             return move(route, part.number, to, change_id=change_id, reason=reason)
 
         change = await changes.prepare(subject, moved)
-        changes.note_gone(part.group)
+        changes.sealing.note_gone(part.group)
         log.warning(
             "moving partition %d of %s from %s, which has no master, to %s",
             part.number,
