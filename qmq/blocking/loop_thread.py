@@ -24,7 +24,7 @@ from qmq.client.interceptors import Chain
 from qmq.client.listening.listener_options import ListenerOptions
 from qmq.client.listening.pools import asked_in_main_thread
 from qmq.errors import ClientClosed, InvalidArgument
-from qmq.wire.settle_payloads import Verdict
+from qmq.wire.frame_payloads import Verdict
 
 if TYPE_CHECKING:
     from qmq.sql.outbox import BlockingOutbox, Outbox

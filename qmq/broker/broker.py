@@ -38,9 +38,9 @@ from qmq import limits
 from qmq.broker.config import BrokerConfig
 from qmq.broker.dispatch.dispatch import Dispatch
 from qmq.broker.dispatch.lanes import Lanes
-from qmq.broker.dispatch.sessions import Flushable, HeldAnswer, Peer
+from qmq.broker.dispatch.sessions import Peer, PendingAnswer, PendingResponses
 from qmq.broker.metrics import BrokerCounters, LoadMeters
-from qmq.broker.parts import Admit, Alone, BrokerParts, PendingResponses, ServingBroker
+from qmq.broker.parts import Admit, BrokerParts, ServingBroker
 from qmq.broker.produce_checks import (
     Admission,
     BrokerSubjects,
@@ -66,6 +66,7 @@ from qmq.errors import (
 from qmq.limits import UNWRITTEN_BYTES_MAX
 from qmq.log.actions import ScheduleAction
 from qmq.log.checkpoint import CheckpointPlan, begin_checkpoint
+from qmq.log.log_config import Flush
 from qmq.log.queue import Queue
 from qmq.log.retention import purge
 from qmq.log.store import Intake, Store
@@ -106,9 +107,9 @@ class BrokerTurn:
         self.may_write = may_write
         self.staged: list[StagedProduce] = []
         """The requests that wait for the end of the turn."""
-        self.full: dict[Flushable, None] = {}
+        self.full: dict[Peer, None] = {}
         """Connections with answers to write."""
-        self.leisurely: dict[Flushable, None] = {}
+        self.leisurely: dict[Peer, None] = {}
         """Connections whose answers may wait for the next tick."""
         self.is_scheduled = False
         self._wants_turn = False
@@ -149,17 +150,17 @@ class BrokerTurn:
             self._sole_sender = sender
             self.schedule()
 
-    def register_outbox(self, outbox: Flushable) -> None:
-        """`outbox` has answers to write at the end of the turn."""
-        self.full[outbox] = None
+    def register_outbox(self, peer: Peer) -> None:
+        """`peer` has answers to write at the end of the turn."""
+        self.full[peer] = None
         if not self.is_turning:
             self.schedule()
 
     def flush_outboxes(self) -> None:
         """Write the answers of all connections."""
         full, self.full = self.full, {}
-        for outbox in full:
-            outbox.flush()
+        for peer in full:
+            peer.flush()
 
     def tick(self) -> bool:
         """Answers that could wait are due. Returns whether any answer is to be written."""
@@ -187,10 +188,10 @@ class BrokerTurn:
                 if len(staged) == 1
                 else [batch for each in staged for batch in each.batches]
             )
-            must_be_judged = _must_be_judged(batches)
+            needs_admission = _needs_admission(batches)
             admit = (
-                self._admission(must_be_judged)
-                if must_be_judged or self._admit_first is not None
+                self._admission(needs_admission)
+                if needs_admission or self._admit_first is not None
                 else None
             )
             if admit is not None:
@@ -201,7 +202,7 @@ class BrokerTurn:
             broker = self._broker
             store = broker.store
             try:
-                results = store.append(batches, are_new=not must_be_judged)
+                results = store.append(batches, are_new=not needs_admission)
             except DiskFull as failure:
                 for each in staged:
                     broker.answer_error(each.peer, each.request_id, failure)
@@ -218,8 +219,8 @@ class BrokerTurn:
                     answers.append((each.peer, answer))
                 else:
                     awaits_flush = awaits_flush or each.awaits_flush
-                    broker.responses.hold(
-                        HeldAnswer(index, each.peer, each.request_id, answer),
+                    broker.responses.add(
+                        PendingAnswer(index, each.peer, each.request_id, answer),
                         for_flush=each.awaits_flush,
                     )
             if awaits_flush:
@@ -232,10 +233,10 @@ class BrokerTurn:
             for peer, answer in answers:
                 peer.send(answer)
 
-    def _admission(self, must_be_judged: bool) -> Admit | None:
+    def _admission(self, needs_admission: bool) -> Admit | None:
         """The check for each request of one write, in their order; None: all may be appended."""
         store = self._broker.store
-        admit = Admission(store, self._has_right).admit if must_be_judged else None
+        admit = Admission(store, self._has_right).admit if needs_admission else None
         first = self._admit_first(store) if self._admit_first is not None else None
         if first is None or admit is None:
             return first or admit
@@ -283,7 +284,7 @@ def _writes_of(staged: list[StagedProduce]) -> Iterator[list[StagedProduce]]:
     yield staged[begin:]
 
 
-def _must_be_judged(batches: list[Intake]) -> bool:
+def _needs_admission(batches: list[Intake]) -> bool:
     """Whether `Admission` must check the batches of one write. New batches to unordered subjects
     need no check.
     """
@@ -296,6 +297,26 @@ def _must_be_judged(batches: list[Intake]) -> bool:
         (id(each.queue), each.header.producer_id, each.header.batch_sequence) for each in batches
     }
     return len(keys) < len(batches)
+
+
+class Alone:
+    """The committer of a single node."""
+
+    def __init__(self, broker: Broker) -> None:
+        self._broker = broker
+
+    def written(self, index: int) -> None:
+        """With `Flush.ASYNC` a written entry is committed."""
+        if self._broker.store.config.flush is Flush.ASYNC:
+            self._broker.commit(index)
+
+    def stored(self, index: int) -> None:
+        """A flushed entry is committed in any case."""
+        self._broker.commit(index)
+        self._broker.flushed(index)
+
+    def flush_wanted(self, index: int) -> None:
+        """Does nothing on a single node."""
 
 
 log = logging.getLogger("qmq.broker")
@@ -337,8 +358,10 @@ class Broker:
         self.rules = parts.rules
         self.access = parts.access
         self.has_consumers = parts.kind.has_consumers
-        self._work = parts.kind.work
-        self._destinations = parts.kind.destinations or QueueDestinations(parts.routing)
+        self._begin_work, self._end_work = parts.kind.begin_work, parts.kind.end_work
+        self._find_destination = (
+            parts.kind.find_destination or QueueDestinations(parts.routing).find
+        )
         self._on_turn_end = parts.on_turn_end
         self.is_stopping = False
         self.is_serving = is_serving
@@ -359,17 +382,19 @@ class Broker:
         self._flushed_index = 0
         """Committed, and flushed on a majority, up to this index."""
         self._is_action_log_full = False
-        self._begin_on(store)
-        if is_serving and self._work is not None:
-            self._work.begin(store, self)
+        self.use_store(store)
+        if is_serving:
+            self._begin_work(store, self)
 
     # --- serving ----------------------------------------------------------------------------------
 
-    def _begin_on(self, store: Store) -> None:
-        """Use this store, and create the parts that serve from it again."""
+    def use_store(self, store: Store) -> None:
+        """Use this store, and create the parts that serve from it again. Call it while the broker
+        does not serve, and close the previous store afterwards.
+        """
         self.store = store
         self.subjects = BrokerSubjects(
-            store, self.look_up, self._destinations, has_consumers=self.has_consumers
+            store, self.look_up, self._find_destination, has_consumers=self.has_consumers
         )
         self.loads = LoadMeters(self.clock)
         """The loads of the partitions of ordered subjects."""
@@ -380,15 +405,10 @@ class Broker:
     def serve(self, store: Store) -> None:
         """Begin to serve from this store, in which everything is committed."""
         self.counters.begin(store)
-        self._begin_on(store)
+        self.use_store(store)
         self._flushed_index = 0
         self.is_serving, self.is_paused = True, False
-        if self._work is not None:
-            self._work.begin(store, self)
-
-    def reopened(self, store: Store) -> None:
-        """Replace the store of a broker that does not serve; the caller closes the previous one."""
-        self._begin_on(store)
+        self._begin_work(store, self)
 
     def cluster_changed(
         self,
@@ -415,9 +435,9 @@ class Broker:
 
     def resume(self) -> None:
         self.is_paused = False
-        self.look_again()
+        self.serve_waiting()
 
-    def look_again(self) -> None:
+    def serve_waiting(self) -> None:
         """Serve waiting requests that can be served now."""
         if self.is_serving:
             self.dispatch.to_wake.update({id(state): state for state in self.dispatch.groups})
@@ -430,8 +450,7 @@ class Broker:
         """
         if not self.is_serving:
             return
-        if self._work is not None:
-            self._work.end()
+        self._end_work()
         self.is_serving = False
         self.counters.end(self.store)
         self.turns.refuse_staged(NotMaster(self._not_master()))
@@ -600,7 +619,7 @@ class Broker:
             self.schedule()
         else:
             self.responses.wait(waiter, self.store.index)
-            self._release()
+            self.responses.release(self.store.committed_index, self._flushed_index)
         await waiter
 
     @asynccontextmanager
@@ -625,10 +644,6 @@ class Broker:
             await self.committed(only_written=self._is_action_log_full)
         if self.store is not store:
             raise NotMaster(self._not_master())
-
-    def _release(self) -> None:
-        """Send the answers whose entries are committed, and flushed where that was asked for."""
-        self.responses.release(self.store.committed_index, self._flushed_index)
 
     def _wake_queues(self, queues: list[Queue]) -> None:
         found = dict.fromkeys(queues) if len(queues) > 1 else queues
@@ -688,7 +703,7 @@ class Broker:
             self.counters.wrote(index)
         self.committer.written(index)
         if is_committed:
-            self._release()
+            self.responses.release(store.committed_index, self._flushed_index)
 
     def commit(self, index: int) -> None:
         """Everything up to `index` is committed: consumers may see it, answers are sent."""
@@ -698,7 +713,7 @@ class Broker:
         if self.is_serving:
             if grown:
                 self._wake_queues(grown)
-            self._release()
+            self.responses.release(self.store.committed_index, self._flushed_index)
 
     def flushed(self, index: int) -> None:
         """Everything up to `index` is committed and flushed on a majority: it survives a power cut
@@ -706,7 +721,7 @@ class Broker:
         """
         self._flushed_index = max(self._flushed_index, index)
         if self.is_serving:
-            self._release()
+            self.responses.release(self.store.committed_index, self._flushed_index)
 
     def answer_error(self, peer: Peer, request_id: int, failure: QmqError) -> None:
         """Answer a request with an error."""

@@ -16,7 +16,13 @@ GRANTED_LEASE_MS_MAX: Final = 300_000
 messages from the others.
 """
 
-LOOK_MS: Final = 250
+
+def granted_lease_ms(asked_ms: int) -> int:
+    """The lease that a consumer is granted. One that an older version granted may be longer."""
+    return min(asked_ms, GRANTED_LEASE_MS_MAX)
+
+
+IDLE_CHECK_MS: Final = 250
 """How often the broker checks a broadcast group's consumer that has left with dying messages."""
 
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Awaitable, Callable, Iterable
+from dataclasses import dataclass, field
 from typing import Any, Final, TypeVar
 
 import grpc
@@ -25,6 +26,7 @@ from qmq.limits import PARKED_LIST_BYTES, PARKED_PAGE_BYTES
 from qmq.log.actions import ENTRY_BYTES_MAX, Forget, LaneBegin, LaneInherit, LaneReset, LaneUnpark
 from qmq.log.lane_state import GroupLaneState, LaneHolder, ParkedKey
 from qmq.log.queue import Queue
+from qmq.log.retention import Before
 from qmq.model import MessageId, check_name
 from qmq.process.description import DescribeProcess
 from qmq.process.event_loop import Clock, SystemClock
@@ -436,30 +438,42 @@ def reading(
     return answering(read)
 
 
-class ControlService(control_pb2_grpc.BrokerControlServicer):
-    """Implements control.proto. `wall` is the machine's clock, which delay servers use as a
-    witness. It must not be a corrected time, which would only repeat theirs.
+@dataclass(frozen=True, slots=True)
+class ProcessParts:
+    """What the servers of one process have in common."""
+
+    time: ReplicaTime | None = None
+    """Without it the broker's clock is trusted."""
+    network: Network = NETWORK
+    access: OpenAccess = field(default_factory=OpenAccess)
+    describe: DescribeProcess = pb.ProcessStatus
+    wall: Clock = field(default_factory=SystemClock)
+    """The machine's clock, which delay servers use as a witness. It must not be a corrected time,
+    which would only repeat theirs.
     """
+
+    @property
+    def retention_before(self) -> Before | None:
+        """Says which messages are too old; None: the broker's clock does."""
+        return None if self.time is None else self.time.before_ms
+
+
+class ControlService(control_pb2_grpc.BrokerControlServicer):
+    """Implements control.proto."""
 
     def __init__(
         self,
-        admin: BrokerAdmin,
-        lanes: LaneAdmin,
-        standing: GroupStatus,
+        broker: Broker,
+        status: GroupStatus,
         broker_group: str,
-        *,
-        time: ReplicaTime | None = None,
-        wall: Clock | None = None,
-        process: DescribeProcess = pb.ProcessStatus,
+        parts: ProcessParts | None = None,
     ) -> None:
-        self._admin = admin
-        self.committed_read = admin.committed_read
-        self._lanes = lanes
-        self._standing = standing
+        self._admin = BrokerAdmin(broker, broker_group)
+        self.committed_read = self._admin.committed_read
+        self._lanes = LaneAdmin(broker, broker_group)
+        self._status = status
         self._group = broker_group
-        self._time = time
-        self._wall = wall or SystemClock()
-        self._process = process
+        self.parts = parts or ProcessParts()
 
     @reading
     async def DescribeQueues(self, request: pb.DescribeQueuesRequest) -> pb.DescribeQueuesResponse:
@@ -518,7 +532,7 @@ class ControlService(control_pb2_grpc.BrokerControlServicer):
         page = await self._admin.trails.follow(
             request.subject, request.partition, request.sequence, request.group, request.cursor
         )
-        page.time_ms = self._wall.time_ms()
+        page.time_ms = self.parts.wall.time_ms()
         return page
 
     @reading
@@ -531,14 +545,14 @@ class ControlService(control_pb2_grpc.BrokerControlServicer):
 
     @answering
     async def DescribeReplica(self, request: pb.DescribeReplicaRequest) -> pb.ReplicaStatus:
-        status, retries = self._standing.describe(), self._admin.retries
-        status.broker_group, status.time_ms = self._group, self._wall.time_ms()
+        status, retries = self._status.describe(), self._admin.retries
+        status.broker_group, status.time_ms = self._group, self.parts.wall.time_ms()
         status.attempts_max = retries.attempts_max
         status.retry_delays_ms.extend(retries.retry_delays_ms)
         status.storage.CopyFrom(self._admin.storage())
-        status.process.CopyFrom(self._process())
-        if self._time is not None:
-            time = self._time.status()
+        status.process.CopyFrom(self.parts.describe())
+        if self.parts.time is not None:
+            time = self.parts.time.status()
             status.clock_step_ms, status.retention_behind_ms = (
                 time.step_ms,
                 time.retention_behind_ms,
@@ -547,12 +561,13 @@ class ControlService(control_pb2_grpc.BrokerControlServicer):
 
     @answering
     async def ConfirmClock(self, request: pb.ConfirmClockRequest) -> pb.ConfirmClockResponse:
-        before = self._time.confirm(request.time_ms) if self._time is not None else TimeStatus()
+        time = self.parts.time
+        before = time.confirm(request.time_ms) if time is not None else TimeStatus()
         return pb.ConfirmClockResponse(behind_ms=before.behind_clock_ms)
 
     @answering
     async def Transfer(self, request: pb.TransferRequest) -> pb.TransferResponse:
-        return await self._standing.transfer(request.to)
+        return await self._status.transfer(request.to)
 
     @answering
     async def ReadLog(self, request: pb.ReadLogRequest) -> pb.ReadLogResponse:
@@ -562,27 +577,27 @@ class ControlService(control_pb2_grpc.BrokerControlServicer):
             )
             return pb.ReadLogResponse(entries=entries, position=position)
         entries = await through_cold_reads(
-            self._standing.read_log, request.log, request.position, request.bytes_max
+            self._status.read_log, request.log, request.position, request.bytes_max
         )
         return pb.ReadLogResponse(entries=entries)
 
     @answering
     async def HoldWrites(self, request: pb.HoldWritesRequest) -> pb.HoldWritesResponse:
-        await self._standing.hold(request.token, request.hold_ms)
+        await self._status.hold(request.token, request.hold_ms)
         return pb.HoldWritesResponse()
 
     @answering
     async def DescribeHold(self, request: pb.DescribeHoldRequest) -> pb.HeldLogs:
-        return await self._standing.held_logs(request.token)
+        return await self._status.held_logs(request.token)
 
     @answering
     async def ReleaseWrites(self, request: pb.ReleaseWritesRequest) -> pb.ReleaseWritesResponse:
-        self._standing.release(request.token)
+        self._status.release(request.token)
         return pb.ReleaseWritesResponse()
 
     @answering
     async def ChangeReplicas(self, request: pb.ChangeReplicasRequest) -> pb.ChangeReplicasResponse:
-        return await self._standing.change(add=request.add, remove=request.remove)
+        return await self._status.change(add=request.add, remove=request.remove)
 
     # --- ordered subjects -------------------------------------------------------------------------
 
@@ -649,24 +664,18 @@ class ControlService(control_pb2_grpc.BrokerControlServicer):
 
 
 async def serve_control(
-    broker: Broker,
-    standing: GroupStatus,
-    broker_group: str,
+    service: ControlService,
     host: str,
     port: int,
     *,
     also: Callable[[grpc.aio.Server], None] | None = None,
-    time: ReplicaTime | None = None,
-    wall: Clock | None = None,
-    network: Network = NETWORK,
-    access: OpenAccess | None = None,
     bounds: RpcBounds | None = None,
-    process: DescribeProcess = pb.ProcessStatus,
     own: NameSource = any_server,
 ) -> RpcPort:
     """Serve the control port of the replica with the name `own`. `also` may add services. Raises
     OSError if the port is taken.
     """
+    network, access = service.parts.network, service.parts.access
     guard = (
         RpcGuard(access, local_uid=lambda: only_uid(host, served.port))
         if isinstance(access, AccessControl)
@@ -677,10 +686,6 @@ async def serve_control(
     )
     door = RpcListener(bounds) if guard is None else RpcListener(bounds, guard.refused, guard.peers)
     server = rpc_server(door, (NameCheck(own), *(() if guard is None else (guard,))))
-    admin, lanes = BrokerAdmin(broker, broker_group), LaneAdmin(broker, broker_group)
-    service = ControlService(
-        admin, lanes, standing, broker_group, time=time, wall=wall, process=process
-    )
     control_pb2_grpc.add_BrokerControlServicer_to_server(service, server)
     if also is not None:
         also(server)

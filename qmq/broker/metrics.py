@@ -37,8 +37,7 @@ from qmq.metrics.figures import Durations
 from qmq.model import base_group
 from qmq.process.event_loop import Clock
 from qmq.wire.batch_columns import BatchFlag, Layout
-from qmq.wire.frame_payloads import Settlement
-from qmq.wire.settle_payloads import Verdict
+from qmq.wire.frame_payloads import Settlement, Verdict
 
 
 class Stored(NamedTuple):

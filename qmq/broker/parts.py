@@ -1,41 +1,31 @@
-"""The parts of a broker besides its store, and their interfaces.
+"""The parts of a broker besides its store: their interfaces, and the defaults.
 
     BrokerParts         passed when the broker is made; none is set later
     ServingBroker       the broker, as its parts see it
-    Committer           when an entry is committed: on a single node the node itself decides, on a
-                        replica qmq_replication/driver.py
+    Committer           when an entry is committed: on a single node `Alone` (qmq/broker/broker.py)
+                        decides, on a replica qmq_replication/driver.py
     ReplicaConnection   what replication needs of a connection from another replica
     ReplicaPeer         what such a connection needs of replication
     GroupRules          the operators' settings for consumer groups: retries and pauses
-    PendingResponses    answers that wait for their index, and coroutines of this process that wait
-                        for a commit
 
 Group rules are in the coordination store (docs/DELIVERY.md); a broker reads them from its view,
 which may lag a moment. Replicas need not agree on them: the master decides by them, and writes its
 decision to the log.
-
-Answers wait in one of three ways:
-
-    unwritten           the index is not known yet: the entry is written at the end of the turn
-    held for a commit   answered when their index is committed
-    held for a flush    answered when their index is flushed on a majority
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Final, Protocol
 
 from qmq.broker.config import BrokerConfig
-from qmq.broker.dispatch.sessions import HeldAnswer, Peer
+from qmq.broker.dispatch.sessions import Peer, PendingResponses
 from qmq.broker.metrics import BrokerCounters, LoadMeters
-from qmq.broker.produce_checks import BrokerSubjects, Destinations, Routing
+from qmq.broker.produce_checks import BrokerSubjects, FindDestination, Routing
 from qmq.errors import LogDamaged, QmqError
 from qmq.log.actions import ScheduleAction
-from qmq.log.log_config import Flush
 from qmq.log.queue import Queue
 from qmq.log.store import Intake, Store
 from qmq.model import GroupSettings
@@ -146,26 +136,6 @@ class Committer(Protocol):
         ...
 
 
-class Alone:
-    """The committer of a single node."""
-
-    def __init__(self, broker: ServingBroker) -> None:
-        self._broker = broker
-
-    def written(self, index: int) -> None:
-        """With `Flush.ASYNC` a written entry is committed."""
-        if self._broker.store.config.flush is Flush.ASYNC:
-            self._broker.commit(index)
-
-    def stored(self, index: int) -> None:
-        """A flushed entry is committed in any case."""
-        self._broker.commit(index)
-        self._broker.flushed(index)
-
-    def flush_wanted(self, index: int) -> None:
-        """Does nothing on a single node."""
-
-
 class ReplicaConnection(Protocol):
     """The connection."""
 
@@ -221,29 +191,22 @@ and then none of them is stored.
 """
 
 
-class MasterWork(Protocol):
-    """What a broker does while it serves, besides answering requests."""
-
-    def begin(self, store: Store, broker: ServingBroker) -> None:
-        """The broker serves from this store, in which everything is committed."""
-        ...
-
-    def end(self) -> None:
-        """The broker is about to stop serving. `begin` may follow."""
-        ...
-
-
 @dataclass(frozen=True, slots=True)
 class KindParts:
     """The parts in which a broker of a broker group and one of a delay group differ. The defaults
     are those of a broker group.
     """
 
-    destinations: Destinations | None = None
+    find_destination: FindDestination | None = None
     """None: the queues, by `BrokerParts.routing`."""
     admission: Callable[[Store], Admit | None] | None = None
     """A check for each write to this store, before the one of ordered messages."""
-    work: MasterWork | None = None
+    begin_work: Callable[[Store, ServingBroker], None] = lambda store, broker: None
+    """Begins what the broker does while it serves, besides answering requests. The broker serves
+    from this store, in which everything is committed.
+    """
+    end_work: Callable[[], None] = lambda: None
+    """The broker is about to stop serving. `begin_work` may follow."""
     has_consumers: bool = True
 
 
@@ -272,79 +235,4 @@ class BrokerParts:
     """Decides who may do what."""
     kind: KindParts = field(default_factory=KindParts)
     rules: GroupRules = field(default_factory=GroupRules)
-    """Operators' settings of consumer groups; `look_again` is called after changes."""
-
-
-class PendingResponses:
-    """Answers in the order of their indexes;
-    one that waits for a flush does not delay the others.
-    """
-
-    def __init__(self) -> None:
-        self.unwritten: list[HeldAnswer] = []
-        """Answers to entries that are not written yet; they get their index then."""
-        self._unwritten_waiters: list[asyncio.Future[None]] = []
-        self._for_commit: deque[HeldAnswer] = deque()
-        self._for_flush: deque[HeldAnswer] = deque()
-        self._waiters: deque[tuple[int, asyncio.Future[None]]] = deque()
-
-    def hold(self, held: HeldAnswer, *, for_flush: bool = False) -> None:
-        """Send the answer when its index is committed, or flushed."""
-        (self._for_flush if for_flush else self._for_commit).append(held)
-
-    def wait(self, waiter: asyncio.Future[None], index: int | None) -> None:
-        """Set the future when `index` is committed; None: the index of the unwritten entries."""
-        if index is None:
-            self._unwritten_waiters.append(waiter)
-        else:
-            self._waiters.append((index, waiter))
-
-    @property
-    def has_unwritten(self) -> bool:
-        """Whether an answer waits for an unwritten entry."""
-        return bool(self.unwritten or self._unwritten_waiters)
-
-    def written(self, index: int) -> None:
-        """All entries are in the log, up to `index`."""
-        unwritten, self.unwritten = self.unwritten, []
-        for held in unwritten:
-            held.index = index
-        self._for_commit.extend(unwritten)
-        if self._unwritten_waiters:
-            self._waiters.extend([(index, waiter) for waiter in self._unwritten_waiters])
-            self._unwritten_waiters.clear()
-
-    def release(self, committed_index: int, flushed_index: int) -> None:
-        """Send the answers that are due."""
-        if self._for_commit:
-            self._answer(self._for_commit, committed_index)
-        if self._for_flush:
-            self._answer(self._for_flush, flushed_index)
-        while self._waiters and self._waiters[0][0] <= committed_index:
-            waiter = self._waiters.popleft()[1]
-            if not waiter.done():
-                waiter.set_result(None)
-
-    @staticmethod
-    def _answer(waiting: deque[HeldAnswer], index: int) -> None:
-        while waiting and waiting[0].index <= index:
-            held = waiting.popleft()
-            held.peer.send(held.answer)
-
-    def abandon(self, failure: Callable[[], QmqError]) -> list[HeldAnswer]:
-        """Drop everything: waiting coroutines get the failure,
-        and the waiting answers are returned.
-        """
-        for waiter in (*self._unwritten_waiters, *[waiter for _, waiter in self._waiters]):
-            if not waiter.done():
-                waiter.set_exception(failure())
-        left = [*self._for_commit, *self._for_flush, *self.unwritten]
-        for held in (
-            self._unwritten_waiters,
-            self._waiters,
-            self._for_commit,
-            self._for_flush,
-            self.unwritten,
-        ):
-            held.clear()
-        return left
+    """Operators' settings of consumer groups; `serve_waiting` is called after changes."""

@@ -32,7 +32,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from itertools import pairwise
 from struct import unpack_from
-from typing import Final, NamedTuple, Protocol
+from typing import Final, NamedTuple
 
 import numpy as np
 from qmq_ordering.routes import LpRange, PhysicalPartition
@@ -450,16 +450,11 @@ FindSubject = Callable[[str], SubjectConfig]
 """The subject's settings. Raises UnknownSubject."""
 
 
-class Destinations(Protocol):
-    """The destinations of one kind of group:
-    `QueueDestinations`, or `qmq.delay.broker.DelayDestinations`.
-    """
-
-    def find(
-        self, store: Store, find_subject: FindSubject, subject: bytes, partition: int
-    ) -> Destination:
-        """Raises InvalidArgument, InvalidName, UnknownSubject, OrderMismatch, RouteChanged."""
-        ...
+FindDestination = Callable[[Store, FindSubject, bytes, int], Destination]
+"""(store, how to find a subject, subject, partition) -> where it is, in one kind of group:
+`QueueDestinations.find`, or `qmq.delay.broker.DelayDestinations.find`. Raises InvalidArgument,
+InvalidName, UnknownSubject, OrderMismatch, RouteChanged.
+"""
 
 
 class QueueDestinations:
@@ -534,13 +529,13 @@ class BrokerSubjects:
         self,
         store: Store,
         look_up: LookUpSubject,
-        destinations: Destinations,
+        find_destination: FindDestination,
         *,
         has_consumers: bool,
     ) -> None:
         self._store = store
         self._look_up = look_up
-        self._destinations = destinations
+        self._find_destination = find_destination
         self._has_consumers = has_consumers
         self._unordered: dict[bytes, Destination] = {}
         """Destinations of partition 0, which follow from the subject's settings alone."""
@@ -554,7 +549,7 @@ class BrokerSubjects:
             else self._unordered.get(subject)
         )
         if found is None:
-            found = self._destinations.find(self._store, self.settings, subject, partition)
+            found = self._find_destination(self._store, self.settings, subject, partition)
             if partition:
                 self._partitions[subject, partition] = found
             else:

@@ -52,15 +52,10 @@ WITNESSES_MAX: Final = 15
 """More witnesses do not improve the median."""
 ASK_S: Final = 1.0
 """How long an answer may take."""
-LOOK_S: Final = 1.0
+CHECK_S: Final = 1.0
 """How often this machine's clock is read."""
 ASK_EVERY_MS: Final = 30_000
 """How often witnesses are asked while clocks agree."""
-
-AskTime = Callable[[str], Awaitable[int]]
-"""The time at a control address, in milliseconds; 0 if it is not known. An error other than a
-cancellation means no answer.
-"""
 
 
 class ControlPorts:
@@ -71,7 +66,9 @@ class ControlPorts:
         self._channels: dict[str, grpc.aio.Channel] = {}
 
     async def ask(self, address: str) -> int:
-        """See `AskTime`. Raises grpc.RpcError."""
+        """The time at a control address, in milliseconds; 0 if it is not known. An error other than
+        a cancellation, such as grpc.RpcError, means no answer.
+        """
         channel = self._channels.get(address)
         if channel is None:
             channel = self._channels[address] = self._network.channel(
@@ -98,20 +95,18 @@ class TimeWitnesses:
         clock: SteadyClock,
         addresses: Callable[[], Iterable[str]],
         *,
-        ask: AskTime | None = None,
-        network: Network = NETWORK,
-        look_s: float = LOOK_S,
-        after_look: Callable[[], Awaitable[None]] | None = None,
+        ports: ControlPorts | None = None,
+        check_s: float = CHECK_S,
+        after_check: Callable[[], Awaitable[None]] | None = None,
     ) -> None:
-        """`after_look` is called after each reading of the clock."""
-        self._after_look = after_look
-        self._look_s = look_s
+        """`after_check` is called after each reading of the clock."""
+        self._after_check = after_check
+        self._check_s = check_s
         self._clock = clock
         self._addresses = addresses
-        self._ports = ControlPorts(network)
-        self._ask = ask or self._ports.ask
+        self._ports = ports or ControlPorts()
         self._asked_boot_ms: int | None = None
-        self._told = (0, 0)
+        self._logged = (0, 0)
         self._task: asyncio.Task[None] | None = None
 
     def start(self) -> None:
@@ -129,12 +124,12 @@ class TimeWitnesses:
     async def _run(self) -> None:
         while True:
             try:
-                await self.look()
+                await self.check()
             except Exception:
                 log.exception("asking the other machines for the time failed")
-            await asyncio.sleep(self._look_s)
+            await asyncio.sleep(self._check_s)
 
-    async def look(self) -> None:
+    async def check(self) -> None:
         """Read the clock, and ask witnesses if it is time."""
         self._clock.time_ms()
         now_ms = self._clock.boot_ms()
@@ -146,9 +141,9 @@ class TimeWitnesses:
             self._asked_boot_ms = now_ms
             await self._ask_all()
             self._clock.time_ms()
-        self._tell()
-        if self._after_look is not None:
-            await self._after_look()
+        self._log_steps()
+        if self._after_check is not None:
+            await self._after_check()
 
     async def _ask_all(self) -> None:
         addresses = list(self._addresses())[:WITNESSES_MAX]
@@ -159,17 +154,17 @@ class TimeWitnesses:
         sent_ms = self._clock.boot_ms()
         try:
             async with asyncio.timeout(ASK_S):
-                their_ms = await self._ask(address)
+                their_ms = await self._ports.ask(address)
         except Exception as failure:
             log.debug("%s did not answer with its time: %s", address, failure)
             return
         if their_ms > 0:
             self._clock.witness(address, their_ms, sent_ms, self._clock.boot_ms())
 
-    def _tell(self) -> None:
+    def _log_steps(self) -> None:
         """Log each step once when it is noticed, and once when it is accepted."""
         timekeeper = self._clock.timekeeper
-        step, (noticed, accepted) = timekeeper.step, self._told
+        step, (noticed, accepted) = timekeeper.step, self._logged
         if timekeeper.steps_accepted > accepted:
             log.warning(
                 "the wall clock's step was accepted: this server's time is now %d ms since 1970",
@@ -184,7 +179,7 @@ class TimeWitnesses:
             log.warning(
                 "the wall clock differs by %+d ms from this server's time: %s", step.size_ms, why
             )
-        self._told = (step.noticed_boot_ms if step is not None else 0, timekeeper.steps_accepted)
+        self._logged = (step.noticed_boot_ms if step is not None else 0, timekeeper.steps_accepted)
 
 
 log = logging.getLogger("qmq.broker")
@@ -227,8 +222,7 @@ class ReplicaTime:
         addresses: Callable[[], Iterable[str]] = lambda: (),
         voters: Callable[[], int] = lambda: 1,
         is_delay: bool = False,
-        network: Network = NETWORK,
-        ask: AskTime | None = None,
+        ports: ControlPorts | None = None,
     ) -> None:
         """`boot` is the machine's boot id. `addresses` are the other machines' control addresses,
         `voters` the number of the group's. A delay group's kept time follows its clock after a
@@ -249,12 +243,12 @@ class ReplicaTime:
         stamps do not go back with the kept time.
         """
         self._saved_boot_ms = 0
-        self._is_told = False
+        self._is_logged = False
         self._steady = clock if isinstance(clock, SteadyClock) else None
         self._witnesses = None
         if self._steady is not None:
             self._witnesses = TimeWitnesses(
-                self._steady, addresses, ask=ask, network=network, after_look=self._looked
+                self._steady, addresses, ports=ports, after_check=self._checked
             )
 
     # --- reading ----------------------------------------------------------------------------------
@@ -312,10 +306,10 @@ class ReplicaTime:
             if self._retention is not None:
                 self._save(self._current())
 
-    async def look(self) -> None:
+    async def check(self) -> None:
         """Read the clock, and ask other machines if it is time."""
         if self._witnesses is not None:
-            await self._witnesses.look()
+            await self._witnesses.check()
 
     def confirm(self, time_ms: int) -> TimeStatus:
         """An operator says that the machine's clock, which shows `time_ms`, is right. Raises
@@ -341,7 +335,7 @@ class ReplicaTime:
         self._write(self._current())
         return before
 
-    async def _looked(self) -> None:
+    async def _checked(self) -> None:
         steady, retention = self._steady, self._retention
         if steady is None or retention is None:
             return
@@ -351,7 +345,7 @@ class ReplicaTime:
         if is_agreed:
             retention.agree(steady.time_ms(), steady.boot_ms())
             self._sure_ms = steady.time_ms()
-        self._tell()
+        self._log_lag()
         if steady.boot_ms() - self._saved_boot_ms >= SAVE_MS:
             self._saved_boot_ms = steady.boot_ms()
             await asyncio.to_thread(self._save, self._current())
@@ -364,13 +358,13 @@ class ReplicaTime:
         self._stamped_ms, self._seen = max(kept_ms, self._stamped_ms), (kept_ms, boot_ms)
 
     def _is_agreed(self, steady: SteadyClock) -> bool:
-        agreeing, heard = steady.agreeing(AGREE_MS)
-        return agreeing >= max(2, self._voters() // 2 + 1) and 2 * agreeing > heard
+        agreeing, answering = steady.agreeing(AGREE_MS)
+        return agreeing >= max(2, self._voters() // 2 + 1) and 2 * agreeing > answering
 
-    def _tell(self) -> None:
+    def _log_lag(self) -> None:
         behind_ms = self.status().retention_behind_ms
         is_behind = behind_ms > BEHIND_MS
-        if is_behind and not self._is_told:
+        if is_behind and not self._is_logged:
             text = (
                 "retention counts ages by a time %d ms behind this machine's clock, and keeps "
                 "messages longer, until other machines agree"
@@ -378,7 +372,7 @@ class ReplicaTime:
             log.warning(
                 f"{text} with it or an operator confirms it (`qmq broker confirm-clock`)", behind_ms
             )
-        self._is_told = is_behind
+        self._is_logged = is_behind
 
     # --- the file ---------------------------------------------------------------------------------
 

@@ -162,8 +162,9 @@ class Timekeeper:
         """
         fresh = self._fresh(self._boot_ms - FRESH_MS)
         near = sum(
-            abs(said.offset_ms * _NS - self._offset_ns) <= (within_ms + said.doubt_ms) * _NS
-            for said in fresh
+            abs(testimony.offset_ms * _NS - self._offset_ns)
+            <= (within_ms + testimony.doubt_ms) * _NS
+            for testimony in fresh
         )
         return near + (abs(self.step_ms) <= within_ms), len(fresh) + 1
 
@@ -179,12 +180,12 @@ class Timekeeper:
         fresh = self._fresh(step.noticed_boot_ms)
         step.is_denied = False
         if fresh:
-            said = _median(fresh)
+            testimony = _median(fresh)
             from_wall_ns, from_kept_ns = (
-                abs(said.offset_ms * _NS - wall_ns),
-                abs(said.offset_ms * _NS - self._offset_ns),
+                abs(testimony.offset_ms * _NS - wall_ns),
+                abs(testimony.offset_ms * _NS - self._offset_ns),
             )
-            is_near = min(from_wall_ns, from_kept_ns) <= (STEP_MS + said.doubt_ms) * _NS
+            is_near = min(from_wall_ns, from_kept_ns) <= (STEP_MS + testimony.doubt_ms) * _NS
             if is_near and from_wall_ns < from_kept_ns:
                 self._believe(wall_ns)
                 self.is_attested = True
@@ -207,12 +208,14 @@ class Timekeeper:
         """The recent answers, sorted by the reported time."""
         for name in [
             name
-            for name, said in self._testimonies.items()
-            if self._boot_ms - said.heard_boot_ms > FRESH_MS
+            for name, testimony in self._testimonies.items()
+            if self._boot_ms - testimony.heard_boot_ms > FRESH_MS
         ]:
             del self._testimonies[name]
         return sorted(
-            said for said in self._testimonies.values() if said.sent_boot_ms >= asked_since_boot_ms
+            testimony
+            for testimony in self._testimonies.values()
+            if testimony.sent_boot_ms >= asked_since_boot_ms
         )
 
     def _attest(self, wall_ns: int) -> None:
@@ -223,12 +226,12 @@ class Timekeeper:
         if self._floor_ns is not None:
             self._attest_since(self._floor_ns, wall_ns, fresh)
             return
-        said = _median(fresh)
-        said_ns = said.offset_ms * _NS
-        if abs(said_ns - self._offset_ns) <= (STEP_MS + said.doubt_ms) * _NS:
+        testimony = _median(fresh)
+        testimony_ns = testimony.offset_ms * _NS
+        if abs(testimony_ns - self._offset_ns) <= (STEP_MS + testimony.doubt_ms) * _NS:
             self.is_attested = True
-        elif said_ns < self._offset_ns or len(fresh) > 1:
-            self._offset_ns = said_ns
+        elif testimony_ns < self._offset_ns or len(fresh) > 1:
+            self._offset_ns = testimony_ns
             self.step = None
             self.is_attested = True
 
@@ -236,8 +239,13 @@ class Timekeeper:
         """Take the median of all clocks, this machine's too, that are not before the time that was
         kept. Two that agree attest it.
         """
-        told = sorted([(wall_ns, 0), *((said.offset_ms * _NS, said.doubt_ms) for said in fresh)])
-        since = [each for each in told if each[0] >= floor_ns - (STEP_MS + each[1]) * _NS]
+        clocks = sorted(
+            [
+                (wall_ns, 0),
+                *((testimony.offset_ms * _NS, testimony.doubt_ms) for testimony in fresh),
+            ]
+        )
+        since = [each for each in clocks if each[0] >= floor_ns - (STEP_MS + each[1]) * _NS]
         if not since:
             return
         self._offset_ns, doubt_ms = since[(len(since) - 1) // 2]

@@ -24,10 +24,9 @@ from qmq.errors import InvalidArgument, QmqError
 if TYPE_CHECKING:
     from pyiceberg.catalog import Catalog
     from pyspark_qmq.lake.table import LakeTable
-    from pyspark_qmq.lake.writer import RoundResult
+    from pyspark_qmq.lake.writer import LakeCounters, RoundResult
 
     from qmq.columns.options import ReadOptions
-    from qmq.node.metrics.copies import LakeCounts
 
 app = typer.Typer(no_args_is_help=True, help="Subjects as Apache Iceberg tables.")
 
@@ -150,7 +149,7 @@ class FollowOptions(MetricsFlags, CatalogFlags, LogFlags):
     ] = 10.0
 
     @contextmanager
-    def showing(self, counts: LakeCounts) -> Iterator[None]:
+    def showing(self, counters: LakeCounters) -> Iterator[None]:
         """Serve the metrics in their own thread, if there is a port for them. Raises OSError if it
         is taken.
         """
@@ -174,7 +173,7 @@ class FollowOptions(MetricsFlags, CatalogFlags, LogFlags):
                 serving.serve(
                     host,
                     self.metrics_port,
-                    [LakeMetrics(counts)],
+                    [LakeMetrics(counters.rows, counters.waits)],
                     lambda: Readiness(True, "ok"),
                     NETWORK,
                 )

@@ -60,7 +60,7 @@ from qmq.model import (
 from qmq.text import whole_number
 from qmq.wire.batch import CREATED_SPAN_MS, columns_of_copies
 from qmq.wire.batch_columns import Columns
-from qmq.wire.settle_payloads import Verdict
+from qmq.wire.frame_payloads import Verdict
 
 if TYPE_CHECKING:
     from qmq.client.consuming.message import Message, StoredMessage

@@ -1,11 +1,11 @@
 """The broker of a delay group: an ordinary `Broker` with these parts (`DelayWork.parts`):
 
-    destinations   DelayDestinations   takes delayed batches only, of all subjects, and checks their
-                                       due times
-    admission      DelayedQuota        bounds how many messages of a subject wait
-    work           DelayWork           while it is master, an Engine that sends due messages over
-                                       Links to the brokers of their subjects
-    has_consumers  False               due messages leave by the engine
+    find_destination      DelayDestinations   takes delayed batches only, of all subjects, and
+                                              checks their due times
+    admission             DelayedQuota        bounds how many messages of a subject wait
+    begin_work, end_work  DelayWork           while it is master, an Engine that sends due messages
+                                              to the brokers of their subjects
+    has_consumers         False               due messages leave by the engine
 
 Its store has a projection, the `Schedule`. Its control port has, besides the broker's services, the
 DelayService, which calls `DelayWork.admin`. `qmq/node/delay.py` assembles a replica,
@@ -276,7 +276,7 @@ class DelayWork:
             return DelayedQuota(schedule_of(store).pending, access, self._group).admit
 
         destinations = DelayDestinations(self._settings, self._clock.time_ms, self._full_buckets)
-        return KindParts(destinations, admission, self, has_consumers=False)
+        return KindParts(destinations.find, admission, self.begin, self.end, has_consumers=False)
 
     def _full_buckets(self) -> set[int]:
         return self.engine.full_buckets if self.engine is not None else set()

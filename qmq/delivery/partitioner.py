@@ -28,27 +28,14 @@ arrays.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable
-from typing import Generic, Protocol, TypeVar
+from typing import Any, Generic, TypeVar
 
 from qmq_ordering.routes import PhysicalPartition, Route
 
+from qmq.delivery.window import InFlightWindow
 
-class PartitionWindow(Protocol):
-    """The window of one partition, with the batches that wait for it. `InFlightWindow` describes
-    the members.
-    """
-
-    wants_route: bool
-
-    @property
-    def is_settled(self) -> bool: ...
-
-    def leave(self, now: float, *, is_fenced: bool) -> None: ...
-
-    def keep(self) -> None: ...
-
-
-P = TypeVar("P", bound=PartitionWindow)
+P = TypeVar("P", bound=InFlightWindow[Any])
+"""The window of one partition, with the batches that wait for it."""
 
 
 class Partitioner(Generic[P]):

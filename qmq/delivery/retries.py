@@ -1,13 +1,13 @@
 """The rules of a retry for all senders of batches: which refusals are retried, after which pause,
 and the final error. Pure but for jitter.
 
-    sender                            sent again under its number      rest after refusals in a row
-    `PRODUCER`: ordered or not        what `is_worth_another_try`      `rest_s`: 20 ms to 1 s, or
+    sender                            sent again under its number      pause after refusals in a row
+    `PRODUCER`: ordered or not        what `is_worth_another_try`      `backoff_s`: 20 ms to 1 s, or
                                       says                             what the broker asks for
     `DELAY_SERVER`                    also what may be stored,         `pause_s`: 30 s at most
                                       unless a message is at fault     where an operator has to act
-    `SINK`: rows to a broker group    as a producer                    `rest_s`
-    `ORDERED_SINK`: to a partition    also what lost its number to     `rest_s`
+    `SINK`: rows to a broker group    as a producer                    `backoff_s`
+    `ORDERED_SINK`: to a partition    also what lost its number to     `backoff_s`
                                       another attempt of the task
 
 What is not sent again goes to the window's `_reject`. Tries are not counted: a producer's batch has
@@ -53,39 +53,39 @@ def final(failure: QmqError | None, batch: InFlightBatch) -> QmqError:
     outcome = Outcome.UNKNOWN if batch.is_uncertain else Outcome.NOT_STORED
     if failure is None or isinstance(failure, Unavailable):
         last = failure or "no broker group took or refused them"
-        said = (
+        text = (
             "it is not known whether the messages are stored: no answer in time"
             if batch.is_uncertain
             else "not stored in time"
         )
         error = DeadlineExceeded(
-            f"{said} after {batch.attempts} tries; the last: {last}", outcome=outcome
+            f"{text} after {batch.attempts} tries; the last: {last}", outcome=outcome
         )
         error.__cause__ = failure
         return error
     if batch.is_uncertain and failure.outcome is Outcome.NOT_STORED:
-        said = (
+        text = (
             "it is not known whether an earlier try stored the messages; the last was refused: "
             f"{failure.message}"
         )
-        code, failure = failure.code, type(failure)(said, outcome=outcome)
+        code, failure = failure.code, type(failure)(text, outcome=outcome)
         failure.code = code
     return failure
 
 
-def rest_s(refusals: int, failure: QmqError) -> float:
-    """How long a window rests after the `refusals`-th refusal in a row, in seconds."""
+def backoff_s(refusals: int, failure: QmqError) -> float:
+    """How long a window pauses after the `refusals`-th refusal in a row, in seconds."""
     base = _RETRY_S[min(refusals, len(_RETRY_S)) - 1]
     asked = (failure.retry_after_ms or 0) / 1000 if refusals > 1 else 0.0
     return max(base, min(asked, 1.0)) * random.uniform(0.7, 1.3)  # noqa: S311 - jitter, not a secret
 
 
 def pause_s(refusals: int, failure: QmqError) -> float:
-    """As `rest_s` while a broker is busy or unreachable;
+    """As `backoff_s` while a broker is busy or unreachable;
     rising to 30 s if an operator has to act.
     """
     if isinstance(failure, Unavailable | CorruptBatch | NeverReached):
-        return rest_s(refusals, failure)
+        return backoff_s(refusals, failure)
     return min(_PAUSE_S * 2.0 ** min(refusals, 10), PAUSE_S_MAX) * random.uniform(0.7, 1.0)  # noqa: S311 - jitter, not a secret
 
 
@@ -96,8 +96,8 @@ class RetryRules(NamedTuple):
     """(refusal, whether the batch is certainly not stored) -> whether the batch is sent again under
     its number.
     """
-    rest_s: Callable[[int, QmqError], float]
-    """(refusals in a row, the last one) -> seconds to rest."""
+    backoff_s: Callable[[int, QmqError], float]
+    """(refusals in a row, the last one) -> seconds to pause."""
 
 
 def _is_retried(failure: QmqError, is_certain: bool) -> bool:
@@ -115,7 +115,7 @@ def _is_retried_by_ordered_sink(failure: QmqError, is_certain: bool) -> bool:
     return is_worth_another_try(failure) or isinstance(failure, NumberTaken)
 
 
-PRODUCER: Final = RetryRules(_is_retried, rest_s)
+PRODUCER: Final = RetryRules(_is_retried, backoff_s)
 DELAY_SERVER: Final = RetryRules(_is_retried_by_delay_server, pause_s)
 SINK: Final = PRODUCER
-ORDERED_SINK: Final = RetryRules(_is_retried_by_ordered_sink, rest_s)
+ORDERED_SINK: Final = RetryRules(_is_retried_by_ordered_sink, backoff_s)

@@ -5,13 +5,13 @@ partition), sent again until the outcome of each is known. Pure: the caller pass
                        │                       ▲
                        ├─ stored: out          │
                        └─ refused, or outcome unknown: this batch and all after it, in order, after
-                          a rest
+                          a pause
 
 Rules that every window keeps:
 * Batches leave in order, and at most `window` are on their way. One may always be, however large it
   is.
-* A refusal begins a new *run* of sending: the window rests, then sends one batch as a probe. Only
-  an answer to a batch of the current run ends the resting.
+* A refusal begins a new *run* of sending: the window pauses, then sends one batch as a probe. Only
+  an answer to a batch of the current run ends the pauses.
 * A lost connection begins a new run too. All undecided batches are sent again over the next
   connection, in order; answers to earlier tries still count when they arrive.
 * A partition that a newer route does not have is *left*: no new batch is sent there. Batches of
@@ -61,7 +61,7 @@ class InFlightWindow(Generic[B]):
         self._run = 0
         self._window = self._window_max = window
         self._refusals = 0
-        self._rests_until = 0.0
+        self._backoff_until = 0.0
         self._quiet_since = 0.0
         self._is_given_up = False
 
@@ -98,7 +98,7 @@ class InFlightWindow(Generic[B]):
         return (
             self.is_connected
             and sent < self._window
-            and now >= self._rests_until
+            and now >= self._backoff_until
             and (not sent or size <= room)
         )
 
@@ -135,7 +135,7 @@ class InFlightWindow(Generic[B]):
         infinity if only an event can change anything.
         """
         at = self._quiet_since + self._ask_s if self._is_asking_fenced else math.inf
-        return min(at, self._rests_until) if self._rests_until > now else at
+        return min(at, self._backoff_until) if self._backoff_until > now else at
 
     # --- in: answers ------------------------------------------------------------------------------
 
@@ -168,11 +168,11 @@ class InFlightWindow(Generic[B]):
             self._hold_back(at)
             self._run += 1
             if self._rules.is_retried(failure, batch.is_certain):
-                self._rest(batch, failure, now)
+                self._retry_later(batch, failure, now)
             else:
                 self._reject(batch, failure)
 
-    def _rest(self, batch: B, failure: QmqError, now: float) -> None:
+    def _retry_later(self, batch: B, failure: QmqError, now: float) -> None:
         if isinstance(failure, RouteChanged):
             self.wants_route = not self.is_left
         elif not isinstance(failure, OutOfSequence):
@@ -185,7 +185,7 @@ class InFlightWindow(Generic[B]):
         """Pause, then let one batch go ahead as a probe."""
         self._window = 1
         self._refusals += 1
-        self._rests_until = now + self._rules.rest_s(self._refusals, failure)
+        self._backoff_until = now + self._rules.backoff_s(self._refusals, failure)
 
     def _remove(self, batch: B) -> None:
         """Remove a decided batch."""
@@ -202,7 +202,7 @@ class InFlightWindow(Generic[B]):
         undecided batches are sent again over it, in order.
         """
         self.is_connected, self.is_stalled = True, False
-        self._rests_until = 0.0
+        self._backoff_until = 0.0
         if not self._refusals:
             self.trouble = None
         self._begin_again()
@@ -227,7 +227,7 @@ class InFlightWindow(Generic[B]):
         """A newer route does not have the partition."""
         if not self.is_left:
             self.is_left, self.wants_route = True, False
-            self._window, self._refusals, self._rests_until = self._window_max, 0, 0.0
+            self._window, self._refusals, self._backoff_until = self._window_max, 0, 0.0
         if is_fenced and not self.is_fenced:
             self._quiet_since = now
         self.is_fenced = is_fenced

@@ -50,8 +50,8 @@ def build_purge(queue: QueueId) -> bytes:
     return _region(queue, {QueueErasure.PURGE.value: True})
 
 
-def _region(queue: QueueId, says: dict[str, object]) -> bytes:
-    body = json.dumps(says, sort_keys=True).encode()
+def _region(queue: QueueId, content: dict[str, object]) -> bytes:
+    body = json.dumps(content, sort_keys=True).encode()
     _, region = encode(
         queue.subject.encode(),
         Columns([body]),

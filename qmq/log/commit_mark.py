@@ -168,7 +168,7 @@ class Marker:
 
     def tick(self, now_ms: int) -> None:
         """Write the mark if it is due. `now_ms` is monotonic. On a full disk the mark lags."""
-        self._look()
+        self._update()
         if self._reached is None or not self._is_due(self._reached, now_ms):
             return
         with suppress(DiskFull):
@@ -180,7 +180,7 @@ class Marker:
             return True
         return reached.index > self._written.index and now_ms - self._written_ms >= INTERVAL_MS
 
-    def _look(self) -> None:
+    def _update(self) -> None:
         if self._noted is None or self._cuts != self._cuts_now():
             self._noted, self._cuts = note(self.store), self._cuts_now()
         if self.store.committed_index >= self._noted.index:

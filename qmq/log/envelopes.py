@@ -30,26 +30,22 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from struct import Struct
 from typing import Any, Final
 
 import msgspec
 from google_crc32c import value as crc32c
 
 from qmq import limits
-from qmq.errors import CorruptBatch, LogDamaged, check
+from qmq.errors import CorruptBatch, LogDamaged
 from qmq.limits import BATCH_BYTES_MAX, KIB, MIB
 from qmq.log.segments import Segments, segment_name
-from qmq.wire.batch import ENVELOPE_BYTES, MAGIC, Envelope, Kind, parse_envelope, place
+from qmq.wire.batch import ENVELOPE_BYTES, MAGIC, PAYLOAD_AT, Envelope, Kind, parse_envelope
 from qmq.wire.batch_columns import ALIGN
 
 _WALKED_MAX: Final = 20_000
 """The most entries to walk in order to decide whether an entry begins at a position."""
 _READ_BYTES: Final = 8 * limits.MIB
 _MAGIC_BYTES: Final = MAGIC.to_bytes(4, "little")
-_PAYLOAD: Final = Struct("<I")
-PAYLOAD_AT: Final = _PAYLOAD.size
-"""The place of the payload in the region of an entry that `wrap` made."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,34 +62,6 @@ class Entry:
     def end(self) -> int:
         """The position after the entry."""
         return self.position + self.envelope.total_bytes
-
-
-def wrap(
-    kind: Kind, payload: bytes, *, count: int, epoch: int, index: int, time_ms: int, flushed: int
-) -> list[bytes]:
-    """Build an entry that is not a batch of messages (actions, snapshots) from its payload. `count`
-    is stored in base_sequence.
-
-    The caller cuts: a longer entry than readers take stops the process, before it is written.
-    """
-    size = _PAYLOAD.size + len(payload)
-    region = b"".join((_PAYLOAD.pack(len(payload)), payload, bytes(-size & (ALIGN - 1))))
-    if len(region) < 56:
-        region += bytes(56 - len(region))
-    total = ENVELOPE_BYTES + len(region)
-    check(
-        total <= limits.BATCH_BYTES_MAX,
-        f"an entry of kind {kind} with {total} bytes: no server of release 0.2 could read it",
-    )
-    return [place(kind, total, crc32c(region), count, epoch, index, time_ms, flushed), region]
-
-
-def unwrap(region: bytes) -> bytes:
-    """The payload of an entry made by `wrap`. Raises CorruptBatch."""
-    size: int = _PAYLOAD.unpack_from(region)[0] if len(region) >= _PAYLOAD.size else len(region)
-    if size > len(region) - _PAYLOAD.size:
-        raise CorruptBatch("the payload does not fit into its entry")
-    return region[_PAYLOAD.size : _PAYLOAD.size + size]
 
 
 class ReadWindow:
@@ -202,7 +170,7 @@ def begins_at(segments: Segments, begin: int, position: int) -> bool | None:
     return None
 
 
-def judge(
+def require_torn_tail(
     segments: Segments,
     bad: int,
     flushed: int,

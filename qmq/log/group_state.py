@@ -54,7 +54,7 @@ from qmq.log.actions import (
     Return,
     SettleAction,
 )
-from qmq.wire.settle_payloads import Verdict
+from qmq.wire.frame_payloads import Verdict
 
 
 class ShareEventKind(StrEnum):

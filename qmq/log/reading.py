@@ -15,7 +15,6 @@ partitions, in one message or spread over several.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -58,37 +57,26 @@ class ObjectDamaged(LogDamaged):
         self.end = end
 
 
-class StoredBytes(Protocol):
-    """Reads segments that are in the object store."""
+class StoredBytes:
+    """Reads segments that are in the object store. This one belongs to a log without an object
+    store.
+    """
 
     def read(self, index: SegmentIndex, at: int, size: int) -> bytes:
         """Cached bytes of a segment. Raises ColdRead while they are being fetched, ObjectDamaged.
         Only in the event loop.
         """
-        ...
-
-    def read_waiting(self, index: SegmentIndex, at: int, size: int) -> bytes:
-        """Read bytes of a segment, and wait for the store. Raises Overloaded, ObjectDamaged."""
-        ...
-
-    def damaged(self) -> list[tuple[int, str]]:
-        """(base of the segment, name) of each object that is known to be damaged."""
-        ...
-
-
-class NoStoredBytes:
-    """The StoredBytes of a log without an object store."""
-
-    def read(self, index: SegmentIndex, at: int, size: int) -> bytes:
         raise LogDamaged(
             f"the segment at {index.base} is only in the object store, byte {at} and {size} bytes "
             "from there: start with --object-store, and the URL that the group used"
         )
 
     def read_waiting(self, index: SegmentIndex, at: int, size: int) -> bytes:
+        """Read bytes of a segment, and wait for the store. Raises Overloaded, ObjectDamaged."""
         return self.read(index, at, size)
 
     def damaged(self) -> list[tuple[int, str]]:
+        """(base of the segment, name) of each object that is known to be damaged."""
         return []
 
 

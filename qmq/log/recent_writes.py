@@ -10,7 +10,7 @@ have the same entries at the same positions in the same segments, so a run is co
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Final, NamedTuple
 
 from qmq.limits import MIB
@@ -143,13 +143,15 @@ class TailCache:
     first beyond `bytes_max`.
     """
 
-    __slots__ = ("_batches", "_bytes", "_order", "bytes_max")
+    __slots__ = ("_batches", "_bytes", "_order", "bytes_max", "get")
 
     def __init__(self, bytes_max: int) -> None:
         self.bytes_max = bytes_max
         self._batches: dict[int, tuple[bytes, bytes]] = {}
         self._order: deque[int] = deque()
         self._bytes = 0
+        self.get: Callable[[int], tuple[bytes, bytes] | None] = self._batches.get
+        """Returns the batch at a position, if it is cached."""
 
     def put(self, position: int, envelope: bytes, region: bytes) -> None:
         """Remember a batch just written."""
@@ -159,7 +161,3 @@ class TailCache:
         while self._bytes > self.bytes_max:
             _, old = self._batches.pop(self._order.popleft())
             self._bytes -= len(old) + 256
-
-    def get(self, position: int) -> tuple[bytes, bytes] | None:
-        """The batch at `position`, if it is cached."""
-        return self._batches.get(position)

@@ -52,8 +52,7 @@ from qmq.log.envelopes import (
     damaged,
     head_at,
     is_torn,
-    judge,
-    unwrap,
+    require_torn_tail,
     walk_waiting,
 )
 from qmq.log.group_state import GroupState
@@ -66,7 +65,7 @@ from qmq.log.segment_index import SegmentIndex
 from qmq.log.segments import Segments
 from qmq.log.store import PendingEntry, Projection, Store
 from qmq.process.event_loop import Clock
-from qmq.wire.batch import Envelope, Kind
+from qmq.wire.batch import Envelope, Kind, unwrap
 
 
 def rebuild(
@@ -347,7 +346,7 @@ class _Replay:
                 position = entry.end
         except CorruptBatch as cause:
             flushed = self._begin[log] if self._is_from_checkpoint else 0
-            judge(
+            require_torn_tail(
                 segments,
                 position,
                 flushed,

@@ -92,7 +92,7 @@ class DeletionReport:
             deletion = deletion._replace(first=earlier.first, oldest_ms=earlier.oldest_ms)
         self._waiting[deletion.queue] = deletion
 
-    def tell(self, monotonic_ms: int) -> None:
+    def log_due(self, monotonic_ms: int) -> None:
         """Log what is due."""
         self._logged_ms = {
             queue: at_ms
@@ -103,21 +103,25 @@ class DeletionReport:
             self._logged_ms[queue] = monotonic_ms
             _log(self._waiting.pop(queue))
 
-    def tell_all(self) -> None:
+    def log_all(self) -> None:
         """Log everything that is not logged yet."""
         for deletion in self._waiting.values():
             _log(deletion)
         self._waiting.clear()
 
 
-def _log(told: DeletedMessages) -> None:
-    stored = f"stored {_time(told.oldest_ms)} to {_time(told.newest_ms)}"
-    why = f"{told.why}, which ends {_time(told.before_ms)}" if told.why == AGE else told.why
+def _log(deletion: DeletedMessages) -> None:
+    stored = f"stored {_time(deletion.oldest_ms)} to {_time(deletion.newest_ms)}"
+    why = (
+        f"{deletion.why}, which ends {_time(deletion.before_ms)}"
+        if deletion.why == AGE
+        else deletion.why
+    )
     deletion_log.info(
         "retention deleted messages %d to %d of %s, %s: %s",
-        told.first,
-        told.end - 1,
-        told.queue,
+        deletion.first,
+        deletion.end - 1,
+        deletion.queue,
         stored,
         why,
     )
@@ -190,7 +194,7 @@ class Retention:
             must_read = self._firsts.get(queue) is not known and queue.index.has_files
             if must_read or count % QUEUES_AT_ONCE == 0:
                 yield
-        self._report.tell(store.clock.monotonic_ms())
+        self._report.log_due(store.clock.monotonic_ms())
         self.dropped, store.droppable = self.dropped + store.droppable, []
         self._firsts = {
             queue: self._firsts[queue] for queue in store.queues.values() if queue in self._firsts
@@ -212,7 +216,7 @@ class Retention:
         """Log what was deleted and is not logged yet,
         because this is the store's last retention.
         """
-        self._report.tell_all()
+        self._report.log_all()
 
     def written(self) -> None:
         """Note that a checkpoint, which began later, has recorded the drop."""

@@ -146,7 +146,7 @@ class _Walk:
             try:
                 size = self._check()
             except CorruptBatch:
-                damage = self._look_again()
+                damage = self._reread()
                 if damage is not None:
                     return damage
                 continue
@@ -167,7 +167,7 @@ class _Walk:
     def _bytes(self, size: int) -> bytes:
         return self._window.read(self._scrubber.position, size)
 
-    def _look_again(self) -> LogDamaged | None:
+    def _reread(self) -> LogDamaged | None:
         """Read a failed entry again. The entry is damaged unless the log was cut, or a repair has
         fixed it already. Raises _Gone.
         """

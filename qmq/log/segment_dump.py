@@ -10,10 +10,9 @@ from pathlib import Path
 
 from qmq.errors import CorruptBatch
 from qmq.log.actions import decode_actions
-from qmq.log.envelopes import unwrap
 from qmq.model import MessageId
 from qmq.process.event_loop import time_of
-from qmq.wire.batch import ENVELOPE_BYTES, MAGIC, BatchView, Envelope, Kind, parse_envelope
+from qmq.wire.batch import ENVELOPE_BYTES, MAGIC, BatchView, Envelope, Kind, parse_envelope, unwrap
 from qmq.wire.batch_columns import ALIGN, Column, check_region
 
 _BODY_CHARS = 60

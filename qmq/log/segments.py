@@ -32,7 +32,7 @@ from typing import Final
 from qmq.errors import LogDamaged, check
 from qmq.limits import MIB
 from qmq.log.disk import Disk
-from qmq.log.reading import NoStoredBytes, StoredBytes
+from qmq.log.reading import StoredBytes
 from qmq.log.segment_index import SegmentIndex, index_name, read_indexes
 from qmq.process.files import make_private
 
@@ -95,11 +95,13 @@ class Segments:
         self.folder = folder
         self.segment_bytes = segment_bytes
         make_private(folder)
-        self._stored = stored or NoStoredBytes()
+        self._stored = stored or StoredBytes()
         files = sorted(int(path.stem) for path in folder.glob(f"*{SUFFIX}") if path.stem.isdigit())
         self._indexes = _of_this_log(read_indexes(folder, disk), files)
-        self._bases = sorted({*files, *self._indexes})
-        self._local_start = _first_of_files(self._bases, files)
+        self.bases = sorted({*files, *self._indexes})
+        """The first position of each segment, ascending. Only this class changes the list."""
+        self.local_start = _first_of_files(self.bases, files)
+        """The position of the first byte that is on this disk."""
         self._readers: OrderedDict[int, int] = OrderedDict()
         self._set_aside: list[int] = []
         self._syncing: Counter[int] = Counter()
@@ -110,21 +112,21 @@ class Segments:
         """Increased when a cut of the end begins and when it ends: bytes near the end that were
         read before may have changed.
         """
-        if not self._bases:
-            self._bases = [0]
-        self._active = disk.open_append(self._path(self._bases[-1]))
-        self.end = self._bases[-1] + disk.size(self._active)
-        self.flushed = self._bases[-1]
+        if not self.bases:
+            self.bases = [0]
+        self._active = disk.open_append(self._path(self.bases[-1]))
+        self.end = self.bases[-1] + disk.size(self._active)
+        self.flushed = self.bases[-1]
         self._check_gaps()
 
     def _path(self, base: int) -> Path:
         return self.folder / segment_name(base)
 
     def _check_gaps(self) -> None:
-        for base, following in pairwise(self._bases):
+        for base, following in pairwise(self.bases):
             size = (
                 self._indexes[base].size
-                if base < self._local_start
+                if base < self.local_start
                 else self._path(base).stat().st_size
             )
             if base + size != following:
@@ -137,22 +139,12 @@ class Segments:
     @property
     def start(self) -> int:
         """Position of the first kept byte."""
-        return self._bases[0]
-
-    @property
-    def local_start(self) -> int:
-        """The position of the first byte that is on this disk."""
-        return self._local_start
+        return self.bases[0]
 
     @property
     def local_bytes(self) -> int:
         """The number of the log's bytes that are on this disk."""
-        return self.end - self._local_start
-
-    @property
-    def bases(self) -> list[int]:
-        """The first position of each segment, ascending. Do not modify the list."""
-        return self._bases
+        return self.end - self.local_start
 
     def mend(self, position: int, data: bytes) -> None:
         """Overwrite damaged bytes with another replica's copy, and sync them.
@@ -162,7 +154,7 @@ class Segments:
         """
         base = self.base_of(position)
         # The file was deleted after the damage was found; the object store has a whole copy.
-        if base < self._local_start:
+        if base < self.local_start:
             return
         fd = self.disk.open_append(self._path(base))
         try:
@@ -173,14 +165,14 @@ class Segments:
 
     def must_roll(self, size: int) -> bool:
         """True if `size` more bytes need a new segment. A segment takes at least one append."""
-        used = self.end - self._bases[-1]
+        used = self.end - self.bases[-1]
         return used > 0 and used + size > self.segment_bytes
 
     def begins(self, size: int) -> bool:
         """True if an append of `size` bytes is the first of a segment that is
         not the log's first.
         """
-        used = self.end - self._bases[-1]
+        used = self.end - self.bases[-1]
         return used + size > self.segment_bytes if used else self.end > 0
 
     def roll(self) -> None:
@@ -190,8 +182,8 @@ class Segments:
         fd = self.disk.open_append(self._path(self.end))
         self.disk.sync(self._active)
         self.flushed = self.end
-        self._readers[self._bases[-1]] = self._active
-        self._bases.append(self.end)
+        self._readers[self.bases[-1]] = self._active
+        self.bases.append(self.end)
         self._active = fd
         self._folder_changes += 1
 
@@ -201,23 +193,23 @@ class Segments:
         """
         position = self.end
         try:
-            self.disk.write(self._active, buffers, position - self._bases[-1])
+            self.disk.write(self._active, buffers, position - self.bases[-1])
         except BaseException:
-            self.disk.truncate(self._active, position - self._bases[-1])
+            self.disk.truncate(self._active, position - self.bases[-1])
             raise
         self.end = position + size
         return position
 
     def base_of(self, position: int) -> int:
         """The first position of the segment that contains `position`."""
-        return self._bases[bisect_right(self._bases, position) - 1]
+        return self.bases[bisect_right(self.bases, position) - 1]
 
     def read(self, position: int, size: int) -> bytes:
         """Read bytes from `position` on, within one segment; fewer at its end. Raises LogDamaged
         outside the log, ColdRead.
         """
         base = self._base_in_log(position)
-        if base < self._local_start:
+        if base < self.local_start:
             return self._read_stored(self._stored.read, base, position - base, size)
         return self.disk.read_around(self._reader(base), size, position - base)
 
@@ -226,7 +218,7 @@ class Segments:
         LogDamaged outside the log, Overloaded.
         """
         base = self._base_in_log(position)
-        if base < self._local_start:
+        if base < self.local_start:
             return self._read_stored(self._stored.read_waiting, base, position - base, size)
         return self.disk.read_around(self._reader(base), size, position - base)
 
@@ -263,7 +255,7 @@ class Segments:
         return False
 
     def _reader(self, base: int) -> int:
-        if base == self._bases[-1]:
+        if base == self.bases[-1]:
             return self._active
         fd = self._readers.get(base)
         if fd is None:
@@ -285,24 +277,24 @@ class Segments:
 
     def segment_end(self, base: int) -> int:
         """The end of the segment that begins at `base`."""
-        following = bisect_right(self._bases, base)
-        return self._bases[following] if following < len(self._bases) else self.end
+        following = bisect_right(self.bases, base)
+        return self.bases[following] if following < len(self.bases) else self.end
 
     def truncate(self, position: int) -> None:
         """Cut the log so that it ends at `position`; later segments are deleted. Only recovery, and
         a slave whose log diverged, do this.
         """
         check(
-            position >= self._local_start,
+            position >= self.local_start,
             f"a cut to {position} would reach what is only in the object store",
         )
         self.flushed = min(
             self.flushed, position
         )  # lower and count first, for readers in other threads
         self.cuts += 1
-        while self._bases[-1] >= position and self._bases[-1] > self._local_start:
+        while self.bases[-1] >= position and self.bases[-1] > self.local_start:
             self._drop_last()
-        self.disk.truncate(self._active, position - self._bases[-1])
+        self.disk.truncate(self._active, position - self.bases[-1])
         self.end = position
         self.cuts += (
             1  # count again, because lookups in the middle of the cut are not valid any more
@@ -312,15 +304,15 @@ class Segments:
     def _drop_last(self) -> None:
         self.disk.truncate(self._active, 0)
         self._set_aside.append(self._active)
-        self._path(self._bases.pop()).unlink()
-        reader = self._readers.pop(self._bases[-1], None)
+        self._path(self.bases.pop()).unlink()
+        reader = self._readers.pop(self.bases[-1], None)
         if reader is not None:
             self._set_aside.append(reader)
-        self._active = self.disk.open_append(self._path(self._bases[-1]))
+        self._active = self.disk.open_append(self._path(self.bases[-1]))
 
     def drop_empty(self) -> None:
         """Remove an empty new segment: its opening snapshot did not fit on the disk, or was cut."""
-        if self.end == self._bases[-1] > self._local_start:
+        if self.end == self.bases[-1] > self.local_start:
             self.truncate(self.end)
 
     def drop_before(self, position: int) -> list[Path]:
@@ -328,13 +320,13 @@ class Segments:
         Returns their files, for the caller to delete.
         """
         dropped: list[Path] = []
-        while len(self._bases) > 1 and self._bases[1] <= position:
-            base = self._bases.pop(0)
+        while len(self.bases) > 1 and self.bases[1] <= position:
+            base = self.bases.pop(0)
             self._forget_reader(base)
             dropped.append(self._path(base))
             if self._indexes.pop(base, None) is not None:
                 dropped.append(self._index_path(base))
-        self._local_start = max(self._local_start, self.start)
+        self.local_start = max(self.local_start, self.start)
         return dropped
 
     # --- segments in the object store -------------------------------------------------------------
@@ -346,10 +338,6 @@ class Segments:
         """True if the segment can be read without its file."""
         return base in self._indexes
 
-    def index_of(self, base: int) -> SegmentIndex:
-        """The index of a segment that has one."""
-        return self._indexes[base]
-
     def write_index(self, index: SegmentIndex) -> None:
         """Write the index of a segment, synced. Safe in a thread. Raises DiskFull, OSError."""
         self.disk.replace(self._index_path(index.base), index.encode())
@@ -359,7 +347,7 @@ class Segments:
         so that the file is unused.
         """
         base = index.base
-        if base not in self._bases[:-1] or self.segment_end(base) != index.end:
+        if base not in self.bases[:-1] or self.segment_end(base) != index.end:
             return False
         self._indexes[base] = index
         return True
@@ -372,7 +360,7 @@ class Segments:
             ends == bases[1:] and self.end == self.start,
             f"segments up to {ends[-1:]} do not end where the log begins, at {self.start}",
         )
-        self._bases[:0] = bases[:-1]
+        self.bases[:0] = bases[:-1]
         self._indexes.update({each.base: each for each in indexes})
 
     def release_before(self, position: int) -> list[Path]:
@@ -381,12 +369,12 @@ class Segments:
         """
         released: list[Path] = []
         while (
-            self._local_start in self._indexes
-            and (end := self.segment_end(self._local_start)) <= position
+            self.local_start in self._indexes
+            and (end := self.segment_end(self.local_start)) <= position
         ):
-            self._forget_reader(self._local_start)
-            released.append(self._path(self._local_start))
-            self._local_start = end
+            self._forget_reader(self.local_start)
+            released.append(self._path(self.local_start))
+            self.local_start = end
         return released
 
     # --- the end of a segment ---------------------------------------------------------------------

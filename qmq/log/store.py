@@ -58,9 +58,7 @@ from qmq.log.envelopes import (
     epoch_of,
     first_index,
     to_payloads,
-    unwrap,
     with_epoch,
-    wrap,
 )
 from qmq.log.group_state import Settled
 from qmq.log.log_config import Flush, LogConfig
@@ -79,6 +77,8 @@ from qmq.wire.batch import (
     parse_envelope,
     place,
     region_crc_of,
+    unwrap,
+    wrap,
 )
 from qmq.wire.batch_columns import REGION, RegionHeader, check_region
 from qmq.wire.frame_payloads import Produced
@@ -565,10 +565,10 @@ class Store:
             if envelope.kind == Kind.COMMAND:
                 self._obey(queue, command_messages.read(region, entry.base_sequence))
 
-    def _obey(self, queue: Queue, said: Sealed | QueueErasure) -> None:
-        if isinstance(said, Sealed):
-            queue.sealed = said
-        elif said is QueueErasure.PURGE:
+    def _obey(self, queue: Queue, command: Sealed | QueueErasure) -> None:
+        if isinstance(command, Sealed):
+            queue.sealed = command
+        elif command is QueueErasure.PURGE:
             queue.purge()
         else:
             self.droppable += queue.drop()
@@ -700,7 +700,7 @@ class Store:
             self.messages.flushed == self.messages.end and self.actions.flushed == self.actions.end
         )
 
-    def give_way(self) -> None:
+    def release_folder(self) -> None:
         """Release the folder for the store that is opened next.
         Memory and open files can still be read.
         """
@@ -711,6 +711,6 @@ class Store:
 
     def close(self) -> None:
         """Close files and release the folder. Does not flush: `recovery.close_store` does."""
-        self.give_way()
+        self.release_folder()
         self.messages.close()
         self.actions.close()

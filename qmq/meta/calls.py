@@ -63,7 +63,7 @@ from qmq.rpc.server_name import ServerName
 
 BROKER_S: Final = 2.5
 AGAIN_S: Final = 2.0
-LOOK_S: Final = 1.0
+READ_S: Final = 1.0
 """Timeout for a query, for calling the next master, and for reading the store. Together they are
 below the five seconds that clients give a metaserver, so that clients learn which group is silent.
 """
@@ -255,7 +255,7 @@ class Brokers:
         """
         if not isinstance(failure, DeadlineExceeded):
             with suppress(CoordinationError, TimeoutError):
-                async with asyncio.timeout(LOOK_S):
+                async with asyncio.timeout(READ_S):
                     await self._view.fetch(group_key(group, "master"))
         return self._view.group(group).master
 
@@ -426,7 +426,7 @@ class Delays:
         if isinstance(request, delay_pb.MoveDelayedRequest):
             new_due_ms(request)
         if group not in self.groups():
-            await self._look(self._view.fetch(group_key(group, "delay")))
+            await self._read_store(self._view.fetch(group_key(group, "delay")))
         groups = await self._require_groups()
         if group not in groups:
             raise InvalidArgument(
@@ -464,16 +464,16 @@ class Delays:
     async def _require_groups(self) -> list[str]:
         """If no delay group is known, read the store: one may be new. Raises NotConnected."""
         if not self.groups():
-            await self._look(self._view.refresh())
+            await self._read_store(self._view.refresh())
         groups = self.groups()
         if not groups:
             raise NotConnected("there is no delay group: start one with `qmq delay`")
         return groups
 
-    async def _look(self, question: Coroutine[Any, Any, object]) -> None:
+    async def _read_store(self, question: Coroutine[Any, Any, object]) -> None:
         """Read the store with a short timeout; if it fails, use what is known."""
         with suppress(CoordinationError, TimeoutError):
-            async with asyncio.timeout(LOOK_S):
+            async with asyncio.timeout(READ_S):
                 await question
 
     async def describe(self) -> pb.DescribeDelaysResponse:

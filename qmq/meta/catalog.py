@@ -137,7 +137,7 @@ def hosts_of(config: SubjectConfig, known: Iterable[str]) -> tuple[str, ...]:
     return (*(config.groups or known), *config.former_groups)
 
 
-LOOK_S: Final = 1.5
+READ_S: Final = 1.5
 """Timeout for reading one subject from the store: clients leave a metaserver after two seconds, and
 should get the reason.
 """
@@ -183,7 +183,7 @@ class ClusterCatalog:
         found = self._view.subject(name)
         if found is None:
             try:
-                async with asyncio.timeout(LOOK_S):
+                async with asyncio.timeout(READ_S):
                     await self._view.fetch(key)
             except TimeoutError:
                 raise CoordinationUnavailable(
@@ -363,7 +363,7 @@ class ClusterCatalog:
         Raises CoordinationError.
         """
         with suppress(TimeoutError):
-            async with asyncio.timeout(LOOK_S):
+            async with asyncio.timeout(READ_S):
                 latest = await self._view.fetch(latest_key(name))
                 for version in {1, int(latest.value) if latest is not None else 1}:
                     await self._view.fetch(route_key(name, version))

@@ -72,10 +72,10 @@ class ClusterDescription:
 
     async def of_metaserver(self) -> pb.DescribeClusterResponse:
         """The metaserver and its coordination store, without groups."""
-        told = await self._told_by_members()
+        statuses = await self._ask_members()
         members = [
             pb.StoreMember(address=each.address, version=each.version, failure=each.failure)
-            for each in told
+            for each in statuses
         ]
         return pb.DescribeClusterResponse(
             store_silent_ms=self._view.silent_ms,
@@ -85,7 +85,7 @@ class ClusterDescription:
             store_members=members,
         )
 
-    async def _told_by_members(self) -> Sequence[EtcdMember]:
+    async def _ask_members(self) -> Sequence[EtcdMember]:
         now_ms, asked = self._clock.monotonic_ms(), self._asked
         is_old = now_ms - self._asked_ms >= MEMBERS_MS
         if asked is None or (

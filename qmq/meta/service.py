@@ -81,8 +81,8 @@ class MetaService(meta_pb2_grpc.MetaServicer):
 
     @streaming
     async def Watch(self, request: pb.WatchRequest) -> AsyncGenerator[pb.WatchResponse, None]:
-        async for told in self._parts.watchers.watch():
-            yield told
+        async for changes in self._parts.watchers.watch():
+            yield changes
 
     @answering
     async def CreateSubject(self, request: pb.CreateSubjectRequest) -> pb.CreateSubjectResponse:

@@ -49,11 +49,13 @@ class _Watcher:
                 f"more than {NAMES_MAX} changes wait for this watcher: locate everything "
                 "again, then watch again"
             )
-        told = pb.WatchResponse(subjects=sorted(self.subjects), broker_groups=sorted(self.groups))
+        changes = pb.WatchResponse(
+            subjects=sorted(self.subjects), broker_groups=sorted(self.groups)
+        )
         self.subjects.clear()
         self.groups.clear()
         self.changed.clear()
-        return told
+        return changes
 
 
 class Watchers:

@@ -43,9 +43,9 @@ from qmq_coordination.ordered_records import latest_key, stale_key
 from qmq_coordination.view import ClusterView, ViewChange
 
 from qmq.broker.broker import Broker
+from qmq.broker.control import ProcessParts
 from qmq.broker.parts import KindParts
 from qmq.broker.produce_checks import Routing
-from qmq.broker.replica_time import ReplicaTime
 from qmq.errors import CoordinationError, DiskFull
 from qmq.log.checkpoint import close_store
 from qmq.log.store import Store
@@ -54,12 +54,9 @@ from qmq.node.broker_assembly import AddServices, MakeBroker, StandaloneBroker, 
 from qmq.node.metrics import serving
 from qmq.node.metrics.broker import GroupsSource
 from qmq.node.process import MACHINE, Environment
-from qmq.node.replica.broker import ReplicaBroker
+from qmq.node.replica.broker import OwnParts, ReplicaBroker
 from qmq.node.replica.context import ReplicaConfig, ReplicaContext, open_context
 from qmq.node.replica.node import ReplicaNode
-from qmq.process.description import DescribeProcess
-from qmq.proto.v1 import control_pb2 as pb
-from qmq.rpc.network import NETWORK, Network
 from qmq.security.access import OpenAccess
 
 if TYPE_CHECKING:
@@ -161,7 +158,7 @@ class BrokerKind:
     def broker_parts(self, _: OpenAccess) -> KindParts:
         return KindParts()
 
-    def own_parts(self, replica: ReplicaBroker) -> BrokerOwnParts:
+    def own_parts(self, replica: ReplicaBroker) -> OwnParts:
         context = self._context
         group = context.config.group
         stale = StaleRoutes(
@@ -171,34 +168,7 @@ class BrokerKind:
             group,
             context.environment.node_timing.stale_routes_s,
         )
-        return BrokerOwnParts(GroupsSource(replica.broker, group), stale)
-
-
-class BrokerOwnParts:
-    """The parts that only a broker group's replica has: the metrics of its consumer groups, and the
-    check of its seals.
-    """
-
-    services = None
-
-    def __init__(self, source: GroupsSource, stale: StaleRoutes) -> None:
-        self.source = source
-        self._stale = stale
-
-    def start(self) -> None:
-        self._stale.start()
-
-    def role_changed(self) -> None:
-        pass
-
-    def log_starts_over(self) -> None:
-        pass
-
-    def log_started_over(self) -> None:
-        pass
-
-    async def stop(self) -> None:
-        await self._stale.stop()
+        return OwnParts(GroupsSource(replica.broker, group), stale.start, stale.stop)
 
 
 def broker_node(
@@ -228,26 +198,14 @@ class SingleReplica:
         coordination: CoordinationStore,
         view: ClusterView,
         routing: Routing | None = None,
-        network: Network = NETWORK,
-        access: OpenAccess | None = None,
-        process: DescribeProcess = pb.ProcessStatus,
         *,
-        time: ReplicaTime | None = None,
+        parts: ProcessParts,
         kind: KindParts | None = None,
     ) -> None:
-        self.running = StandaloneBroker(
-            make_broker,
-            view,
-            routing,
-            time=time,
-            kind=kind,
-            network=network,
-            access=access,
-            process=process,
-        )
+        self.running = StandaloneBroker(make_broker, view, routing, parts=parts, kind=kind)
         """The broker's data port, its status and its maintenance."""
         self.broker = self.running.broker
-        self._time = time
+        self._time = parts.time
         self._name = self.broker.config.name
         self._coordination = coordination
         self._view = view

@@ -43,24 +43,20 @@ from qmq_coordination.view import ClusterView, ViewChange
 from qmq_ordering.routes import Change, LpRange, PhysicalPartition
 
 from qmq.broker.admin import SingleGroupStatus
-from qmq.broker.broker import Broker, MakeParts
+from qmq.broker.broker import Alone, Broker, MakeParts
 from qmq.broker.connection.server import DataServer
-from qmq.broker.control import serve_control
+from qmq.broker.control import ControlService, ProcessParts, serve_control
 from qmq.broker.maintenance import TICK_S, Maintenance, stop_process
-from qmq.broker.parts import Alone, BrokerParts, GroupRules, KindParts
+from qmq.broker.parts import BrokerParts, GroupRules, KindParts
 from qmq.broker.produce_checks import Routing
-from qmq.broker.replica_time import ReplicaTime
 from qmq.client.connection.pool import ConnectionPool
 from qmq.client.metadata.cache import MetadataCache, Ordering, Placement, Pushed, routes_of
 from qmq.errors import CallerError, NotConnected, Overloaded, QmqError, Unavailable
 from qmq.meta.catalog import ClusterCatalog
 from qmq.meta.watchers import Watchers
 from qmq.model import GroupSettings, Order, SubjectConfig
-from qmq.process.description import DescribeProcess
-from qmq.proto.v1 import control_pb2 as pb
 from qmq.rpc.network import NETWORK, Network, RpcPort
 from qmq.rpc.server_name import ServerName
-from qmq.security.access import OpenAccess
 from qmq.text import joined
 
 if TYPE_CHECKING:
@@ -133,9 +129,9 @@ class ViewRules(GroupRules):
         self._changed = changed
         self._found: dict[tuple[str, str], GroupSettings] = {}
         self._has_pauses = bool(view.delivery.pauses)
-        view.on_change(self._heard)
+        view.on_change(self._on_view_change)
 
-    def _heard(self, change: ViewChange) -> None:
+    def _on_view_change(self, change: ViewChange) -> None:
         if change.delivery:
             self._found.clear()
             self._has_pauses = bool(self._view.delivery.pauses)
@@ -175,26 +171,19 @@ class StandaloneBroker:
         view: ClusterView | None = None,
         routing: Routing | None = None,
         *,
-        time: ReplicaTime | None = None,
+        parts: ProcessParts | None = None,
         kind: KindParts | None = None,
-        network: Network = NETWORK,
-        access: OpenAccess | None = None,
         fatal: Callable[[BaseException], None] = stop_process,
         tick_s: float = TICK_S,
-        process: DescribeProcess = pb.ProcessStatus,
     ) -> None:
-        """Without a `time` the broker's clock is trusted."""
-        self._time = time
+        self._parts = parts or ProcessParts()
         self._view = view
         self._routing = routing or Routing()
         self._kind = kind or KindParts()
-        self._network = network
-        self._access = access or OpenAccess()
         self._fatal = fatal
         self._tick_s = tick_s
-        self._process = process
         self.broker = make_broker(self._make_parts)
-        self.data = DataServer(self.broker, network, own=self._own_name)
+        self.data = DataServer(self.broker, self._parts.network, own=self._own_name)
         self.status = SingleGroupStatus(self.broker)
         self._control: RpcPort | None = None
 
@@ -202,18 +191,18 @@ class StandaloneBroker:
         self.maintenance = Maintenance(
             broker,
             self._fatal,
-            retention_before=self._time.before_ms if self._time is not None else None,
+            retention_before=self._parts.retention_before,
             tick_s=self._tick_s,
         )
         rules = GroupRules()
         if self._view is not None:
-            rules = ViewRules(self._view, broker.config.retries, broker.look_again)
+            rules = ViewRules(self._view, broker.config.retries, broker.serve_waiting)
         return BrokerParts(
             Alone(broker),
             self._fatal,
             self.maintenance.after_turn,
             routing=self._routing,
-            access=self._access,
+            access=self._parts.access,
             kind=self._kind,
             rules=rules,
         )
@@ -237,16 +226,10 @@ class StandaloneBroker:
         await self.data.start(host, data_port)
         self.maintenance.start()
         self._control = await serve_control(
-            self.broker,
-            self.status,
-            self.broker.config.name,
+            ControlService(self.broker, self.status, self.broker.config.name, self._parts),
             host,
             control_port,
             also=also,
-            time=self._time,
-            network=self._network,
-            access=self._access,
-            process=self._process,
             own=self._own_name,
         )
         return joined(advertise or host, self.data.port), joined(
@@ -300,8 +283,8 @@ class ViewLocator:
         """The changes of locations, until `close`."""
         while True:
             try:
-                async for told in self._watchers.watch():
-                    yield Pushed(told.subjects, told.broker_groups)
+                async for changed in self._watchers.watch():
+                    yield Pushed(changed.subjects, changed.broker_groups)
                 return
             except Overloaded:  # too many changes at a time to keep their names
                 yield Pushed(is_gap=True)

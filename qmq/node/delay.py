@@ -70,7 +70,7 @@ from qmq.node import process
 from qmq.node.broker_assembly import ViewLocator
 from qmq.node.metrics.broker import DelaySource
 from qmq.node.process import MACHINE, TIMING, Environment, NodeTiming
-from qmq.node.replica.broker import ReplicaBroker
+from qmq.node.replica.broker import OwnParts, ReplicaBroker
 from qmq.node.replica.context import ReplicaConfig, ReplicaContext, open_context
 from qmq.node.replica.node import ReplicaNode
 from qmq.process.files import make_private
@@ -91,7 +91,7 @@ log = logging.getLogger("qmq.node")
 
 ASIDE: Final = "schedule-fetched"
 PIECE_BYTES: Final = MIB
-TELL_S: Final = 5.0
+REPORT_S: Final = 5.0
 ASK_S: Final = 10.0
 """The deadline of another replica's answer that describes its schedule or has a
 piece of the schedule.
@@ -143,7 +143,7 @@ class ScheduleTransfer:
     def role_changed(self) -> None:
         """Handle a change of role: a master without a schedule hands over soon."""
         if self._is_started and self._replica.is_master and not self._replica.has_all:
-            self._start("hand over", self._give_away)
+            self._start("hand over", self._hand_over)
 
     async def stop(self) -> None:
         """Stop the transfer, at any point."""
@@ -201,19 +201,19 @@ class ScheduleTransfer:
         return False
 
     async def _take_from(self, name: str, stub: Any) -> None:
-        told = await describe_schedule(stub, timeout_s=ASK_S)
+        described = await describe_schedule(stub, timeout_s=ASK_S)
         first = self._replica.complete_from
-        if first is None or told.index < first - 1:
+        if first is None or described.index < first - 1:
             raise Unavailable(
-                f"its checkpoint is of index {told.index}, and our log begins at "
+                f"its checkpoint is of index {described.index}, and our log begins at "
                 f"{first or 'a place that is not known yet'}"
             )
-        await self._fetch(name, stub, self._form.files(msgspec.msgpack.decode(told.state)))
-        while self._replica.committed < told.index:  # noqa: ASYNC110 - the log comes from the master
+        await self._fetch(name, stub, self._form.files(msgspec.msgpack.decode(described.state)))
+        while self._replica.committed < described.index:  # noqa: ASYNC110 - the log comes from the master
             await asyncio.sleep(POLL_S)
-        self._adopt(told.state)
+        self._adopt(described.state)
         log.warning(
-            "this replica now uses the schedule of replica %s as of index %d", name, told.index
+            "this replica now uses the schedule of replica %s as of index %d", name, described.index
         )
 
     async def _fetch(self, name: str, stub: Any, files: list[tuple[str, int]]) -> None:
@@ -240,7 +240,7 @@ class ScheduleTransfer:
                     )
                 self._disk.write(fd, [piece], at)
                 at += len(piece)
-                progress.tell(len(piece))
+                progress.report(len(piece))
             await asyncio.to_thread(self._disk.sync, fd)
         finally:
             self._disk.close(fd)
@@ -255,7 +255,7 @@ class ScheduleTransfer:
 
     # --- leading without a schedule ---------------------------------------------------------------
 
-    async def _give_away(self) -> None:
+    async def _hand_over(self) -> None:
         """Try to hand the mastership over,
         until another replica leads or the schedule is complete.
         """
@@ -289,13 +289,13 @@ class _Progress:
 
     def __init__(self, donor: str, files: int, size: int) -> None:
         self._donor, self._bytes, self._done = donor, size, 0
-        self._told_s = time.monotonic()
+        self._reported_s = time.monotonic()
         log.info("fetching %d files of the schedule, %d bytes, from replica %s", files, size, donor)
 
-    def tell(self, size: int) -> None:
+    def report(self, size: int) -> None:
         self._done += size
-        if time.monotonic() - self._told_s >= TELL_S:
-            self._told_s = time.monotonic()
+        if time.monotonic() - self._reported_s >= REPORT_S:
+            self._reported_s = time.monotonic()
             log.info(
                 "%d of %d bytes of the schedule fetched from replica %s",
                 self._done,
@@ -366,32 +366,13 @@ class DelayKind:
     def _links(self) -> ConnectionPool:
         return self._locator.links(f"qmq-delay/{self._context.config.replica}")
 
-    def own_parts(self, replica: ReplicaBroker) -> DelayParts:
-        return DelayParts(self._context, replica, self._work, self.settings, self._locator)
-
-
-class DelayParts:
-    """The parts of a running replica that only a delay group has."""
-
-    def __init__(
-        self,
-        context: ReplicaContext,
-        replica: ReplicaBroker,
-        work: DelayWork,
-        settings: DelaySettings,
-        locator: ViewLocator,
-    ) -> None:
+    def own_parts(self, replica: ReplicaBroker) -> OwnParts:
+        context, work = self._context, self._work
         config, environment, broker = context.config, context.environment, replica.broker
         files = ReplicaScheduleFiles(context.folder, lambda: replica.has_all)
-        identity = DelayIdentity(config.group, config.replica, settings.bucket_ms)
-        self.services = DelayService(
-            identity, lambda: work.admin if broker.is_serving else None, files
-        ).add_to
-        self.source = DelaySource(broker, work, config.group)
-        self.work = work
-        self._context = context
-        self._locator = locator
-        self._transfer = ScheduleTransfer(
+        identity = DelayIdentity(config.group, config.replica, self.settings.bucket_ms)
+        service = DelayService(identity, lambda: work.admin if broker.is_serving else None, files)
+        transfer = ScheduleTransfer(
             replica,
             context.folder,
             environment.disk,
@@ -401,23 +382,20 @@ class DelayParts:
             environment.node_timing,
         )
 
-    def start(self) -> None:
-        self._transfer.start()
+        async def stop() -> None:
+            await transfer.stop()
+            await work.stop()  # before the handover: the next master sends unanswered plans again
+            self._locator.close()
 
-    def role_changed(self) -> None:
-        self._transfer.role_changed()
-
-    def log_starts_over(self) -> None:
-        self._transfer.stop_fetch()
-
-    def log_started_over(self) -> None:
-        self._transfer.fetch()
-
-    async def stop(self) -> None:
-        """Stop the deliveries first, because the next master sends unanswered plans again."""
-        await self._transfer.stop()
-        await self.work.stop()
-        self._locator.close()
+        return OwnParts(
+            DelaySource(broker, work, config.group),
+            transfer.start,
+            stop,
+            service.add_to,
+            transfer.role_changed,
+            transfer.stop_fetch,
+            transfer.fetch,
+        )
 
 
 def delay_node(

@@ -12,6 +12,7 @@ is the authority of its certificate.
 from __future__ import annotations
 
 import asyncio
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -21,8 +22,8 @@ from qmq_coordination.view import ClusterView
 
 from qmq.broker.broker import Broker, MakeParts
 from qmq.broker.config import BrokerConfig
+from qmq.broker.control import ProcessParts
 from qmq.broker.maintenance import stop_process
-from qmq.broker.replica_time import ReplicaTime
 from qmq.client.client import Client
 from qmq.delay.broker import DelayWork
 from qmq.delay.config import DelayConfig
@@ -38,43 +39,44 @@ from qmq.log.recovery import Progress, open_store
 from qmq.node.broker import SingleReplica
 from qmq.node.broker_assembly import ViewLocator
 from qmq.node.metrics.broker import DelaySource
-from qmq.process.description import DescribeProcess
 from qmq.process.event_loop import Clock
-from qmq.proto.v1 import control_pb2 as pb
-from qmq.rpc.network import NETWORK, Network
-from qmq.security.access import OpenAccess
+from qmq.rpc.network import Network
 
 if TYPE_CHECKING:
     from qmq.client.connection.pool import ConnectionPool
     from qmq.metrics.figures import FigureSource
 
 
+@dataclass(frozen=True, slots=True)
+class DelayPartConfig:
+    """The delay group's folder and settings."""
+
+    folder: Path
+    log: LogConfig
+    broker: BrokerConfig
+    settings: DelaySettings
+    delay: DelayConfig
+
+
 class DelayPart:
-    """The delay group. The constructor opens the store in `folder`,
-    and raises the errors of `open_store`.
-    """
+    """The delay group. The constructor opens the store, and raises the errors of `open_store`."""
 
     def __init__(
         self,
-        folder: Path,
-        log: LogConfig,
-        broker: BrokerConfig,
-        settings: DelaySettings,
-        delay: DelayConfig,
+        config: DelayPartConfig,
+        clock: Clock,
         coordination: CoordinationStore,
         view: ClusterView,
         *,
         progress: Progress,
-        time: ReplicaTime,
-        network: Network = NETWORK,
-        access: OpenAccess | None = None,
-        process: DescribeProcess = pb.ProcessStatus,
+        parts: ProcessParts,
     ) -> None:
-        self.clock = time.clock
+        folder, broker, settings = config.folder, config.broker, config.settings
+        self.clock = clock
         disk = Disk()
         schedule = Schedule(folder / SCHEDULE, disk, settings.bucket_ms)
         store = open_store(
-            folder, log, self.clock, disk=disk, progress=progress, projection=schedule
+            folder, config.log, clock, disk=disk, progress=progress, projection=schedule
         )
         if not schedule.is_whole:
             store.close()
@@ -82,33 +84,24 @@ class DelayPart:
                 f"{folder}: the checkpoints are missing, and the log no longer reaches back "
                 "to the beginning: restore a copy"
             )
-        self._locator = ViewLocator(coordination, view, network)
+        self._locator = ViewLocator(coordination, view, parts.network)
 
-        self.work = DelayWork(broker.name, settings, delay, self.clock, self._links, stop_process)
-        kind = self.work.parts(access or OpenAccess())
+        self.work = DelayWork(broker.name, settings, config.delay, clock, self._links, stop_process)
+        kind = self.work.parts(parts.access)
 
         def make_broker(make_parts: MakeParts) -> Broker:
             loop = asyncio.get_running_loop()
             return Broker(
                 store,
                 view.subject,
-                self.clock,
+                clock,
                 broker,
                 loop,
                 make_parts=make_parts,
                 is_serving=False,
             )
 
-        self._part = SingleReplica(
-            make_broker,
-            coordination,
-            view,
-            network=network,
-            access=access,
-            process=process,
-            time=time,
-            kind=kind,
-        )
+        self._part = SingleReplica(make_broker, coordination, view, parts=parts, kind=kind)
         self.broker = self._part.broker
         files = ReplicaScheduleFiles(folder, lambda: True)
         identity = DelayIdentity(broker.name, broker.name, settings.bucket_ms)

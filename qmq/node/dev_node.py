@@ -23,6 +23,7 @@ from qmq_replication.identity import boot_id
 
 from qmq.broker.broker import Broker, MakeParts
 from qmq.broker.config import BrokerConfig
+from qmq.broker.control import ProcessParts
 from qmq.broker.replica_time import ReplicaTime
 from qmq.broker.timekeeper import SteadyClock
 from qmq.delay.config import DelayConfig
@@ -178,16 +179,14 @@ class Node:
             disk=self._disk,
             progress=self._progress,
         )
+        self._parts = ProcessParts(self._time, self._network, self.access, self._process)
         routing = ViewRouting(self.view, name)
         self._part = SingleReplica(
             self._make_broker,
             self.coordination,
             self.view,
             routing,
-            self._network,
-            self.access,
-            process=self._process,
-            time=self._time,
+            parts=self._parts,
         )
         self.broker = self._part.broker
         if config.delay:
@@ -209,25 +208,21 @@ class Node:
         )
 
     async def _open_delay(self) -> DelayPart:
-        from qmq.node.dev import DelayPart
+        from qmq.node.dev import DelayPart, DelayPartConfig
 
         config = self.config
         broker = replace(config.broker, name=config.delay_group)
         settings = process.check_settings(config.delay_settings)
         await process.found(self.coordination, broker.name, (broker.name,), settings)
         return DelayPart(
-            config.data / "delay",
-            config.log,
-            broker,
-            settings,
-            config.delay_config,
+            DelayPartConfig(
+                config.data / "delay", config.log, broker, settings, config.delay_config
+            ),
+            self._clock,
             self.coordination,
             self.view,
             progress=self._progress,
-            time=self._time,
-            network=self._network,
-            access=self.access,
-            process=self._process,
+            parts=self._parts,
         )
 
     async def _listen(self) -> None:

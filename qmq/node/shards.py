@@ -161,7 +161,7 @@ class ShardSupervisor:
         self._loop = asyncio.get_running_loop()
         self._changed = asyncio.Event()
         self._tasks: set[asyncio.Task[None]] = set()
-        self._has_told = False
+        self._has_reported = False
 
     async def run(self) -> int:
         """Run until all shards have ended. Returns the exit status.
@@ -202,16 +202,16 @@ class ShardSupervisor:
             self._say(line.decode(errors="replace").rstrip("\n"))
             if READY in line:
                 self._supervision.ready(shard, self._now_ms())
-                self._tell()
+                self._report_ready()
         status = await process.wait()
         del self._processes[shard]
         if not self._supervision.is_stopping:
             log.error("%s %d of %s ended with status %d", self._part, shard, self._whole, status)
         self._act(partial(self._supervision.ended, shard, status, self._now_ms()))
 
-    def _tell(self) -> None:
-        if self._supervision.are_all_serving and not self._has_told:
-            self._has_told = True
+    def _report_ready(self) -> None:
+        if self._supervision.are_all_serving and not self._has_reported:
+            self._has_reported = True
             self._say(self._ready_line)
 
     def _act(self, decide: Callable[[], Restart | StopAll | None]) -> None:

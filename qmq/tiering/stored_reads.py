@@ -38,7 +38,7 @@ from typing import Final, Generic, NamedTuple, TypeVar
 
 from qmq.errors import CorruptBatch, Overloaded, QmqError
 from qmq.log.envelopes import Entry, walk_bytes
-from qmq.log.reading import ColdRead, Ended, ObjectDamaged
+from qmq.log.reading import ColdRead, Ended, ObjectDamaged, StoredBytes
 from qmq.log.recovery import CannotTake
 from qmq.log.segment_index import SegmentIndex
 from qmq.process.files import make_private
@@ -174,8 +174,8 @@ class _Damage:
     fetched_s: float
 
 
-class StoredReads:
-    """Reads stored bytes for `qmq.log.reading.StoredBytes`. Call `close` in the end."""
+class StoredReads(StoredBytes):
+    """Reads stored bytes through a cache of files. Call `close` in the end."""
 
     def __init__(
         self, objects: Objects, group: str, folder: Path, cache_bytes: int, threads: int = THREADS

@@ -38,7 +38,7 @@ from typing import Final, NamedTuple
 from google_crc32c import value as crc32c  # type: ignore[import-untyped,unused-ignore]
 
 from qmq import limits
-from qmq.errors import CorruptBatch, InvalidArgument, MessageTooLarge
+from qmq.errors import CorruptBatch, InvalidArgument, MessageTooLarge, check
 from qmq.wire.batch_columns import (
     ALIGN,
     REGION,
@@ -203,6 +203,31 @@ def place(
     return body + int(crc32c(body)).to_bytes(4, "little")
 
 
+_PAYLOAD: Final = Struct("<I")
+PAYLOAD_AT: Final = _PAYLOAD.size
+"""The place of the payload in the region of an entry that `wrap` made."""
+
+
+def wrap(
+    kind: Kind, payload: bytes, *, count: int, epoch: int, index: int, time_ms: int, flushed: int
+) -> list[bytes]:
+    """Build an entry that is not a batch of messages (actions, snapshots) from its payload. `count`
+    is stored in base_sequence.
+
+    The caller cuts: a longer entry than readers take stops the process, before it is written.
+    """
+    size = _PAYLOAD.size + len(payload)
+    region = b"".join((_PAYLOAD.pack(len(payload)), payload, bytes(-size & (ALIGN - 1))))
+    if len(region) < 56:
+        region += bytes(56 - len(region))
+    total = ENVELOPE_BYTES + len(region)
+    check(
+        total <= limits.BATCH_BYTES_MAX,
+        f"an entry of kind {kind} with {total} bytes: no server of release 0.2 could read it",
+    )
+    return [place(kind, total, crc32c(region), count, epoch, index, time_ms, flushed), region]
+
+
 # --- reading --------------------------------------------------------------------------------------
 
 
@@ -240,6 +265,14 @@ def parse_envelope(buffer: bytes | memoryview, offset: int = 0) -> Envelope:
     if kind > Kind.COMMAND or total < BATCH_BYTES_MIN or is_too_long or total & 7:
         raise CorruptBatch(f"an envelope of kind {kind} cannot have {total} bytes")
     return Envelope._make(fields[2:10])
+
+
+def unwrap(region: bytes) -> bytes:
+    """The payload of an entry made by `wrap`. Raises CorruptBatch."""
+    size: int = _PAYLOAD.unpack_from(region)[0] if len(region) >= _PAYLOAD.size else len(region)
+    if size > len(region) - _PAYLOAD.size:
+        raise CorruptBatch("the payload does not fit into its entry")
+    return region[_PAYLOAD.size : _PAYLOAD.size + size]
 
 
 def entry_bytes(buffer: bytes | memoryview, offset: int) -> int:

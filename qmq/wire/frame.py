@@ -144,7 +144,7 @@ class SharedBuffer:
         """The reader that received last keeps the buffer; the others get another one."""
         self.view = self._spares.pop() if self._spares else memoryview(bytearray(len(self.view)))
 
-    def give_back(self, view: memoryview) -> None:
+    def put_back(self, view: memoryview) -> None:
         """Return a buffer that was taken."""
         if len(self._spares) < _SPARES_MAX:
             self._spares.append(view)
@@ -199,7 +199,7 @@ class FrameReader:
         self._large_bytes = 0
         self._large_end = 0
 
-    def get_buffer(self) -> memoryview:
+    def get_buffer(self, _sizehint: int = -1) -> memoryview:
         """The place for the next bytes; never empty.
         Payloads that were returned before become invalid.
         """
@@ -290,7 +290,7 @@ class FrameReader:
             return
         if self._has_taken:
             self._has_taken = False
-            self._shared.give_back(self._view)
+            self._shared.put_back(self._view)
             if self._partial is not None:
                 self._partial.ended(self)
         self._view = _NOTHING

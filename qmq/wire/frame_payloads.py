@@ -8,8 +8,10 @@ and any language can read them. A payload that does not parse is a ProtocolViola
                -> PRODUCED  a Produced for each
     PULL       a consumer's request for messages
                -> MESSAGES  a Delivery: ranges, then the batches that hold them
-    SETTLE     a Settlement for each range of pull sequences
+    SETTLE     a Settlement for each range of pull sequences, then its number and an error's text
+               for each range that has one
                -> SETTLED   the numbers of settled and of stale messages
+    BEGUN      a session, and a range of pull sequences; not answered
     FETCH      a queue from a sequence on, and a selection
                -> FETCHED   a Fetched, then whole committed batches
     FIND       a producer, and which of its batches
@@ -23,6 +25,7 @@ and any language can read them. A payload that does not parse is a ProtocolViola
 from __future__ import annotations
 
 import json
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field, fields
 from enum import IntEnum
 from struct import Struct, error
@@ -30,16 +33,6 @@ from typing import Any, Final, NamedTuple, TypeVar
 
 from qmq import limits
 from qmq.errors import InvalidArgument, Outcome, ProtocolViolation, QmqError, from_wire
-from qmq.wire.settle_payloads import BY_GROUP_MS as BY_GROUP_MS
-from qmq.wire.settle_payloads import Settlement as Settlement
-from qmq.wire.settle_payloads import Verdict as Verdict
-from qmq.wire.settle_payloads import pack_begun as pack_begun
-from qmq.wire.settle_payloads import pack_settle as pack_settle
-from qmq.wire.settle_payloads import pack_settled as pack_settled
-from qmq.wire.settle_payloads import require_ranges
-from qmq.wire.settle_payloads import unpack_begun as unpack_begun
-from qmq.wire.settle_payloads import unpack_settle as unpack_settle
-from qmq.wire.settle_payloads import unpack_settled as unpack_settled
 
 PROTOCOL_VERSION: Final = 1
 
@@ -58,6 +51,11 @@ _LANE_PULL: Final = Struct("<IQqIII")
 _LANE_DELIVERY: Final = Struct("<IIqII")
 _LANE_SETTLE: Final = Struct("<IIQ")
 _LANE_SETTLEMENT: Final = Struct("<qqII")
+_SETTLE: Final = Struct("<II")
+_SETTLEMENT: Final = Struct("<qqII")
+_ERROR_TEXT: Final = Struct("<IH")
+_SETTLED: Final = Struct("<QQ")
+_BEGUN: Final = Struct("<Iqq")
 
 RESUME: Final = "resume"
 """The value of `start` in an ATTACH that resumes a session."""
@@ -362,6 +360,37 @@ class Range(NamedTuple):
     batch: int
 
 
+class Verdict(IntEnum):
+    """A consumer's verdict on messages that it received."""
+
+    ACK = 0
+    NACK = 1
+    """Processing failed: deliver the message again after `delay_ms`, with one attempt more."""
+    RELEASE = 2
+    """Not processed: deliver the message again, with the same attempt count."""
+    DEAD = 3
+    """Failed for good: move the message to the group's dead-letter queue. A NACK of the last
+    attempt does the same.
+    """
+
+
+BY_GROUP_MS: Final = 0xFFFF_FFFF
+"""The delay of a NACK that means: use the delay of the group's settings for this attempt."""
+ERROR_CHARS_MAX: Final = 1_000
+"""The longest error text of a verdict; a longer text is cut."""
+
+
+class Settlement(NamedTuple):
+    """A verdict on a range of pull sequences, both ends included."""
+
+    first: int
+    last: int
+    verdict: int
+    delay_ms: int
+    error: str = ""
+    """The error of a NACK or DEAD."""
+
+
 class LanePull(NamedTuple):
     """Asks for a lane's messages from `sequence` on. The answer comes when there are messages, or
     is empty after `wait_ms`.
@@ -503,9 +532,8 @@ def pack_pull(pull: Pull) -> bytes:
 
 def unpack_pull(payload: memoryview | bytes) -> Pull:
     """Raises ProtocolViolation."""
-    return Pull(
-        *_unpack(_PULL_KEEPING if len(payload) == _PULL_KEEPING.size else _PULL, payload, "PULL")
-    )
+    layout = _PULL_KEEPING if len(payload) == _PULL_KEEPING.size else _PULL
+    return Pull(*_unpack(layout, payload, "PULL"))
 
 
 def pack_delivery(
@@ -551,9 +579,8 @@ batches still arrive.
 """
 
 
-def pack_session(session: int) -> bytes:
-    """The payload of HEARTBEAT."""
-    return _SESSION.pack(session)
+pack_session: Final[Callable[[int], bytes]] = _SESSION.pack
+"""(session) -> the payload of HEARTBEAT."""
 
 
 def unpack_session(payload: memoryview | bytes) -> int:
@@ -573,6 +600,87 @@ def unpack_detach(payload: memoryview | bytes) -> tuple[int, int]:
     """The session, and the last pull sequence that has arrived. Raises ProtocolViolation."""
     session, received = _unpack(_DETACH, payload, "DETACH")
     return session, received
+
+
+def pack_settle(session: int, settlements: list[Settlement]) -> bytes:
+    """The payload of SETTLE."""
+    errors = [
+        (at, each.error[:ERROR_CHARS_MAX].encode())
+        for at, each in enumerate(settlements)
+        if each.error
+    ]
+    parts = [_SETTLE.pack(session, len(settlements))]
+    parts += [_SETTLEMENT.pack(*each[:4]) for each in settlements]
+    parts += [part for at, text in errors for part in (_ERROR_TEXT.pack(at, len(text)), text)]
+    return b"".join(parts)
+
+
+def unpack_settle(payload: memoryview | bytes) -> tuple[int, list[Settlement]]:
+    """Raises ProtocolViolation, InvalidArgument."""
+    if len(payload) > limits.SETTLE_BYTES_MAX:
+        raise InvalidArgument(
+            f"a SETTLE has at most {limits.SETTLE_BYTES_MAX} bytes, not {len(payload)}: send "
+            "several"
+        )
+    try:
+        session, count = _SETTLE.unpack_from(payload)
+        require_ranges("SETTLE", min(count, len(payload) // _SETTLEMENT.size))
+        end = _SETTLE.size + count * _SETTLEMENT.size
+        settlements = [
+            Settlement(*each) for each in _SETTLEMENT.iter_unpack(payload[_SETTLE.size : end])
+        ]
+        for at, text in _error_texts(payload, end):
+            settlements[at] = settlements[at]._replace(error=text)
+    except (error, IndexError, UnicodeDecodeError):
+        raise ProtocolViolation(
+            "SETTLE is incomplete, or has an error for a range that it does not have"
+        ) from None
+    if len(settlements) != count or any(each.verdict > Verdict.DEAD for each in settlements):
+        raise ProtocolViolation("SETTLE has a wrong number of ranges, or an unknown verdict")
+    return session, settlements
+
+
+def require_ranges(what: str, count: int) -> None:
+    """Raise InvalidArgument for too many ranges, before they are packed."""
+    if count > limits.SETTLE_RANGES_MAX:
+        raise InvalidArgument(
+            f"a {what} has at most {limits.SETTLE_RANGES_MAX} ranges, not {count}: send several"
+        )
+
+
+def _error_texts(payload: memoryview | bytes, at: int) -> Iterator[tuple[int, str]]:
+    """The error texts after the ranges: (number of the range, text)."""
+    while at < len(payload):
+        number, size = _ERROR_TEXT.unpack_from(payload, at)
+        at += _ERROR_TEXT.size
+        if at + size > len(payload):
+            raise error("cut short")
+        yield number, bytes(payload[at : at + size]).decode()
+        at += size
+
+
+pack_begun: Final[Callable[[int, int, int], bytes]] = _BEGUN.pack
+"""(session, first, last) -> the payload of BEGUN: these pull sequences, both ends included, were
+given to a handler.
+"""
+
+
+def unpack_begun(payload: memoryview | bytes) -> tuple[int, int, int]:
+    """(session, first, last). Raises ProtocolViolation."""
+    session, first, last = _unpack(_BEGUN, payload, "BEGUN")
+    return session, first, last
+
+
+pack_settled: Final[Callable[[int, int], bytes]] = _SETTLED.pack
+"""(settled messages, stale ones) -> the payload of SETTLED."""
+
+
+def unpack_settled(payload: memoryview | bytes) -> tuple[int, int]:
+    """(messages settled, messages that were no longer this consumer's).
+    Raises ProtocolViolation.
+    """
+    settled, stale = _unpack(_SETTLED, payload, "SETTLED")
+    return settled, stale
 
 
 def pack_error(failure: QmqError) -> bytes:

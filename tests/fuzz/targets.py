@@ -64,7 +64,7 @@ from qmq.gateway.sending import parse_recall_handle
 from qmq.gateway.status import Refused
 from qmq.log import checkpoint, command_messages, commit_mark
 from qmq.log.actions import decode_actions
-from qmq.log.envelopes import unwrap, walk_bytes
+from qmq.log.envelopes import walk_bytes
 from qmq.log.follower import check_stretch, pack_runs, unpack_runs
 from qmq.log.recent_writes import WriteRun
 from qmq.log.segment_index import UNREADABLE, decode_index, with_checksum
@@ -79,7 +79,7 @@ from qmq.security.principal import Principal
 from qmq.tiering.stored_segment import BadManifest, decode_catalog
 from qmq.tiering.stored_segment import decode_manifest as decode_segment_manifest
 from qmq.wire import frame_payloads
-from qmq.wire.batch import ENVELOPE_BYTES, BatchView, Envelope
+from qmq.wire.batch import ENVELOPE_BYTES, BatchView, Envelope, unwrap
 from qmq.wire.batch_columns import check_region
 from qmq.wire.frame import FrameReader
 from qmq.wire.subject_settings import config_of

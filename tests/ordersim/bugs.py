@@ -249,8 +249,8 @@ async def _without_comparing(
 
 
 async def _look_at_nothing(self: WriteLease) -> None:
-    self._epoch, self._lease = self._heard[:2]
-    self._until_ms = self._heard[2] + int(self._lease_ms() * (1 - status.MARGIN))
+    self._epoch, self._lease = self._confirmed[:2]
+    self._until_ms = self._confirmed[2] + int(self._lease_ms() * (1 - status.MARGIN))
 
 
 async def _lift_nothing(self: Controller) -> None:
@@ -263,7 +263,7 @@ plant("leave a fence in the store for ever", (Controller, "_lift_fences", _lift_
 plant("remove a fence before its seal is known", (Fence, "is_needed", lambda *_: False))
 plant("never end the right by the clock", (WriteLease, "__call__", lambda self: self._until_ms > 0))
 plant("keep the right for longer than the lease", (status, "MARGIN", -0.5))
-plant("do not list the fences under a new lease", (WriteLease, "_look", _look_at_nothing))
+plant("do not list the fences under a new lease", (WriteLease, "_close_fenced", _look_at_nothing))
 
 
 _unpark = GroupLaneState.unpark

@@ -64,11 +64,11 @@ from qmq.log.actions import (
     LaneUnpark,
     decode_actions,
 )
-from qmq.log.envelopes import Entry, unwrap, walk
+from qmq.log.envelopes import Entry, walk
 from qmq.log.segments import Segments
 from qmq.log.store import Store
 from qmq.model import MessageId
-from qmq.wire.batch import BatchView, Kind
+from qmq.wire.batch import BatchView, Kind, unwrap
 
 if TYPE_CHECKING:
     from ordersim.run import Simulation

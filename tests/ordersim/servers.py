@@ -52,11 +52,10 @@ from qmq_replication.membership import ReplicaMembership
 from sim.world import STORE_LATE_MS, TIMEOUT_MS, AskedStore, Etcd, World
 
 from ordersim.loop import Process
-from qmq.broker.admin import BrokerAdmin
 from qmq.broker.broker import Broker
 from qmq.broker.config import BrokerConfig
 from qmq.broker.connection.server import DataConnection
-from qmq.broker.control import ControlService, LaneAdmin
+from qmq.broker.control import ControlService
 from qmq.broker.parts import BrokerParts
 from qmq.errors import (
     Compacted,
@@ -355,10 +354,7 @@ class Replica(Process):
             make_parts=self._make_parts,
             is_serving=False,
         )
-        self.admin = LaneAdmin(self.broker, self.group.name)
-        self._control = ControlService(
-            BrokerAdmin(self.broker, self.group.name), self.admin, None, self.group.name
-        )  # type: ignore[arg-type]
+        self._control = ControlService(self.broker, None, self.group.name)  # type: ignore[arg-type]
         own = ServerName(group=self.group.name, replica=name)
         self.accept = lambda: DataConnection(self.broker, lambda _: None, own=lambda: own).stream
         self.view.on_change(self._changed)
@@ -422,7 +418,7 @@ class Replica(Process):
         self.store = open_store(
             self.folder, LOG, self.clock, disk=self.disk, is_replicated=True, until=until
         )
-        self.broker.reopened(self.store)
+        self.broker.use_store(self.store)
 
     def lead(self, epoch: int) -> None:
         """A majority has promised."""

@@ -28,8 +28,8 @@ from qmq.log.actions import (
     LaneUnpark,
     decode_actions,
 )
-from qmq.log.envelopes import Entry, unwrap
-from qmq.wire.batch import BatchView, Kind
+from qmq.log.envelopes import Entry
+from qmq.wire.batch import BatchView, Kind, unwrap
 
 
 @dataclass(frozen=True, slots=True)

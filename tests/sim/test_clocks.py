@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from random import Random
@@ -131,7 +131,7 @@ class Clocks:
                 self._start(machine)
         for machine in self._running():
             assert machine.time is not None
-            await machine.time.look()
+            await machine.time.check()
         self._confirm()
         self._send()
         for machine in self._running():
@@ -161,7 +161,7 @@ class Clocks:
             f"{machine.name}{machine.boot}",
             addresses=lambda: [each for each in self.machines if each != machine.name],
             voters=lambda: len(self.machines),
-            ask=self._ask,
+            ports=self,
         )
         machine.time.begin(store.last_time_ms)
         machine.retention = Retention(store, self.before(machine))
@@ -172,11 +172,14 @@ class Clocks:
             machine.store.close()
             machine.store = machine.time = None
 
-    async def _ask(self, name: str) -> int:
+    async def ask(self, name: str) -> int:
         machine = self.machines[name]
         if machine.store is None or self.now_ms < machine.silent_until_ms:
             raise ConnectionRefusedError(name)
         return self.now_ms + machine.off_ms
+
+    async def keep_only(self, names: Iterable[str]) -> None:
+        """There are no connections."""
 
     def _send(self) -> None:
         """A message reaches the master and all other replicas that run, if they are a majority."""

@@ -60,10 +60,9 @@ from qmq.log.actions import (
     SettleAction,
     encode_actions,
 )
-from qmq.log.envelopes import wrap
 from qmq.log.group_state import GroupState
 from qmq.log.queue import apply_to
-from qmq.wire.batch import Envelope, Kind, parse_envelope
+from qmq.wire.batch import Envelope, Kind, parse_envelope, wrap
 from qmq.wire.frame_payloads import Verdict
 
 Entry = tuple[Envelope, bytes]

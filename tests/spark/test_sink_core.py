@@ -24,7 +24,7 @@ from support import forms
 from qmq.delivery.retries import ORDERED_SINK, SINK
 from qmq.errors import InvalidArgument, NotConnected, NumberTaken
 
-RULES = ORDERED_SINK._replace(rest_s=lambda *_: 0.1)
+RULES = ORDERED_SINK._replace(backoff_s=lambda *_: 0.1)
 SEEDS = 50
 EPOCHS = 3
 STEPS_MAX = 200_000
@@ -162,7 +162,7 @@ def test_rows_to_an_unordered_subject_are_stored_once_whichever_groups_are_away(
 
 def balanced_rows(writer: RowWriter) -> SubjectCore:
     return BalancedRows(
-        "s", writer, 1e9, rules=SINK._replace(rest_s=lambda *_: 0.1), prints_of=contents_of
+        "s", writer, 1e9, rules=SINK._replace(backoff_s=lambda *_: 0.1), prints_of=contents_of
     )
 
 
@@ -241,7 +241,7 @@ def repeat_otherwise(
             PartitionedRows("s", 1e9, rules=RULES, prints_of=prints_of)
             if is_ordered
             else BalancedRows(
-                "s", writer, 1e9, rules=SINK._replace(rest_s=lambda *_: 0.1), prints_of=prints_of
+                "s", writer, 1e9, rules=SINK._replace(backoff_s=lambda *_: 0.1), prints_of=prints_of
             )
         )
         return Attempt(cluster, core, writer, loads_of(len(messages), chunk, messages=messages))
@@ -407,7 +407,7 @@ def test_a_lookup_that_hides_later_epochs_stores_their_rows_twice() -> None:
 def test_a_batch_number_that_stays_taken_by_an_unseen_writer_ends_the_task() -> None:
     writer = RowWriter("query", 4, 0)
     core = BalancedRows(
-        "s", writer, 5.0, rules=SINK._replace(rest_s=lambda *_: 0.1), prints_of=contents_of
+        "s", writer, 5.0, rules=SINK._replace(backoff_s=lambda *_: 0.1), prints_of=contents_of
     )
     (load,) = loads_of(3, 3)
     core.put(load)

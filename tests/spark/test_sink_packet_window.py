@@ -30,7 +30,7 @@ PARTITION = RowTarget("s", 4, "g1")
 def window_of(to: RowTarget = PARTITION, packets: int = 5, window: int = 3) -> PacketWindow:
     rules = ORDERED_SINK if to.partition else SINK
     found = PacketWindow(
-        to, retry_s=60, number=10, window=window, rules=rules._replace(rest_s=lambda *_: 1.0)
+        to, retry_s=60, number=10, window=window, rules=rules._replace(backoff_s=lambda *_: 1.0)
     )
     for at in range(packets):
         found.put(Load(at, np.array([at]), 1), 0.0)

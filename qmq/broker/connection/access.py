@@ -191,7 +191,7 @@ class ConnectionAccess:
         if self._access.is_on:
             self._access.require(self.caller._replace(request=str(self.request_id)), action, *needs)
 
-    def look_again(self) -> None:
+    def recheck(self) -> None:
         """The rules changed, or time has passed. Raises AccessDenied, NotAuthenticated: then the
         connection must end.
         """
@@ -293,7 +293,7 @@ class ConnectionFlow:
         """The batches of a PRODUCE were accepted. Called while there is any quota."""
         if self._throttle is not None:
             principal = self._access.caller.principal
-            self._rest(self._throttle.produced(principal, batches))
+            self._pause_reading(self._throttle.produced(principal, batches))
             self._counted.add(request_id)
             if self._throttle.took(principal, size, self):
                 self._is_over_quota = True
@@ -312,7 +312,7 @@ class ConnectionFlow:
     def fetched(self, subject: str, messages: int, size: int) -> None:
         """Messages of `size` bytes were sent to the client. Called while there is any quota."""
         if self._throttle is not None:
-            self._rest(
+            self._pause_reading(
                 self._throttle.fetched(self._access.caller.principal, subject, messages, size)
             )
 
@@ -345,13 +345,13 @@ class ConnectionFlow:
         """The client reads its answers again."""
         self._read_on(self._unanswered_max)
 
-    def _rest(self, pause_s: float) -> None:
+    def _pause_reading(self, pause_s: float) -> None:
         """The principal has exceeded its quota: do not read from this connection for a while."""
         if pause_s and self._throttled is None:
             self._stream.pause_reading()
-            self._throttled = self._call_later(pause_s, self._rested)
+            self._throttled = self._call_later(pause_s, self._pause_ended)
 
-    def _rested(self) -> None:
+    def _pause_ended(self) -> None:
         self._throttled = None
         self._read_on(self._unanswered_max)
 
@@ -383,13 +383,6 @@ class Throttle:
     def inflight_bytes(self) -> int:
         """Bytes of all batches that wait for their answers, while there is any quota."""
         return self._inflight.total()
-
-    @property
-    def held_connections(self) -> int:
-        """Connections that are not read from because their principals have too
-        many bytes in flight.
-        """
-        return sum(map(len, self._held.values()))
 
     @property
     def has_quotas(self) -> bool:

@@ -27,7 +27,7 @@ from qmq.broker.broker import Broker
 from qmq.broker.connection.access import ConnectionAccess, ConnectionFlow, RoundBudget, Throttle
 from qmq.broker.dispatch.dispatch import Dispatch
 from qmq.broker.dispatch.lanes import FIRST_SESSION, Lanes
-from qmq.broker.dispatch.sessions import Flushable, HeldAnswer
+from qmq.broker.dispatch.sessions import PendingAnswer
 from qmq.broker.maintenance import ProducerOwners
 from qmq.broker.parts import ReplicaPeer
 from qmq.broker.produce_checks import Destination
@@ -48,7 +48,7 @@ from qmq.wire.frame import HEADER, HEADER_BYTES, Frame, FrameKind, SharedBuffer
 from qmq.wire.frame_stream import FrameStream
 from qmq.wire.partial_frames import PartialFrames
 
-LOOKS: Final = 6
+CHECKS: Final = 6
 """Consecutive checks without progress that end a connection."""
 
 
@@ -64,34 +64,34 @@ class Ending(Enum):
 class StallWatch:
     """Remembers the previous check of one connection."""
 
-    __slots__ = ("_read_bytes", "_received_bytes", "_unread_looks", "_unsent_looks")
+    __slots__ = ("_read_bytes", "_received_bytes", "_unread_checks", "_unsent_checks")
 
     def __init__(self) -> None:
         self._received_bytes = -1
         self._read_bytes = (-1, -1)
         """What our kernel had taken and the peer's had acknowledged, when last bytes waited."""
-        self._unsent_looks = self._unread_looks = 0
+        self._unsent_checks = self._unread_checks = 0
 
-    def look(self, found: FrameStream) -> Ending | None:
+    def check(self, found: FrameStream) -> Ending | None:
         """Whether the connection must end now. While the broker does not read from the peer, the
         peer's silence does not count.
         """
         may_send = found.reader.awaits_rest and found.is_reading
-        self._unsent_looks = (
-            self._unsent_looks + 1
+        self._unsent_checks = (
+            self._unsent_checks + 1
             if may_send and found.received_bytes == self._received_bytes
             else 0
         )
         self._received_bytes = found.received_bytes
         if found.unsent_bytes:
             read_bytes = (found.taken_bytes, found.acknowledged_bytes)
-            self._unread_looks = self._unread_looks + 1 if read_bytes == self._read_bytes else 0
+            self._unread_checks = self._unread_checks + 1 if read_bytes == self._read_bytes else 0
             self._read_bytes = read_bytes
         else:
-            self._unread_looks = 0
-        if self._unread_looks >= LOOKS:
+            self._unread_checks = 0
+        if self._unread_checks >= CHECKS:
             return Ending.ABORT
-        return Ending.CLOSE if self._unsent_looks >= LOOKS else None
+        return Ending.CLOSE if self._unsent_checks >= CHECKS else None
 
 
 log = logging.getLogger("qmq.broker")
@@ -128,7 +128,7 @@ class SharedByConnections:
     """The connections without a HELLO."""
 
 
-class DataConnection(Flushable):
+class DataConnection:
     """Serves one connection. Before its HELLO only a small frame is accepted.
 
     The answer to a SETTLE without a deadline is not urgent: it is sent with the next answer, or
@@ -167,7 +167,7 @@ class DataConnection(Flushable):
             partial=shared.partial,
             on_made=self._made,
         )
-        self._patience = StallWatch()
+        self._stalls = StallWatch()
         self.access = ConnectionAccess(broker.access, shared.owners)
         self._flow = ConnectionFlow(
             self.stream,
@@ -415,7 +415,7 @@ class DataConnection(Flushable):
             self.send(answer)
         else:  # after this answer the client forgets its last request, so that must be committed
             self._consuming().detach(self, number, received)
-            self._broker.responses.unwritten.append(HeldAnswer(0, self, each.request_id, answer))
+            self._broker.responses.unwritten.append(PendingAnswer(0, self, each.request_id, answer))
 
     def _attach(self, each: Frame) -> None:
         request = wire.Attach.unpack(each.payload)
@@ -467,34 +467,34 @@ class DataConnection(Flushable):
     def _serve_fetches(self) -> None:
         """Serve waiting FETCHes while the client reads its answers."""
         while self._fetches and self.is_writable:
-            asked = self._fetches.popleft()
+            fetch = self._fetches.popleft()
             try:
-                self._answer_fetch(asked)
+                self._answer_fetch(fetch)
             except Exception as failure:
-                if not self._survives(FrameKind.FETCH, asked[0], failure):
+                if not self._survives(FrameKind.FETCH, fetch[0], failure):
                     return
 
-    def _answer_fetch(self, asked: tuple[int, wire.Fetch]) -> None:
-        request_id, request = asked
+    def _answer_fetch(self, fetch: tuple[int, wire.Fetch]) -> None:
+        request_id, request = fetch
         try:
             head, buffers = self._broker.fetching.fetch(request)
         except ColdRead as cold:
             if self._cold_fetches >= COLD_FETCHES_MAX:
                 raise
             self._cold_fetches += 1
-            cold.then((self, request_id), lambda failure: self._fetch_again(asked, failure))
+            cold.then((self, request_id), lambda failure: self._fetch_again(fetch, failure))
             return
         self.send(*pack((head, buffers), request_id))
         if self._broker.access.has_quotas:
             self._flow.fetched(request.subject, messages_in(buffers), sum(map(len, buffers)))
 
-    def _fetch_again(self, asked: tuple[int, wire.Fetch], failure: QmqError | None) -> None:
+    def _fetch_again(self, fetch: tuple[int, wire.Fetch], failure: QmqError | None) -> None:
         """The data that a FETCH waits for has arrived, or the object store cannot provide it."""
         self._cold_fetches -= 1
         if failure is not None:
-            self._broker.answer_error(self, asked[0], failure)
+            self._broker.answer_error(self, fetch[0], failure)
             return
-        self._fetches.append(asked)
+        self._fetches.append(fetch)
         self._serve_fetches()
 
     def _find(self, each: Frame) -> None:
@@ -506,10 +506,10 @@ class DataConnection(Flushable):
         self.access.renew(wire.Reauth.unpack(each.payload).token)
         self.send(frames.frame(FrameKind.OK, each.request_id))
 
-    def look_at_access(self) -> None:
+    def recheck_access(self) -> None:
         """End the connection if its sessions are no longer allowed, or its token has expired."""
         try:
-            self.access.look_again()
+            self.access.recheck()
         except QmqError as failure:
             log.info("connection of %r closed: %s", self.client, failure)
             self.stream.put(frames.frame(FrameKind.ERROR, 0, wire.pack_error(failure)))
@@ -537,8 +537,8 @@ class DataConnection(Flushable):
         self._on_closed(self)
 
     def end_if_stalled(self) -> None:
-        """Called every `stall_ms` / `LOOKS`: end the connection if it makes no progress."""
-        ending = self._patience.look(self.stream)
+        """Called every `stall_ms` / `CHECKS`: end the connection if it makes no progress."""
+        ending = self._stalls.check(self.stream)
         if ending is Ending.ABORT:
             log.info("connection of %r aborted: it does not read its answers", self.client)
             self.stream.abort()
@@ -601,7 +601,7 @@ HANDLERS: Final[dict[int, Callable[[DataConnection, Frame], None]]] = {
 
 CLOSE_S: Final = 2.0
 """How long a connection may take to read its last answers."""
-ACCESS_LOOK_S: Final = 1.0
+ACCESS_CHECK_S: Final = 1.0
 """The interval of checks that depend on the clock: expired tokens, and rules that are too old."""
 STRANGERS_SHARE: Final = 4
 """One of so many places is for connections that have not said HELLO: the address with most of them
@@ -646,7 +646,7 @@ class DataServer:
         self.port = 0
         self._all_closed = asyncio.Event()
         self._is_stopping = False
-        self._looking: asyncio.TimerHandle | None = None
+        self._checking: asyncio.TimerHandle | None = None
         self._watching: asyncio.TimerHandle | None = None
         self._is_stale = False
         self._forget_access: Callable[[], object] = lambda: None
@@ -657,8 +657,8 @@ class DataServer:
         """
         self._listener = await self._network.listen(host, port, self._accept, self._refused)
         self.port = self._listener.port
-        self._forget_access = self._broker.access.on_change(self._look_at_access)
-        self._look_later()
+        self._forget_access = self._broker.access.on_change(self._recheck_access)
+        self._check_later()
         self._watch_clock()
 
     def _accept(self) -> asyncio.BaseProtocol:
@@ -715,34 +715,34 @@ class DataServer:
         if not was_made:  # asyncio does not report a connection whose TLS handshake failed
             self._closed(connection)
 
-    def _look_later(self) -> None:
-        wait_s = self._broker.config.stall_ms / 1000 / LOOKS
-        self._looking = asyncio.get_running_loop().call_later(wait_s, self._look)
+    def _check_later(self) -> None:
+        wait_s = self._broker.config.stall_ms / 1000 / CHECKS
+        self._checking = asyncio.get_running_loop().call_later(wait_s, self._check)
 
-    def _look(self) -> None:
+    def _check(self) -> None:
         self.end_stalled()
-        self._look_at_access()
-        self._look_later()
+        self._recheck_access()
+        self._check_later()
 
-    def _look_at_access(self) -> None:
+    def _recheck_access(self) -> None:
         """The rules changed, or tokens may have expired."""
         for connection in list(self.open_connections):
-            connection.look_at_access()
+            connection.recheck_access()
 
     def _watch_clock(self) -> None:
-        self.look_at_clock()
-        self._watching = asyncio.get_running_loop().call_later(ACCESS_LOOK_S, self._watch_clock)
+        self.end_expired()
+        self._watching = asyncio.get_running_loop().call_later(ACCESS_CHECK_S, self._watch_clock)
 
-    def look_at_clock(self) -> None:
+    def end_expired(self) -> None:
         """End sessions and connections that are no longer allowed because time has passed."""
         was_stale, self._is_stale = self._is_stale, self._broker.access.is_stale
         has_turned = was_stale is not self._is_stale
         for connection in list(self.open_connections):
             if has_turned or connection.access.has_ended:
-                connection.look_at_access()
+                connection.recheck_access()
 
     def end_stalled(self) -> None:
-        """Check every connection once; one without progress in `LOOKS` checks is ended."""
+        """Check every connection once; one without progress in `CHECKS` checks is ended."""
         for connection in list(self.open_connections):
             connection.end_if_stalled()
 
@@ -772,7 +772,7 @@ class DataServer:
         self._is_stopping = True
         if self._listener is not None:
             self._listener.close()
-        for each in (self._looking, self._watching):
+        for each in (self._checking, self._watching):
             if each is not None:
                 each.cancel()
         self._forget_access()

@@ -16,7 +16,7 @@ from enum import Enum
 from typing import Final
 
 from qmq import limits
-from qmq.broker.config import GRANTED_LEASE_MS_MAX, LEASE_MS_MAX, LEASE_MS_MIN, LOOK_MS
+from qmq.broker.config import IDLE_CHECK_MS, LEASE_MS_MAX, LEASE_MS_MIN, granted_lease_ms
 from qmq.broker.dead_letters import DeadLetterWriter
 from qmq.broker.dispatch.pull import (
     Begun,
@@ -34,13 +34,13 @@ from qmq.broker.dispatch.pull import (
 )
 from qmq.broker.dispatch.sessions import (
     CheckTimes,
-    HeldAnswer,
+    ConsumerFilter,
     Peer,
+    PendingAnswer,
     QueueGroup,
     QueueGroups,
     Session,
     Waiter,
-    Wanted,
 )
 from qmq.broker.parts import ServingBroker
 from qmq.broker.reading.cold_reads import ColdReads
@@ -70,7 +70,7 @@ from qmq.process.files import refusal_of
 from qmq.wire import frame as frames
 from qmq.wire import frame_payloads as wire
 from qmq.wire.frame import FrameKind
-from qmq.wire.settle_payloads import Verdict
+from qmq.wire.frame_payloads import Verdict
 
 log = logging.getLogger("qmq.broker")
 
@@ -131,12 +131,12 @@ class Dispatch:
                 f"subject {request.subject!r} is ordered: consume it with mq.ordered_consumer"
             )
         if request.start == wire.RESUME and not _can_resume(queue, request):
-            return wire.Attached(0, self._lease_ms(request.lease_ms), 0, 0)
+            return wire.Attached(0, granted_lease_ms(request.lease_ms), 0, 0)
         self.groups.require_room(peer, queue.shares.get(request.group), request.consumer)
         is_new = request.group not in queue.shares
         state = self.groups.state(queue, request.group)
         if request.start != wire.RESUME:  # who resumes only hands in verdicts
-            state.asked_for(Wanted.of(request), request.consumer)
+            state.require_same_filter(ConsumerFilter.of(request), request.consumer)
         names = (request.subject, request.partition, request.group)
         if is_new:
             begin = queue.start_sequence if request.start == "earliest" else queue.next_sequence
@@ -151,14 +151,14 @@ class Dispatch:
                     *names,
                     request.consumer,
                     request.incarnation,
-                    self._lease_ms(request.lease_ms),
+                    granted_lease_ms(request.lease_ms),
                     request.received,
                 )
             )
         elif holder is not None and request.received + 1 < holder.next_pull:
             self._store.act(Return(*names, request.consumer, request.received))
         state.seen_ms[request.consumer] = now_ms = self._clock.monotonic_ms()
-        self._leases.at(state, now_ms + self._lease_ms(request.lease_ms) + 1)
+        self._leases.at(state, now_ms + granted_lease_ms(request.lease_ms) + 1)
         session = self.groups.attach(
             peer, state, request.consumer, TagFilter.of(request.tags_any, request.tags_all)
         )
@@ -168,16 +168,12 @@ class Dispatch:
         attempts_max = self._settings(state).attempts_max
         return wire.Attached(
             session.number,
-            self._lease_ms(holder.lease_ms),
+            granted_lease_ms(holder.lease_ms),
             holder.next_pull,
             int(is_resumed),
             attempts_max,
             knows_kept=1,
         )
-
-    def _lease_ms(self, asked_ms: int) -> int:
-        """The granted lease; a lease from an older version may be longer."""
-        return min(asked_ms, GRANTED_LEASE_MS_MAX)
 
     def _settings(self, state: QueueGroup) -> GroupSettings:
         """The group's retry settings. Messages of a dead-letter queue never die."""
@@ -334,7 +330,7 @@ class Dispatch:
             frames.header(FrameKind.MESSAGES, waiter.request_id, size) + head, *buffers
         )
         session.peer.delivered(queue_id.subject, found.messages, size)
-        session.outstanding.handed(found.bytes)
+        session.outstanding.delivered(found.bytes)
         state.counters.handed_out(found.messages, found.bytes, found.retried)
         self._broker.schedule()
         return Served.YES
@@ -396,7 +392,7 @@ class Dispatch:
         answer = frames.frame(
             FrameKind.SETTLED, request_id, wire.pack_settled(settled, asked - settled)
         )
-        self._responses.unwritten.append(HeldAnswer(0, peer, request_id, answer))
+        self._responses.unwritten.append(PendingAnswer(0, peer, request_id, answer))
         if state.waiters:
             self.to_wake[id(state)] = state
         self._broker.schedule()
@@ -478,7 +474,7 @@ class Dispatch:
         queue_id = state.queue.id
         self._store.act(Leave(queue_id.subject, queue_id.partition, state.name, consumer, expired))
         state.seen_ms.pop(consumer, None)
-        state.wanted_by.discard(consumer)
+        state.filter_users.discard(consumer)
         if BROADCAST in state.name:
             self._leases.at(state, self._clock.monotonic_ms())
         self.wake(state)
@@ -514,11 +510,11 @@ class Dispatch:
         for state in self._leases.due(now_ms):
             if self.groups.is_known(state):
                 try:
-                    self._look(state, now_ms)
+                    self._check_leases(state, now_ms)
                 except ColdRead as cold:
                     self._leases.at(state, now_ms + (cold.retry_after_ms or 0))
 
-    def _look(self, state: QueueGroup, now_ms: int) -> None:
+    def _check_leases(self, state: QueueGroup, now_ms: int) -> None:
         """Check a group for consumers whose lease has ended."""
         for consumer in state.expired(now_ms):
             log.info(
@@ -527,7 +523,7 @@ class Dispatch:
             state.counters.leases_lost += 1
             self._leave(state, consumer, expired=True)
         if state.share.holders:
-            self._leases.at(state, state.next_look_ms())
+            self._leases.at(state, state.next_lease_end_ms())
         if BROADCAST in state.name:
             self._forget_idle(state, now_ms)
 
@@ -537,7 +533,7 @@ class Dispatch:
             state.idle_since_ms = -1
         elif state.share.dying:
             state.idle_since_ms = -1
-            self._leases.at(state, now_ms + LOOK_MS)
+            self._leases.at(state, now_ms + IDLE_CHECK_MS)
         elif state.idle_since_ms < 0:
             state.idle_since_ms = now_ms
             self._leases.at(state, now_ms + self._config.broadcast_idle_ms)

@@ -39,7 +39,7 @@ import numpy.typing as npt
 from qmq_ordering.routes import LpRange
 
 from qmq import limits
-from qmq.broker.config import GRANTED_LEASE_MS_MAX, LEASE_MS_MAX, LEASE_MS_MIN
+from qmq.broker.config import LEASE_MS_MAX, LEASE_MS_MIN, granted_lease_ms
 from qmq.broker.dispatch.pull import (
     BatchReader,
     PulledRange,
@@ -47,7 +47,7 @@ from qmq.broker.dispatch.pull import (
     lay_out,
     readable_messages,
 )
-from qmq.broker.dispatch.sessions import CheckTimes, HeldAnswer, Peer
+from qmq.broker.dispatch.sessions import CheckTimes, Peer, PendingAnswer
 from qmq.broker.metrics import GroupCounters
 from qmq.broker.parts import ServingBroker
 from qmq.errors import (
@@ -331,11 +331,11 @@ class Lanes:
         )
         token = kept.token if kept is not None else self._grant(queue, request, mine)
         self._seen_ms[id(queue), request.group, token] = now_ms = self._clock.monotonic_ms()
-        self._leases.at(queue, now_ms + self._lease_ms(request.lease_ms) + 1)
+        self._leases.at(queue, now_ms + granted_lease_ms(request.lease_ms) + 1)
         session = self._open(
             peer, queue, request, token, LaneResultReader(self._store, queue, share, lps, whole)
         )
-        lease_ms = self._lease_ms(kept.lease_ms if kept is not None else request.lease_ms)
+        lease_ms = granted_lease_ms(kept.lease_ms if kept is not None else request.lease_ms)
         attached = wire.LaneAttached(
             session.number, token, lease_ms, share.position(lps), int(kept is not None), parked
         )
@@ -345,7 +345,7 @@ class Lanes:
                 answer
             )  # the consumer had the token from an answer like this one: it is committed
         else:
-            self._responses.unwritten.append(HeldAnswer(0, peer, request_id, answer))
+            self._responses.unwritten.append(PendingAnswer(0, peer, request_id, answer))
         self._broker.schedule()
 
     def _find(self, request: wire.LaneAttach, lps: LpRange) -> tuple[Queue, LpRange]:
@@ -403,13 +403,9 @@ class Lanes:
                 request.first,
                 request.end,
                 request.incarnation,
-                self._lease_ms(request.lease_ms),
+                granted_lease_ms(request.lease_ms),
             )
         )
-
-    def _lease_ms(self, asked_ms: int) -> int:
-        """The granted lease. One granted by an older version may be longer."""
-        return min(asked_ms, GRANTED_LEASE_MS_MAX)
 
     def _open(
         self,
@@ -601,7 +597,7 @@ class Lanes:
                 _REPLAY,
             )
         answer = frames.frame(FrameKind.SETTLED, request_id, wire.pack_settled(len(settlements), 0))
-        self._responses.unwritten.append(HeldAnswer(0, peer, request_id, answer))
+        self._responses.unwritten.append(PendingAnswer(0, peer, request_id, answer))
         self._broker.schedule()
 
     def _keys_at(self, queue: Queue, sequences: Iterable[int]) -> dict[int, tuple[int, bytes]]:
@@ -707,7 +703,7 @@ class Lanes:
         for group, share in queue.lanes.items():
             for holder in list(share.holders):
                 seen_ms = self._seen_ms.setdefault((id(queue), group, holder.token), now_ms)
-                ends_ms = seen_ms + self._lease_ms(holder.lease_ms)
+                ends_ms = seen_ms + granted_lease_ms(holder.lease_ms)
                 if now_ms <= ends_ms:
                     self._leases.at(queue, ends_ms + 1)
                 else:

@@ -54,8 +54,7 @@ from qmq.model import GroupSettings
 from qmq.rpc.channel import LOOK_INSIDE, failures, group_of
 from qmq.wire.batch import BatchView
 from qmq.wire.batch_columns import UNREADABLE, Layout, parse_header, tag_bloom, tag_hash
-from qmq.wire.frame_payloads import Range
-from qmq.wire.settle_payloads import BY_GROUP_MS, Settlement, Verdict
+from qmq.wire.frame_payloads import BY_GROUP_MS, Range, Settlement, Verdict
 
 log = logging.getLogger("qmq.broker")
 
@@ -513,11 +512,11 @@ class Begun:
     the master's memory only.
     """
 
-    __slots__ = ("_look_at", "_ranges")
+    __slots__ = ("_prune_at", "_ranges")
 
     def __init__(self) -> None:
         self._ranges: list[tuple[int, int]] = []
-        self._look_at = RANGES_MIN
+        self._prune_at = RANGES_MIN
 
     def add(self, first: int, last: int) -> None:
         """Both ends included."""
@@ -531,9 +530,9 @@ class Begun:
 
     def forget(self, held: Sequence[HeldMessages]) -> None:
         """Keep ranges that touch a held message; done only when the list has doubled."""
-        if len(self._ranges) >= self._look_at:
+        if len(self._ranges) >= self._prune_at:
             self._ranges = [each for each in self._ranges if _touches(held, *each)]
-            self._look_at = max(2 * len(self._ranges), RANGES_MIN)
+            self._prune_at = max(2 * len(self._ranges), RANGES_MIN)
 
 
 def _touches(held: Sequence[HeldMessages], first: int, last: int) -> bool:
@@ -591,30 +590,30 @@ _ENTRIES: Final = 4096
 class UnackedBytes:
     """The bytes of one session of a consumer."""
 
-    __slots__ = ("_bytes", "_limit", "_look_at")
+    __slots__ = ("_bytes", "_count_at", "_limit")
 
     def __init__(self, bytes_max: int = limits.CONSUMER_UNACKED_BYTES_MAX) -> None:
         self._limit = bytes_max
         self._bytes = bytes_max
         """An upper bound. What was handed out before this session is not known yet."""
-        self._look_at = limits.CONSUMER_UNACKED_MAX
+        self._count_at = limits.CONSUMER_UNACKED_MAX
         """Count again when it holds no more messages than this."""
 
     def room(self, holder: ShareHolder, index: ConsumeLog) -> int:
         """The number of bytes that may be delivered now; 0 or less: none. Raises LogDamaged."""
         if not holder.unacked:
-            self._bytes, self._look_at = 0, limits.CONSUMER_UNACKED_MAX
-        elif self._bytes >= self._limit and holder.unacked <= self._look_at:
+            self._bytes, self._count_at = 0, limits.CONSUMER_UNACKED_MAX
+        elif self._bytes >= self._limit and holder.unacked <= self._count_at:
             self._bytes = bytes_of(index, holder.held)
             is_full = self._bytes >= self._limit
-            self._look_at = (
+            self._count_at = (
                 holder.unacked - max(holder.unacked // _PART, 1)
                 if is_full
                 else limits.CONSUMER_UNACKED_MAX
             )
         return self._limit - self._bytes
 
-    def handed(self, size: int) -> None:
+    def delivered(self, size: int) -> None:
         """Batches of `size` bytes were delivered."""
         self._bytes += size
 

@@ -1,4 +1,5 @@
-"""Groups on their queues, consumers that are attached over a connection, and waiting pulls. No I/O.
+"""Groups on their queues, consumers that are attached over a connection, waiting pulls, and answers
+that wait for a commit. No I/O.
 
 Rules:
 * A *session* is a consumer on one connection. The consumer may come back with another session,
@@ -11,18 +12,19 @@ Rules:
 
 from __future__ import annotations
 
+import asyncio
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
 from itertools import count
 from typing import Generic, NamedTuple, Protocol, TypeVar
 
 from qmq import limits
-from qmq.broker.config import GRANTED_LEASE_MS_MAX
+from qmq.broker.config import granted_lease_ms
 from qmq.broker.dispatch.pull import BatchReader, Begun, TagFilter, UnackedBytes
 from qmq.broker.metrics import BrokerCounters, GroupCounters
-from qmq.errors import InvalidArgument, Overloaded
+from qmq.errors import InvalidArgument, Overloaded, QmqError
 from qmq.log.group_state import GroupState
 from qmq.log.queue import Queue
 from qmq.wire.frame_payloads import UNSAID, Attach
@@ -71,24 +73,8 @@ class CheckTimes(Generic[T]):
         return iter(found)
 
 
-class Cancellable(Protocol):
-    """A timer."""
-
-    def cancel(self) -> None:
-        """Stop the timer."""
-        ...
-
-
-class Flushable:
-    """Something with an outbox."""
-
-    def flush(self) -> None:
-        """Write the outbox."""
-        raise NotImplementedError
-
-
 class Peer(Protocol):
-    """The connection of a session."""
+    """The connection of a session. Its answers wait in its outbox for the end of the turn."""
 
     @property
     def is_writable(self) -> bool:
@@ -104,19 +90,102 @@ class Peer(Protocol):
         """Queue bytes for the end of the turn."""
         ...
 
+    def flush(self) -> None:
+        """Write the queued bytes. Called after `BrokerTurn.register_outbox`."""
+        ...
+
     def delivered(self, subject: str, messages: int, size: int) -> None:
         """Count messages, of `size` bytes together, that were sent."""
         ...
 
 
 @dataclass(slots=True)
-class HeldAnswer:
+class PendingAnswer:
     """An answer that waits until its index is committed."""
 
     index: int
     peer: Peer
     request_id: int
     answer: bytes
+
+
+class PendingResponses:
+    """Answers in the order of their indexes, and coroutines of this process that wait for a commit.
+    An answer waits in one of three ways, and one that waits for a flush does not delay the others:
+
+        unwritten           the index is not known yet: the entry is written at the end of the turn
+        held for a commit   answered when its index is committed
+        held for a flush    answered when its index is flushed on a majority
+    """
+
+    def __init__(self) -> None:
+        self.unwritten: list[PendingAnswer] = []
+        """Answers to entries that are not written yet; they get their index then."""
+        self._unwritten_waiters: list[asyncio.Future[None]] = []
+        self._for_commit: deque[PendingAnswer] = deque()
+        self._for_flush: deque[PendingAnswer] = deque()
+        self._waiters: deque[tuple[int, asyncio.Future[None]]] = deque()
+
+    def add(self, answer: PendingAnswer, *, for_flush: bool = False) -> None:
+        """Send the answer when its index is committed, or flushed."""
+        (self._for_flush if for_flush else self._for_commit).append(answer)
+
+    def wait(self, waiter: asyncio.Future[None], index: int | None) -> None:
+        """Set the future when `index` is committed; None: the index of the unwritten entries."""
+        if index is None:
+            self._unwritten_waiters.append(waiter)
+        else:
+            self._waiters.append((index, waiter))
+
+    @property
+    def has_unwritten(self) -> bool:
+        """Whether an answer waits for an unwritten entry."""
+        return bool(self.unwritten or self._unwritten_waiters)
+
+    def written(self, index: int) -> None:
+        """All entries are in the log, up to `index`."""
+        unwritten, self.unwritten = self.unwritten, []
+        for held in unwritten:
+            held.index = index
+        self._for_commit.extend(unwritten)
+        if self._unwritten_waiters:
+            self._waiters.extend([(index, waiter) for waiter in self._unwritten_waiters])
+            self._unwritten_waiters.clear()
+
+    def release(self, committed_index: int, flushed_index: int) -> None:
+        """Send the answers that are due."""
+        if self._for_commit:
+            self._answer(self._for_commit, committed_index)
+        if self._for_flush:
+            self._answer(self._for_flush, flushed_index)
+        while self._waiters and self._waiters[0][0] <= committed_index:
+            waiter = self._waiters.popleft()[1]
+            if not waiter.done():
+                waiter.set_result(None)
+
+    @staticmethod
+    def _answer(waiting: deque[PendingAnswer], index: int) -> None:
+        while waiting and waiting[0].index <= index:
+            held = waiting.popleft()
+            held.peer.send(held.answer)
+
+    def abandon(self, failure: Callable[[], QmqError]) -> list[PendingAnswer]:
+        """Drop everything: waiting coroutines get the failure,
+        and the waiting answers are returned.
+        """
+        for waiter in (*self._unwritten_waiters, *[waiter for _, waiter in self._waiters]):
+            if not waiter.done():
+                waiter.set_exception(failure())
+        left = [*self._for_commit, *self._for_flush, *self.unwritten]
+        for held in (
+            self._unwritten_waiters,
+            self._waiters,
+            self._for_commit,
+            self._for_flush,
+            self.unwritten,
+        ):
+            held.clear()
+        return left
 
 
 @dataclass(slots=True)
@@ -158,7 +227,7 @@ class CacheWindow:
     is_loading: bool = False
 
 
-class Wanted(NamedTuple):
+class ConsumerFilter(NamedTuple):
     """The tags that a consumer asks for, and the condition by which it selects messages itself. All
     consumers of a group have the same, because what a filter leaves out counts as done for the
     whole group.
@@ -169,14 +238,14 @@ class Wanted(NamedTuple):
     condition: str
 
     @classmethod
-    def of(cls, request: Attach) -> Wanted:
+    def of(cls, request: Attach) -> ConsumerFilter:
         return cls(
             tuple(sorted({*request.tags_any})),
             tuple(sorted({*request.tags_all})),
             request.condition,
         )
 
-    def joined(self, other: Wanted) -> Wanted | None:
+    def joined(self, other: ConsumerFilter) -> ConsumerFilter | None:
         """What both ask for; None if they differ. A consumer of a release without conditions may
         have any.
         """
@@ -211,63 +280,63 @@ class QueueGroup:
     """Used while the group is far behind."""
     seen_ms: dict[str, int] = field(default_factory=dict)
     """The last heartbeat of each consumer, monotonic."""
-    wanted: Wanted | None = None
+    consumer_filter: ConsumerFilter | None = None
     """What the consumers of the group that have attached here ask for."""
-    wanted_by: set[str] = field(default_factory=set)
-    """These consumers; some may have left."""
+    filter_users: set[str] = field(default_factory=set)
+    """The consumers that asked for it; some may have left."""
     filtered: int = 0
     """Messages that the tag filter left out since this broker began to serve."""
     begun: dict[str, Begun] = field(default_factory=dict)
     """For each consumer, which failed messages it has begun to work on again."""
     idle_since_ms: int = -1
     """For a consumer of a broadcast group: since when it is away, monotonic."""
-    timer: Cancellable | None = None
+    timer: asyncio.TimerHandle | None = None
     """Fires at `wakes_ms`, when the next requeued message is due."""
     wakes_ms: int = -1
 
-    def asked_for(self, wanted: Wanted, consumer: str) -> None:
+    def require_same_filter(self, asked: ConsumerFilter, consumer: str) -> None:
         """A consumer attaches. Raises InvalidArgument if another consumer of the group
         has another filter.
         """
-        joined = None if self.wanted is None else self.wanted.joined(wanted)
+        joined = None if self.consumer_filter is None else self.consumer_filter.joined(asked)
         if joined is not None:
-            wanted = joined
+            asked = joined
         else:
             other = next(
                 (
                     each
-                    for each in self.wanted_by
+                    for each in self.filter_users
                     if each != consumer and each in self.share.holders
                 ),
                 None,
             )
             if other is not None:
                 raise InvalidArgument(
-                    f"group {self.name!r} reads {self.wanted} of {self.queue.id.subject!r} "
-                    f"(consumer {other!r}), and {consumer!r} asks for {wanted}: "
+                    f"group {self.name!r} reads {self.consumer_filter} of "
+                    f"{self.queue.id.subject!r} (consumer {other!r}), and {consumer!r} asks for "
+                    f"{asked}: "
                     "all consumers of a group need the same filter. Use another group, "
                     "or stop the other consumers first; a lost one counts until its lease ends"
                 )
-            self.wanted_by.clear()
-        self.wanted = wanted
-        self.wanted_by.add(consumer)
+            self.filter_users.clear()
+        self.consumer_filter = asked
+        self.filter_users.add(consumer)
 
     def expired(self, now_ms: int) -> list[str]:
         """Consumers whose lease has ended."""
         return [
             name
             for name, holder in self.share.holders.items()
-            if now_ms - self.seen_ms.setdefault(name, now_ms)
-            > min(holder.lease_ms, GRANTED_LEASE_MS_MAX)
+            if now_ms - self.seen_ms.setdefault(name, now_ms) > granted_lease_ms(holder.lease_ms)
         ]
 
-    def next_look_ms(self) -> int:
+    def next_lease_end_ms(self) -> int:
         """The time at which the next lease ends if no consumer sends anything until then. There
         must be at least one consumer, and each must have sent something.
         """
         return 1 + min(
             [
-                self.seen_ms[name] + min(holder.lease_ms, GRANTED_LEASE_MS_MAX)
+                self.seen_ms[name] + granted_lease_ms(holder.lease_ms)
                 for name, holder in self.share.holders.items()
             ]
         )

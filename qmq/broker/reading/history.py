@@ -40,7 +40,7 @@ from qmq.errors import CorruptBatch, InvalidArgument, MessageNotFound, NotMaster
 from qmq.limits import KIB, MIB
 from qmq.log.actions import AnyAction, DropQueue, Forget, LaneAction, ScheduleAction, decode_actions
 from qmq.log.consume_log import IndexEntry
-from qmq.log.envelopes import Entry, SnapshotReader, damaged, head_at, unwrap, walk
+from qmq.log.envelopes import Entry, SnapshotReader, damaged, head_at, walk
 from qmq.log.group_state import GroupState
 from qmq.log.history import (
     LaneMessageEvents,
@@ -65,7 +65,7 @@ from qmq.model import (
     is_dead_letters,
 )
 from qmq.proto.v1 import control_pb2 as pb
-from qmq.wire.batch import ENVELOPE_BYTES, BatchView, Kind
+from qmq.wire.batch import ENVELOPE_BYTES, BatchView, Kind, unwrap
 from qmq.wire.batch_columns import REGION_BYTES, UNREADABLE, Column, parse_header
 
 if TYPE_CHECKING:

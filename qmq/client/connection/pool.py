@@ -34,8 +34,7 @@ from qmq.process.event_loop import EventLoopTick
 from qmq.rpc.network import NETWORK, Network
 from qmq.rpc.server_name import ServerName
 from qmq.wire.frame import Frame
-from qmq.wire.frame_payloads import LaneVerdict
-from qmq.wire.settle_payloads import Settlement, Verdict
+from qmq.wire.frame_payloads import LaneVerdict, Settlement, Verdict
 
 if TYPE_CHECKING:
     from qmq.client.consuming.settlements import AckSpool

@@ -92,7 +92,7 @@ from qmq.errors import (
 from qmq.process.event_loop import ms_of, require_alive
 from qmq.wire import frame_payloads as wire
 from qmq.wire.frame import Frame, FrameKind
-from qmq.wire.settle_payloads import BY_GROUP_MS, Verdict
+from qmq.wire.frame_payloads import BY_GROUP_MS, Verdict
 
 log = logging.getLogger("qmq.client")
 

@@ -62,7 +62,7 @@ from qmq.errors import (
 )
 from qmq.model import BROADCAST, check_name
 from qmq.process.event_loop import TickFuture
-from qmq.wire.settle_payloads import BY_GROUP_MS, Verdict
+from qmq.wire.frame_payloads import BY_GROUP_MS, Verdict
 
 log = logging.getLogger("qmq.client")
 

@@ -29,8 +29,7 @@ from qmq.model import MessageId
 from qmq.process.event_loop import time_of
 from qmq.rpc.channel import failures
 from qmq.wire.batch import BatchView, parse_envelope
-from qmq.wire.frame_payloads import Range
-from qmq.wire.settle_payloads import ERROR_CHARS_MAX, Verdict
+from qmq.wire.frame_payloads import ERROR_CHARS_MAX, Range, Verdict
 
 
 class Settler(Protocol):

@@ -54,8 +54,7 @@ from typing import Any, Final, Literal, NamedTuple
 from qmq import limits
 from qmq.errors import InvalidArgument, ProtocolViolation
 from qmq.process.files import below_home, home_folder
-from qmq.wire.frame_payloads import Attach
-from qmq.wire.settle_payloads import BY_GROUP_MS, Settlement, Verdict
+from qmq.wire.frame_payloads import BY_GROUP_MS, Attach, Settlement, Verdict
 
 _ERRORS_CHARS: Final = 256 * 1024
 """Most characters of errors in one SETTLE."""

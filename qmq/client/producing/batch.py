@@ -442,13 +442,13 @@ class SenderWindow(InFlightWindow[Batch]):
         super()._begin_again()
         self.flight.sort(key=_number)
 
-    def _rest(self, batch: Batch, failure: QmqError, now: float) -> None:
+    def _retry_later(self, batch: Batch, failure: QmqError, now: float) -> None:
         """Put the batch aside for a retry.
         Batches that are refused together count as one failure.
         """
         self.trouble = failure
-        if now >= self._rests_until:
-            super()._rest(batch, failure, now)
+        if now >= self._backoff_until:
+            super()._retry_later(batch, failure, now)
 
     def _reject(self, batch: Batch, failure: QmqError) -> None:
         self._fail(batch, failure)

@@ -48,11 +48,10 @@ from qmq.log import command_messages
 from qmq.log.checkpoint import Checkpoint, QueueState
 from qmq.log.command_messages import COMMAND_PRODUCER, QueueErasure
 from qmq.log.consume_log import ENTRY_BYTES, ENTRY_TYPE, FILE_ENTRIES, SUFFIX, digest
-from qmq.log.envelopes import unwrap
 from qmq.log.segment_index import UNREADABLE
 from qmq.model import Partition, QueueId
 from qmq.rpc.channel import LOOK_INSIDE
-from qmq.wire.batch import ENVELOPE_BYTES, Envelope, Kind
+from qmq.wire.batch import ENVELOPE_BYTES, Envelope, Kind, unwrap
 from qmq.wire.batch_columns import REGION, REGION_BYTES, RegionHeader
 
 Entries = NDArray[np.void]

@@ -144,7 +144,7 @@ class DueWindow(InFlightWindow[DueBatch]):
             and not self.is_stalled
             and not self.is_left
             and self._dead is None
-            and now >= self._rests_until
+            and now >= self._backoff_until
             and len(flight) < self._window
             and (not flight or not self.is_ordered or flight[-1].producer_id == self._producer_id)
         )
@@ -201,7 +201,7 @@ class DueWindow(InFlightWindow[DueBatch]):
         return (
             self.is_stalled
             or not self.is_connected
-            or now < self._rests_until
+            or now < self._backoff_until
             or (self.trouble is not None and bool(self.flight))
         )
 

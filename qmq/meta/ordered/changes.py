@@ -115,8 +115,10 @@ class Sealing:
         partition need not wait again.
         """
 
-    def know_gone(self, broker_group: str) -> None:
-        """Note that the broker group was silent for long enough to be fenced."""
+    def note_gone(self, broker_group: str) -> None:
+        """Note that the broker group has had no master for long enough, so that it is fenced
+        without another wait.
+        """
         self._silent_since[broker_group] = self._now_ms() - int(FENCE_AFTER_S * 1000)
 
     async def silent_first(
@@ -329,12 +331,6 @@ class RouteChanges:
         found = await self._store.get(change_key(subject, version))
         change = Change.decode(found.value) if found is not None else None
         return change if change is not None and change.id == change_id else None
-
-    def know_gone(self, broker_group: str) -> None:
-        """Note that the broker group has had no master for long enough, so that it is fenced
-        without another wait.
-        """
-        self.sealing.know_gone(broker_group)
 
     # --- carry on ---------------------------------------------------------------------------------
 

@@ -61,7 +61,7 @@ class ControllerElection:
     async def _run(self) -> None:
         while True:
             try:
-                self.is_leader = await self.look()
+                self.is_leader = await self.campaign()
             except CoordinationError as failure:
                 self.is_leader = False
                 log.debug("electing the leading metaserver failed, trying again: %s", failure)
@@ -70,7 +70,7 @@ class ControllerElection:
                 log.exception("electing the leading metaserver failed, trying again")
             await asyncio.sleep(self._lease_s / 3 * random.uniform(0.8, 1.0))  # noqa: S311 - jitter
 
-    async def look(self) -> bool:
+    async def campaign(self) -> bool:
         """Keep the key, or take it if there is none. Returns True if this metaserver is the leader.
         Raises CoordinationError.
         """
@@ -237,7 +237,7 @@ class Controller:
             outcome = await self.groups.round(*pair)
             if not outcome.is_ready:
                 await self._make_ready(pair)
-            await self._heed(pair, outcome)
+            await self._follow_up(pair, outcome)
         except QmqError as failure:
             log.warning("group %s of subject %s: %s", pair[1], pair[0], failure)
             self._poke_later(
@@ -246,7 +246,7 @@ class Controller:
         except Exception:
             log.exception("a round of group %s of subject %s failed", pair[1], pair[0])
 
-    async def _heed(self, pair: Pair, outcome: RoundOutcome) -> None:
+    async def _follow_up(self, pair: Pair, outcome: RoundOutcome) -> None:
         if outcome.steps or outcome.is_assigned:
             await self._view.read_back(group_record_key(*pair), assignment_key(*pair))
         if outcome.is_lost:
@@ -306,7 +306,7 @@ class Controller:
         if task is None:
             task = self._carried[key] = asyncio.create_task(self._carry(subject, version))
             task.add_done_callback(lambda _: self._carried.pop(key, None))
-            task.add_done_callback(_say_failure)
+            task.add_done_callback(_log_failure)
         return task
 
     async def _carry(self, subject: str, version: int) -> Change:
@@ -403,6 +403,6 @@ class Controller:
         return now - self._still.setdefault(what, now) >= for_ms
 
 
-def _say_failure(task: asyncio.Task[Change]) -> None:
+def _log_failure(task: asyncio.Task[Change]) -> None:
     if not task.cancelled() and task.exception() is not None:
         log.error("continuing a change of a route failed: %s", task.exception())

@@ -171,7 +171,7 @@ class Placing:
         """Change when a group reads the next version. Raises UnknownGroup, CoordinationError."""
         await self._change(subject, group, "gate", lambda record: replace(record, gate=gate))
 
-    async def hold_to_delete(self, subject: str, group: str) -> int:
+    async def mark_for_deletion(self, subject: str, group: str) -> int:
         """Mark a group for deletion, so that no consumer attaches any more. Returns the revision of
         the record. Raises UnknownGroup, CoordinationError.
         """
@@ -274,7 +274,7 @@ class Forgetting:
         _, record = await self._records.record(subject, group)
         if record.start != DELETE:
             await self._require_no_members(subject, group)
-            await self._placing.hold_to_delete(subject, group)
+            await self._placing.mark_for_deletion(subject, group)
         return await self.carry_on(subject, group)
 
     async def _require_no_members(self, subject: str, group: str) -> None:
@@ -328,9 +328,9 @@ class Forgetting:
                 silent[name] = failure
             await self._arrow("behind forget")
         if silent:
-            said = "; ".join(f"{name}: {failure.message}" for name, failure in silent.items())
+            text = "; ".join(f"{name}: {failure.message}" for name, failure in silent.items())
             raise NotConnected(
-                f"group {group!r} of {subject!r} is not completely deleted yet; {_REST}; {said}"
+                f"group {group!r} of {subject!r} is not completely deleted yet; {_REST}; {text}"
             )
         return partitions
 

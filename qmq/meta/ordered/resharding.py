@@ -118,17 +118,17 @@ class Resharding:
                 continue
             for config, state in self._view.ordered_subjects():
                 if self.policy(state).is_enabled:
-                    await self._look_surely(config, state)
+                    await self._check_and_log(config, state)
 
-    async def _look_surely(self, config: SubjectConfig, state: OrderedState) -> None:
+    async def _check_and_log(self, config: SubjectConfig, state: OrderedState) -> None:
         try:
-            await self.look(config, state)
+            await self.check(config, state)
         except QmqError as failure:
             log.warning("checking subject %s for resharding failed: %s", config.name, failure)
         except Exception:
             log.exception("checking subject %s for resharding failed", config.name)
 
-    async def look(self, config: SubjectConfig, state: OrderedState) -> ReshardDecision | None:
+    async def check(self, config: SubjectConfig, state: OrderedState) -> ReshardDecision | None:
         """Decide once, and make the change. None if a change is under way. Raises
         CoordinationError, RouteConflict.
         """
@@ -172,13 +172,13 @@ class Resharding:
             return
         log.info("subject %s: %s: %s", config.name, operation, " ".join(decision.reasons))
         self._controller.carry_on(config.name, change.to_version)
-        told = {
+        record = {
             "operation": str(operation),
             "reasons": decision.reasons,
             "at_ms": self._clock.time_ms(),
         }
         with suppress(CoordinationUnknown):  # for people only
-            await self._store.put(decision_key(config.name), json.dumps(told).encode())
+            await self._store.put(decision_key(config.name), json.dumps(record).encode())
 
     async def _decide(
         self, config: SubjectConfig, state: OrderedState, route: Route
@@ -297,7 +297,7 @@ def policy_message(subject: str, policy: ReshardPolicy) -> pb.ReshardPolicy:
     return pb.ReshardPolicy(subject=subject, **asdict(policy))
 
 
-LOOK_S: Final = 0.1
+CHECK_S: Final = 0.1
 PATIENCE_MS: Final = 500
 """The time without a master after which a group counts as lost. It is longer than an election and
 than the lease of a lost master.
@@ -320,9 +320,9 @@ class Evacuation:
         self._controller = controller
         self._clock = clock
         self._began: tuple[int, int] | None = None
-        """The time of the first look, and the view's revision then."""
-        self._was_there: set[str] = set()
-        self._said: set[str] = set()
+        """The time of the first check, and the view's revision then."""
+        self._seen_living: set[str] = set()
+        self._logged: set[str] = set()
         self._gone_since: dict[str, int] = {}
         self.moving: dict[str, asyncio.Task[None]] = {}
         """The subjects whose partitions are being moved, with the tasks that move them."""
@@ -330,13 +330,13 @@ class Evacuation:
     async def run(self) -> None:
         """Check repeatedly."""
         while True:
-            await asyncio.sleep(LOOK_S)
+            await asyncio.sleep(CHECK_S)
             try:
-                self.look()
+                self.check()
             except Exception:
                 log.exception("looking for broker groups without a master failed")
 
-    def look(self) -> None:
+    def check(self) -> None:
         """Check once, and begin to move partitions of lost groups."""
         now_ms = self._clock.monotonic_ms()
         is_fresh = self._view.silent_ms <= FRESH_MS
@@ -366,7 +366,7 @@ class Evacuation:
             if item is not None and (
                 item.mod_revision > began_at or now_ms - began_ms >= RENEWED_MS
             ):
-                self._was_there.add(state.name)
+                self._seen_living.add(state.name)
 
     def _gone(self, now_ms: int) -> set[str]:
         missing = {
@@ -374,15 +374,15 @@ class Evacuation:
         }
         self._gone_since = {name: self._gone_since.get(name, now_ms) for name in missing}
         gone = {name for name, since in self._gone_since.items() if now_ms - since >= PATIENCE_MS}
-        for name in sorted(gone - self._was_there - self._said):
-            self._said.add(name)
+        for name in sorted(gone - self._seen_living - self._logged):
+            self._logged.add(name)
             log.warning(
                 "broker group %s has had no master since this metaserver began: "
                 "its partitions stay; if it does not come back, `qmq broker drain %s` moves them",
                 name,
                 name,
             )
-        return gone & self._was_there
+        return gone & self._seen_living
 
     # --- choosing ---------------------------------------------------------------------------------
 
@@ -442,7 +442,7 @@ class Evacuation:
             return move(route, part.number, to, change_id=change_id, reason=reason)
 
         change = await changes.prepare(subject, moved)
-        changes.know_gone(part.group)
+        changes.sealing.note_gone(part.group)
         log.warning(
             "moving partition %d of %s from %s, which has no master, to %s",
             part.number,

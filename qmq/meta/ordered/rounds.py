@@ -288,109 +288,111 @@ class GroupRounds:
         item, record = found
         if not record.is_ready:
             return RoundOutcome(record.frontier.version, is_ready=False)
-        looked = _Round(subject, group, item, record, await self._records.latest(subject))
-        is_lost = not await self._advance(looked)
+        current = _Round(subject, group, item, record, await self._records.latest(subject))
+        is_lost = not await self._advance(current)
         is_assigned = False
         if not is_lost:
-            is_assigned, is_lost = await self._assign(looked, assigned)
+            is_assigned, is_lost = await self._assign(current, assigned)
         return RoundOutcome(
-            looked.record.frontier.version,
-            looked.steps,
+            current.record.frontier.version,
+            current.steps,
             is_assigned,
             is_lost,
-            silent=frozenset(looked.silent),
+            silent=frozenset(current.silent),
         )
 
     # --- the frontier -----------------------------------------------------------------------------
 
-    async def _advance(self, looked: _Round) -> bool:
+    async def _advance(self, current: _Round) -> bool:
         """Advance step by step, until the frontier does not move. False if the swap was lost."""
         while True:
-            await self._learn(looked)
-            after = looked.following()
-            if after == looked.record.frontier:
+            await self._learn(current)
+            after = current.following()
+            if after == current.record.frontier:
                 return True
-            if not await self._hand_on(looked, after):
+            if not await self._hand_on(current, after):
                 continue
-            record = GroupRecord(after, looked.record.gate, looked.record.start)
+            record = GroupRecord(after, current.record.gate, current.record.start)
             await self._arrow("before advance")
-            item = await self._records.swap(looked.item, record)
+            item = await self._records.swap(current.item, record)
             await self._arrow("behind advance")
             if item is None:
                 return False
-            looked.item, looked.record, looked.steps = item, record, looked.steps + 1
+            current.item, current.record, current.steps = item, record, current.steps + 1
 
-    async def _hand_on(self, looked: _Round, after: Frontier) -> bool:
+    async def _hand_on(self, current: _Round, after: Frontier) -> bool:
         """Park the keys of a partition also in its successors, before the frontier moves there.
         False if a broker group did not answer: the frontier waits there.
         """
         await self._arrow("before inherit")
-        requests = looked.inheritances(after)
-        told: list[bool] = await self._gather([self._tell(each, looked) for each in requests])
-        looked.waiting |= {
-            each.source for each, is_told in zip(requests, told, strict=True) if not is_told
+        requests = current.inheritances(after)
+        done: list[bool] = await self._gather([self._inherit(each, current) for each in requests])
+        current.waiting |= {
+            each.source for each, is_done in zip(requests, done, strict=True) if not is_done
         }
         await self._arrow("behind inherit")
-        return all(told)
+        return all(done)
 
-    async def _tell(self, inheritance: _Inheritance, looked: _Round) -> bool:
+    async def _inherit(self, inheritance: _Inheritance, current: _Round) -> bool:
         target, lps = inheritance.target, inheritance.lps
         request = control.InheritParkedRequest(
-            subject=looked.subject,
-            group=looked.group,
+            subject=current.subject,
+            group=current.group,
             partition=target.number,
             lps=control.LpRange(first=lps.first, end=lps.end),
             keys=inheritance.keys,
-            record_revision=looked.item.mod_revision,
+            record_revision=current.item.mod_revision,
         )
         try:
             await self._lanes.inherit_parked(target.group, request)
         except QmqError as failure:
             log.warning(
                 "recording the parked keys of group %s of %s in partition %d failed: %s",
-                looked.group,
-                looked.subject,
+                current.group,
+                current.subject,
                 target.number,
                 failure,
             )
             return False
-        looked.progress.forget(target.number)
+        current.progress.forget(target.number)
         return True
 
-    async def _learn(self, looked: _Round) -> None:
+    async def _learn(self, current: _Round) -> None:
         """Ask the brokers for the progress that decides the next step, and for the open lanes."""
-        frontier = looked.record.frontier
+        frontier = current.record.frontier
         # A step needs one version beyond the open ones only; a group that is far behind must not
         # read all versions in between.
-        newest = max(frontier.newest, min(looked.latest, frontier.newest + 1))
-        looked.routes = await self._records.routes(
-            looked.subject, frontier.version, newest, looked.routes
+        newest = max(frontier.newest, min(current.latest, frontier.newest + 1))
+        current.routes = await self._records.routes(
+            current.subject, frontier.version, newest, current.routes
         )
-        parts = {part.number: part for route in looked.routes.values() for part in route.partitions}
-        numbers = partitions_to_ask(frontier, looked.routes, looked.latest)
-        numbers |= {each.partition.number for each in readable(frontier, looked.routes)}
-        await self._ask(looked, [parts[number] for number in sorted(numbers)])
+        parts = {
+            part.number: part for route in current.routes.values() for part in route.partitions
+        }
+        numbers = partitions_to_ask(frontier, current.routes, current.latest)
+        numbers |= {each.partition.number for each in readable(frontier, current.routes)}
+        await self._ask(current, [parts[number] for number in sorted(numbers)])
 
-    async def _ask(self, looked: _Round, parts: Iterable[PhysicalPartition]) -> None:
+    async def _ask(self, current: _Round, parts: Iterable[PhysicalPartition]) -> None:
         wanted: dict[str, list[int]] = {}
         for part in parts:
-            if not looked.progress.knows(part.number) and part.group not in looked.silent:
+            if not current.progress.knows(part.number) and part.group not in current.silent:
                 wanted.setdefault(part.group, []).append(part.number)
-        asked = [self._describe(looked, name, numbers) for name, numbers in wanted.items()]
+        asked = [self._describe(current, name, numbers) for name, numbers in wanted.items()]
         for name, answer in zip(wanted, await self._gather(asked), strict=True):
             if answer is None:
-                looked.silent.add(name)
+                current.silent.add(name)
             else:
-                looked.progress.add(answer)
+                current.progress.add(answer)
 
     async def _describe(
-        self, looked: _Round, name: str, numbers: list[int]
+        self, current: _Round, name: str, numbers: list[int]
     ) -> control.DescribeLanesResponse | None:
         """Ask a broker for its progress. None if the broker does not answer, so that no range there
         counts as finished.
         """
         request = control.DescribeLanesRequest(
-            subject=looked.subject, partitions=numbers, group=looked.group, with_parked=True
+            subject=current.subject, partitions=numbers, group=current.group, with_parked=True
         )
         try:
             return with_unwritten(await self._lanes.describe_lanes(name, request), request, name)
@@ -399,22 +401,22 @@ class GroupRounds:
 
     # --- the assignment ---------------------------------------------------------------------------
 
-    async def _assign(self, looked: _Round, item: KeyValue | None) -> tuple[bool, bool]:
+    async def _assign(self, current: _Round, item: KeyValue | None) -> tuple[bool, bool]:
         """Assign the lanes. Returns two booleans: the assignment changed, and the swap was lost."""
-        prefix = member_key(looked.subject, looked.group, "")
+        prefix = member_key(current.subject, current.group, "")
         members = [
             MemberRecord.decode(each.value).consumer
             for each in (await self._store.list(prefix)).items
         ]
         previous = Assignment() if item is None else Assignment.decode(item.value)
-        closed = partitions_to_ask(looked.record.frontier, looked.routes, looked.latest)
-        lanes = looked.progress.open_lanes(
-            readable(looked.record.frontier, looked.routes), closed, previous
+        closed = partitions_to_ask(current.record.frontier, current.routes, current.latest)
+        lanes = current.progress.open_lanes(
+            readable(current.record.frontier, current.routes), closed, previous
         )
-        after = assign(previous, members, lanes, looked.progress.backlog)
+        after = assign(previous, members, lanes, current.progress.backlog)
         if after == previous:
             return False, False
-        key = assignment_key(looked.subject, looked.group)
+        key = assignment_key(current.subject, current.group)
         await self._arrow("before assign")
         try:
             done = await self._store.txn(

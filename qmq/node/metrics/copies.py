@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Final, NamedTuple, Protocol
+from typing import Final, NamedTuple
 
 from qmq.metrics.figures import COUNTER, GAUGE, Figure, Reading, rows_of
 
@@ -21,31 +21,17 @@ WAITS: Final = Figure(
 )
 
 
-class LakeCounts(Protocol):
-    """The work since the process began."""
-
-    @property
-    def rows(self) -> Mapping[str, int]:
-        """Rows by subject."""
-        ...
-
-    @property
-    def waits(self) -> Mapping[str, int]:
-        """Waits by reason."""
-        ...
-
-
 class LakeMetrics:
+    """Shows what is counted since the process began: rows by subject, and waits by reason."""
+
     figures: Final = (ROWS, WAITS)
 
-    def __init__(self, counts: LakeCounts) -> None:
-        self._counts = counts
+    def __init__(self, rows: Mapping[str, int], waits: Mapping[str, int]) -> None:
+        self._rows, self._waits = rows, waits
 
     def read(self) -> Iterator[Reading | None]:
-        yield Reading(
-            ROWS, [((subject,), count) for subject, count in sorted(self._counts.rows.items())]
-        )
-        yield Reading(WAITS, [((reason,), count) for reason, count in self._counts.waits.items()])
+        yield Reading(ROWS, [((subject,), count) for subject, count in sorted(self._rows.items())])
+        yield Reading(WAITS, [((reason,), count) for reason, count in self._waits.items()])
 
 
 _OF: Final = ("subject",)

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import secrets
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 from qmq_coordination.broker_groups import DelaySettings, MasterRecord
@@ -19,18 +21,16 @@ from qmq_replication.ready import Role
 
 from qmq.broker.broker import Broker
 from qmq.broker.connection.server import DataServer
-from qmq.broker.control import serve_control
+from qmq.broker.control import ControlService, ProcessParts, serve_control
 from qmq.broker.maintenance import Maintenance
 from qmq.broker.parts import BrokerParts, KindParts
 from qmq.broker.produce_checks import Routing
-from qmq.broker.replica_time import ReplicaTime
 from qmq.log.recent_writes import Place
 from qmq.log.recovery import whole_from
 from qmq.log.store import Store
 from qmq.node.broker_assembly import STOP_GRACE_S, AddServices, ViewRules
-from qmq.node.replica.context import BackgroundRepair, ProjectionFolder, ReplicaContext, StoreOpener
+from qmq.node.replica.context import BackgroundRepair, ReplicaContext, StoreOpener
 from qmq.node.replica.status import ReplicaStatus, WriteLease
-from qmq.process.description import DescribeProcess
 from qmq.rpc.network import RpcPort
 from qmq.rpc.server_name import ServerName
 from qmq.security.access import OpenAccess
@@ -41,39 +41,26 @@ if TYPE_CHECKING:
     from qmq.metrics.figures import FigureSource
 
 
-class OwnParts(Protocol):
+@dataclass(frozen=True, slots=True)
+class OwnParts:
     """Parts of a running replica that only its kind of group has."""
 
-    @property
-    def services(self) -> AddServices | None:
-        """Adds services to the control port."""
-        ...
-
-    @property
-    def source(self) -> FigureSource:
-        """Metrics that only this kind of group has."""
-        ...
-
-    def start(self) -> None:
-        """Start, because the replica has joined its group."""
-        ...
-
-    def role_changed(self) -> None: ...
-
-    def log_starts_over(self) -> None:
-        """Stop using the log: it and all derived data are about to be discarded."""
-        ...
-
-    def log_started_over(self) -> None:
-        """Continue with the open store, whose log started over."""
-        ...
-
-    async def stop(self) -> None:
-        """Stop before the replica hands over its mastership."""
-        ...
+    source: FigureSource
+    """Metrics that only this kind of group has."""
+    start: Callable[[], None]
+    """Called when the replica has joined its group."""
+    stop: Callable[[], Awaitable[None]]
+    """Called before the replica hands over its mastership."""
+    services: AddServices | None = None
+    """Adds services to the control port."""
+    role_changed: Callable[[], None] = lambda: None
+    log_starts_over: Callable[[], None] = lambda: None
+    """Stop using the log: it and all derived data are about to be discarded."""
+    log_started_over: Callable[[], None] = lambda: None
+    """Continue with the open store, whose log started over."""
 
 
-class ReplicaKind(ProjectionFolder, Protocol):
+class ReplicaKind(Protocol):
     """The parts that differ between kinds of groups: `qmq/node/broker.py`, `qmq/node/delay.py`."""
 
     @property
@@ -84,9 +71,13 @@ class ReplicaKind(ProjectionFolder, Protocol):
     @property
     def routing(self) -> Routing: ...
 
-    def projection(self) -> Projection | None: ...
+    def projection(self) -> Projection | None:
+        """Make the store's projection, if it has one. Each opening gets a new one."""
+        ...
 
-    def discard(self) -> None: ...
+    def discard(self) -> None:
+        """Delete everything derived from the log, because the log starts over."""
+        ...
 
     def has_all(self, store: Store | None) -> bool:
         """True if the replica has all data that it needs to serve clients. Otherwise a master leads
@@ -111,20 +102,16 @@ class ReplicaBroker:
         identity: ReplicaIdentity,
         membership: ReplicaMembership,
         *,
-        time: ReplicaTime,
-        access: OpenAccess,
-        process: DescribeProcess,
+        parts: ProcessParts,
     ) -> None:
         self._kind = kind
-        self._time = time
+        self._parts = parts
         self._context = context
         self._opener = opener
         self._identity = identity
         self._membership = membership
-        self._access = access
         self._host = context.config.host
         self._advertised_host = context.config.advertise or context.config.host
-        self._process = process
         self._is_opening = False
         self.roles: dict[str, int] = {}
         """How often the replica took each role."""
@@ -151,7 +138,7 @@ class ReplicaBroker:
             broker,
             environment.fatal,
             holds_back=self.must_hold_back,
-            retention_before=self._time.before_ms,
+            retention_before=self._parts.retention_before,
         )
         self.repair = BackgroundRepair(
             broker,
@@ -196,9 +183,9 @@ class ReplicaBroker:
             self.driver.accept,
             self.write_lease,
             self._kind.routing,
-            self._access,
-            self._kind.broker_parts(self._access),
-            ViewRules(context.view, broker.config.retries, broker.look_again),
+            self._parts.access,
+            self._kind.broker_parts(self._parts.access),
+            ViewRules(context.view, broker.config.retries, broker.serve_waiting),
         )
 
     def _own_name(self) -> ServerName:
@@ -263,17 +250,10 @@ class ReplicaBroker:
         """Serve both ports. Raises OSError if a port is taken."""
         await self.data.start(self._host, data_port)
         self._control = await serve_control(
-            self.broker,
-            self.status,
-            self._identity.group,
+            ControlService(self.broker, self.status, self._identity.group, self._parts),
             self._host,
             control_port,
             also=self.own.services,
-            time=self._time,
-            wall=self._context.environment.clock,
-            network=self._context.environment.network,
-            access=self._access,
-            process=self._process,
             own=self._own_name,
         )
 
@@ -311,11 +291,11 @@ class ReplicaBroker:
         await self.repair.stop()
         await self.maintenance.pause()
         past = self.broker.store
-        past.give_way()
+        past.release_folder()
         if place is not None:
             self.own.log_starts_over()
             self._kind.discard()
-        self.broker.reopened(await self._opener.reopen(until, place))
+        self.broker.use_store(await self._opener.reopen(until, place))
         past.close()
         self._is_opening = False
         self.maintenance.go_on()
@@ -329,6 +309,6 @@ class ReplicaBroker:
         """
         self.maintenance.quiesce()
         self.broker.store.close()
-        self.broker.reopened(self._opener.open_at())
+        self.broker.use_store(self._opener.open_at())
         self.broker.commit(self.driver.core.state.commit)
         self.driver.serve_if_due()

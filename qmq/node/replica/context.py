@@ -27,7 +27,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from itertools import groupby, pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import TYPE_CHECKING, Final
 
 import grpc
 from qmq_coordination.view import ClusterView
@@ -564,33 +564,23 @@ log = logging.getLogger("qmq.node")
 MEND_TRIES: Final = 1_000
 
 
-class ProjectionFolder(Protocol):
-    """The folder of the data that a replica derives from its log."""
-
-    def projection(self) -> Projection | None:
-        """Make the store's projection, if it has one. Each opening gets a new one."""
-        ...
-
-    def discard(self) -> None:
-        """Delete everything derived from the log, because the log starts over."""
-        ...
-
-
 class StoreOpener:
     def __init__(
         self,
         context: ReplicaContext,
-        projections: ProjectionFolder,
+        make_projection: Callable[[], Projection | None],
+        discard: Callable[[], None],
         stored: StoredBytes | None = None,
         beginnings: StoredBeginnings | None = None,
     ) -> None:
-        """`stored` reads the segments that are in the object store only. A log that starts over
-        begins with `beginnings`.
+        """`make_projection` and `discard` are the methods of the replica's kind. `stored` reads the
+        segments that are in the object store only. A log that starts over begins with `beginnings`.
         """
         self._context = context
         self._stored = stored
         self._beginnings = beginnings
-        self._projections = projections
+        self._make_projection = make_projection
+        self._discard = discard
 
     @property
     def _folder(self) -> Path:
@@ -601,7 +591,7 @@ class StoreOpener:
         starts over. Raises LogDamaged.
         """
         if is_resetting:
-            self._projections.discard()
+            self._discard()
             follower.start_over(self._folder, (0, 0))
         for _ in range(MEND_TRIES):
             try:
@@ -703,6 +693,6 @@ class StoreOpener:
             disk=self._context.environment.disk,
             is_replicated=True,
             until=until,
-            projection=self._projections.projection(),
+            projection=self._make_projection(),
             stored=self._stored,
         )

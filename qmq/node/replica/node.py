@@ -61,7 +61,8 @@ from qmq_replication.driver import Driver
 from qmq_replication.identity import require_cluster
 from qmq_replication.membership import ReplicaMembership
 
-from qmq.broker.replica_time import ReplicaTime
+from qmq.broker.control import ProcessParts
+from qmq.broker.replica_time import ControlPorts, ReplicaTime
 from qmq.errors import CoordinationError, DiskFull, QmqError, Unavailable, WrongServer
 from qmq.log.checkpoint import close_store
 from qmq.log.log_config import Flush
@@ -163,7 +164,7 @@ class ReplicaRegistering:
         state = await read_group(self._store, group)
         epoch, members = state.claim.epoch, state.members
         if found is not None:
-            self._judge(known, epoch)
+            self._doubt_older_copy(known, epoch)
         self.older_store = self._forgotten(known, epoch, members)
         if self.older_store:
             log.critical(
@@ -179,7 +180,7 @@ class ReplicaRegistering:
         self._registered = driver.identity.generation
         driver.tell("generation", lambda _: driver.core.vouch())
 
-    def _judge(self, known: ReplicaRecord, epoch: int) -> None:
+    def _doubt_older_copy(self, known: ReplicaRecord, epoch: int) -> None:
         identity = self._driver.identity
         if identity.is_older_than(known.folder, known.generation):
             what = f"its generation is {identity.generation}, and {known.generation} is registered"
@@ -259,7 +260,9 @@ class ReplicaNode:
         self._stored = _stored_reads(config)
         url = config.log.object_store_url
         self._objects = open_objects(url) if url else None
-        self._opener = StoreOpener(context, kind, self._stored, self._beginnings())
+        self._opener = StoreOpener(
+            context, kind.projection, kind.discard, self._stored, self._beginnings()
+        )
         self._audit = audit_subject_of(
             config.access,
             context.coordination,
@@ -302,10 +305,10 @@ class ReplicaNode:
             await self.view.stop()
             await self.coordination.close()
             raise
-        self._judge_past(store, is_new=found is None)
+        self._decide_if_whole(store, is_new=found is None)
         self._time = self._make_time()
         self._running = self._assemble(store)
-        self.broker, self.driver, self.standing = (
+        self.broker, self.driver, self.status = (
             self._running.broker,
             self._running.driver,
             self._running.status,
@@ -325,7 +328,7 @@ class ReplicaNode:
         )
 
     def _assemble(self, store: Store) -> ReplicaBroker:
-        config = self.config
+        config, network = self.config, self._environment.network
         return ReplicaBroker(
             self._kind,
             self._context,
@@ -333,9 +336,13 @@ class ReplicaNode:
             self._opener,
             self._identity,
             self._membership,
-            time=self._time,
-            access=self.access,
-            process=process_status(config.host, config.etcd, self._environment.network.credentials),
+            parts=ProcessParts(
+                self._time,
+                network,
+                self.access,
+                process_status(config.host, config.etcd, network.credentials),
+                self._environment.clock or SystemClock(),
+            ),
         )
 
     def _make_time(self) -> ReplicaTime:
@@ -347,7 +354,7 @@ class ReplicaNode:
             addresses=self._context.witnesses,
             voters=lambda: len(self.driver.core.state.membership.voters),
             is_delay=self._kind.settings is not None,
-            network=self._environment.network,
+            ports=ControlPorts(self._environment.network),
         )
 
     def _beginnings(self) -> StoredBeginnings | None:
@@ -413,7 +420,7 @@ class ReplicaNode:
             self._identity = replace(self._identity, resetting_until=0, is_whole=False)
         return await self._opener.open(is_resetting=is_resetting)
 
-    def _judge_past(self, store: Store, *, is_new: bool) -> None:
+    def _decide_if_whole(self, store: Store, *, is_new: bool) -> None:
         """Decide whether this replica may lack entries that it acknowledged, or promises that it
         made with an earlier folder.
         """
@@ -447,7 +454,7 @@ class ReplicaNode:
         self._registering = ReplicaRegistering(
             self.coordination, self.driver, record, self._environment.node_timing
         )
-        self.standing.older_store = lambda: (
+        self.status.older_store = lambda: (
             self._stale_routes() or self._registering.older_store or self.view.went_back
         )
         self._unfollow = self.view.on_change(self._changed)
@@ -481,7 +488,7 @@ class ReplicaNode:
             self.broker,
             self.config.group,
             self._running.data,
-            self.standing.describe,
+            self.status.describe,
             self._running.roles,
             lambda: self.driver.refused,
             self._time,

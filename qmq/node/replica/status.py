@@ -358,8 +358,8 @@ class WriteLease:
         """The lease under which the fences were listed."""
         self._epoch = 0
         self._until_ms = 0
-        self._heard: tuple[int, LeaseId, int] = (0, NO_LEASE, 0)
-        self._looking: asyncio.Task[None] | None = None
+        self._confirmed: tuple[int, LeaseId, int] = (0, NO_LEASE, 0)
+        self._closing: asyncio.Task[None] | None = None
 
     def __call__(self) -> bool:
         """True if this replica may write now."""
@@ -371,31 +371,31 @@ class WriteLease:
         """
         if held.lease == NO_LEASE or held.epoch != epoch:
             return
-        self._heard = epoch, held.lease, asked_ms
+        self._confirmed = epoch, held.lease, asked_ms
         if (epoch, held.lease) == (self._epoch, self._lease):
             self._until_ms = asked_ms + int(self._lease_ms() * (1 - MARGIN))
-        elif self._looking is None or self._looking.done():
-            self._looking = asyncio.ensure_future(self._look())
+        elif self._closing is None or self._closing.done():
+            self._closing = asyncio.ensure_future(self._close_fenced())
 
     def end(self) -> None:
         """End the mastership."""
         self._until_ms, self._lease, self._epoch = 0, NO_LEASE, 0
-        if self._looking is not None:
-            self._looking.cancel()
-            self._looking = None
+        if self._closing is not None:
+            self._closing.cancel()
+            self._closing = None
 
-    async def _look(self) -> None:
+    async def _close_fenced(self) -> None:
         """List the fences that were written after this replica got the key,
         and close their partitions.
         """
         while True:
-            epoch, lease, _ = self._heard
+            epoch, lease, _ = self._confirmed
             with suppress(CoordinationError, QmqError):
                 listing = await self._store.list(f"{FENCES}{self._group}/")
                 await self._close({item.key: Fence.decode(item.value) for item in listing.items})
-                if self._heard[:2] == (epoch, lease):
+                if self._confirmed[:2] == (epoch, lease):
                     self._epoch, self._lease = epoch, lease
-                    self._until_ms = self._heard[2] + int(self._lease_ms() * (1 - MARGIN))
+                    self._until_ms = self._confirmed[2] + int(self._lease_ms() * (1 - MARGIN))
                     return
             await asyncio.sleep(RETRY_S)
 

@@ -74,11 +74,10 @@ from qmq.log.actions import (
     ScheduleAction,
     decode_actions,
 )
-from qmq.log.envelopes import unwrap
 from qmq.log.group_state import GroupState, ShareEvent, ShareEventKind
 from qmq.log.lane_state import GroupLaneState
 from qmq.log.queue import apply_to
-from qmq.wire.batch import Envelope, Kind
+from qmq.wire.batch import Envelope, Kind, unwrap
 
 
 class DeliveryFate(StrEnum):

@@ -497,10 +497,10 @@ class PacketWindow(InFlightWindow[Packet]):
         else:
             super().refused(packet, attempt, failure, now)
 
-    def _rest(self, packet: Packet, failure: QmqError, now: float) -> None:
+    def _retry_later(self, packet: Packet, failure: QmqError, now: float) -> None:
         if isinstance(failure, NumberTaken) and packet is self.flight[0]:
             self._forgotten(packet)
-        super()._rest(packet, failure, now)
+        super()._retry_later(packet, failure, now)
 
     def _forgotten(self, packet: Packet) -> None:
         """The queue's next number differs from ours: another attempt may have stored more rows."""

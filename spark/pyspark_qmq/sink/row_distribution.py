@@ -101,7 +101,7 @@ class RowSender(Generic[K]):
         self._windows: dict[K, PacketWindow] = {}
         self._wants_location = True
         """Whether to ask where the subject is."""
-        self._rests_until = 0.0
+        self._backoff_until = 0.0
         self._failures = 0
         self._stuck_since: float | None = None
         self._trouble: QmqError | None = None
@@ -164,7 +164,7 @@ class RowSender(Generic[K]):
     def _stuck(self, failure: QmqError, now: float) -> None:
         self._wants_location = True
         self._failures += 1
-        self._rests_until = now + self._rules.rest_s(self._failures, failure)
+        self._backoff_until = now + self._rules.backoff_s(self._failures, failure)
         self._trouble = failure
         if self._stuck_since is None:
             self._stuck_since = now
@@ -208,7 +208,7 @@ class RowSender(Generic[K]):
 
     def wake_at(self, now: float) -> float:
         at = min([window.wake_at(now) for window in self._windows.values()], default=math.inf)
-        return min(at, self._rests_until) if self._is_waiting else at
+        return min(at, self._backoff_until) if self._is_waiting else at
 
     @property
     def is_idle(self) -> bool:
@@ -261,7 +261,7 @@ class BalancedRows(RowSender[str]):
     # --- lookups ----------------------------------------------------------------------------------
 
     def asks(self, now: float) -> list[Ask]:
-        if now < self._rests_until or not self._is_waiting:
+        if now < self._backoff_until or not self._is_waiting:
             return []
         if self._wants_location:
             return [Locate(self._subject, self._is_delayed)]
@@ -413,7 +413,7 @@ class BalancedRows(RowSender[str]):
             raise cause
         self._disputed.append(load)
         self._looked.discard(group)
-        self._rests_until = max(self._rests_until, now + self._rules.rest_s(1, cause))
+        self._backoff_until = max(self._backoff_until, now + self._rules.backoff_s(1, cause))
 
     @property
     def _is_waiting(self) -> bool:
@@ -467,7 +467,7 @@ class PartitionedRows(RowSender[int]):
     # --- lookups ----------------------------------------------------------------------------------
 
     def asks(self, now: float) -> list[Ask]:
-        if now < self._rests_until or self.is_idle:
+        if now < self._backoff_until or self.is_idle:
             return []
         if self._wants_location:
             return [Locate(self._subject)]
@@ -621,7 +621,7 @@ class PartitionedRows(RowSender[int]):
 
     def wake_at(self, now: float) -> float:
         at = super().wake_at(now)
-        return min(at, self._rests_until) if self._wants_location else at
+        return min(at, self._backoff_until) if self._wants_location else at
 
     @property
     def _is_waiting(self) -> bool:

@@ -15,7 +15,7 @@ from support.hostile import LIES, crc, region_of
 from qmq import model
 from qmq.broker.admin import BrokerAdmin
 from qmq.broker.broker import Broker
-from qmq.broker.config import LOOK_MS, BrokerConfig
+from qmq.broker.config import IDLE_CHECK_MS, BrokerConfig
 from qmq.broker.dead_letters import AGAIN_MS
 from qmq.errors import DiskFull, InvalidArgument, UnknownConsumer
 from qmq.log.group_state import GroupState
@@ -27,7 +27,7 @@ from qmq.model import SubjectConfig, dead_letter_subject
 from qmq.wire import frame_payloads as wire
 from qmq.wire.batch import BatchView, encode, sent_sizes
 from qmq.wire.batch_columns import BatchFlag, Columns, Compression, parse_header
-from qmq.wire.settle_payloads import Settlement, Verdict
+from qmq.wire.frame_payloads import Settlement, Verdict
 
 
 class World:
@@ -363,7 +363,7 @@ async def test_a_late_consumer_of_a_broadcast_group_does_not_get_its_old_progres
     world.attach("c", "g%c")
     world.clock.now_ms += 2_000
     world.broker.dispatch.tick()
-    world.clock.now_ms += LOOK_MS
+    world.clock.now_ms += IDLE_CHECK_MS
     world.broker.dispatch.tick()
     world.clock.now_ms += 4 * 86_400_000
     world.broker.dispatch.tick()

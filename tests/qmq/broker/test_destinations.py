@@ -36,7 +36,8 @@ def known() -> Known:
 @pytest.fixture
 def subjects(known: Known, tmp_path: Path) -> Iterator[BrokerSubjects]:
     store = open_store(tmp_path, LogConfig(), ManualClock())
-    yield BrokerSubjects(store, known.look_up, QueueDestinations(Routing()), has_consumers=True)
+    find = QueueDestinations(Routing()).find
+    yield BrokerSubjects(store, known.look_up, find, has_consumers=True)
     store.close()
 
 
@@ -64,7 +65,7 @@ def test_a_partition_that_lost_its_route_does_not_deny_what_it_stores(tmp_path: 
     store = open_store(tmp_path, LogConfig(), ManualClock())
     config = SubjectConfig("o", order=Order.STRICT, logical_partitions=16)
     subjects = BrokerSubjects(
-        store, {"o": config}.get, QueueDestinations(Routing()), has_consumers=True
+        store, {"o": config}.get, QueueDestinations(Routing()).find, has_consumers=True
     )
     store.append([intake(store.open_queue("o", 2), [b"x"])])
     for partition, outcome in ((2, Outcome.UNKNOWN), (3, Outcome.NOT_STORED)):

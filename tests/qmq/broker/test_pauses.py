@@ -34,7 +34,7 @@ from qmq.node.dev_node import Node
 from qmq.process.event_loop import SystemClock
 from qmq.wire import frame_payloads as wire
 from qmq.wire.frame import Frame, FrameKind
-from qmq.wire.settle_payloads import Verdict
+from qmq.wire.frame_payloads import Verdict
 
 _R = TypeVar("_R")
 

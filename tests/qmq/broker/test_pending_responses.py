@@ -6,8 +6,7 @@ import asyncio
 
 import pytest
 
-from qmq.broker.dispatch.sessions import HeldAnswer
-from qmq.broker.parts import PendingResponses
+from qmq.broker.dispatch.sessions import PendingAnswer, PendingResponses
 from qmq.errors import NotMaster, Outcome
 
 NOTHING = -1
@@ -46,7 +45,7 @@ async def test_a_waiter_for_unwritten_entries_continues_at_their_commit() -> Non
         Reader(),
     )
     responses.wait(waiter, None)
-    responses.unwritten.append(HeldAnswer(0, peer, 1, b"done"))
+    responses.unwritten.append(PendingAnswer(0, peer, 1, b"done"))
     responses.release(9, 9)
     assert (waiter.done(), peer.sent, responses.has_unwritten) == (False, [], True)
     responses.written(10)
@@ -61,9 +60,9 @@ async def test_waiters_at_the_end_of_a_mastership_get_an_unknown_outcome() -> No
     waiters = [loop.create_future() for _ in range(2)]
     responses.wait(waiters[0], 5)
     responses.wait(waiters[1], None)
-    responses.hold(HeldAnswer(5, peer, 1, b""))
-    responses.hold(HeldAnswer(5, peer, 2, b""), for_flush=True)
-    responses.unwritten.append(HeldAnswer(0, peer, 3, b""))
+    responses.add(PendingAnswer(5, peer, 1, b""))
+    responses.add(PendingAnswer(5, peer, 2, b""), for_flush=True)
+    responses.unwritten.append(PendingAnswer(0, peer, 3, b""))
     assert sorted(each.request_id for each in responses.abandon(unknown)) == [1, 2, 3]
     for waiter in waiters:
         with pytest.raises(NotMaster) as raised:

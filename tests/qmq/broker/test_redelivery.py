@@ -7,7 +7,7 @@ import pytest
 from qmq.broker.dispatch.pull import Begun, Decided, decide, put_back
 from qmq.log.group_state import HeldMessages
 from qmq.model import GroupSettings
-from qmq.wire.settle_payloads import BY_GROUP_MS, Settlement, Verdict
+from qmq.wire.frame_payloads import BY_GROUP_MS, Settlement, Verdict
 
 SETTINGS = GroupSettings(attempts_max=3, retry_delays_ms=(10, 20))
 

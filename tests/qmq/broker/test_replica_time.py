@@ -5,6 +5,7 @@ reboot and an operator change.
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
@@ -48,7 +49,7 @@ class Machines:
             self.boot,
             addresses=lambda: others,
             voters=lambda: self.voters,
-            ask=self.ask,
+            ports=self,
         )
         self.time.begin(log_ms)
         return self.time
@@ -64,10 +65,13 @@ class Machines:
             raise ConnectionRefusedError(address)
         return self.now_ms + self.off[address]
 
+    async def keep_only(self, addresses: Iterable[str]) -> None:
+        """There are no connections."""
+
     async def run(self, ms: int, every_ms: int = 1000) -> None:
         for _ in range(ms // every_ms):
             self.now_ms += every_ms
-            await self.time.look()
+            await self.time.check()
 
     @property
     def stamp_off(self) -> int:
@@ -297,9 +301,9 @@ def test_a_queue_that_loses_messages_all_the_time_is_reported_every_hour(
         report.note(
             DeletedMessages(queue, at_ms, at_ms + HOUR // 2, T0 + at_ms, T0 + at_ms + 1, T0, AGE)
         )
-        report.tell(at_ms)
+        report.log_due(at_ms)
     report.note(DeletedMessages(queue, 7, 8, T0, T0, T0, AGE))
-    report.tell_all()
+    report.log_all()
     found = [
         record.getMessage().split(" of ")[0]
         for record in caplog.records

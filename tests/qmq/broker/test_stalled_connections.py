@@ -14,7 +14,7 @@ from support import ManualClock, eventually
 
 from qmq.broker.broker import Broker
 from qmq.broker.config import BrokerConfig
-from qmq.broker.connection.server import LOOKS, DataConnection, DataServer, Ending, StallWatch
+from qmq.broker.connection.server import CHECKS, DataConnection, DataServer, Ending, StallWatch
 from qmq.limits import KIB, MIB
 from qmq.log.log_config import LogConfig
 from qmq.log.recovery import open_store
@@ -44,39 +44,39 @@ class Stream:
 
 
 def test_an_idle_connection_is_never_ended() -> None:
-    patience, stream = StallWatch(), Stream()
-    assert [patience.look(stream) for _ in range(10 * LOOKS)] == [None] * 10 * LOOKS
+    watch, stream = StallWatch(), Stream()
+    assert [watch.check(stream) for _ in range(10 * CHECKS)] == [None] * 10 * CHECKS
 
 
-def test_a_byte_between_two_looks_is_progress() -> None:
-    patience = StallWatch()
-    for at in range(10 * LOOKS):
+def test_a_byte_between_two_checks_is_progress() -> None:
+    watch = StallWatch()
+    for at in range(10 * CHECKS):
         stream = Stream(
             Part(awaits_rest=True), received_bytes=at, unsent_bytes=5000, taken_bytes=at
         )
-        assert patience.look(stream) is None
+        assert watch.check(stream) is None
 
 
 def test_a_connection_that_we_do_not_read_from_is_not_to_blame() -> None:
-    patience, stream = StallWatch(), Stream(Part(awaits_rest=True), is_reading=False)
-    assert {patience.look(stream) for _ in range(10 * LOOKS)} == {None}
+    watch, stream = StallWatch(), Stream(Part(awaits_rest=True), is_reading=False)
+    assert {watch.check(stream) for _ in range(10 * CHECKS)} == {None}
     stream.is_reading = True
-    assert [patience.look(stream) for _ in range(LOOKS)] == [None] * (LOOKS - 1) + [Ending.CLOSE]
+    assert [watch.check(stream) for _ in range(CHECKS)] == [None] * (CHECKS - 1) + [Ending.CLOSE]
 
 
 def test_who_reads_no_answers_is_ended_though_answers_are_added() -> None:
-    patience, stream = StallWatch(), Stream(taken_bytes=7)
-    for more in range(LOOKS):
+    watch, stream = StallWatch(), Stream(taken_bytes=7)
+    for more in range(CHECKS):
         stream.unsent_bytes = 1000 + more
-        assert patience.look(stream) is None
-    assert patience.look(stream) is Ending.ABORT
+        assert watch.check(stream) is None
+    assert watch.check(stream) is Ending.ABORT
 
 
 def test_bytes_that_the_peer_acknowledges_are_progress() -> None:
-    patience = StallWatch()
-    for at in range(10 * LOOKS):
+    watch = StallWatch()
+    for at in range(10 * CHECKS):
         stream = Stream(unsent_bytes=5000, taken_bytes=7, acknowledged_bytes=at)
-        assert patience.look(stream) is None
+        assert watch.check(stream) is None
 
 
 @asynccontextmanager
@@ -116,7 +116,7 @@ async def test_a_frame_whose_rest_does_not_come_ends_its_connection_with_an_erro
         writer.write(begun)
         stream = only(server).stream
         await eventually(lambda: stream.received_bytes == len(HELLO + begun))
-        for _ in range(LOOKS):
+        for _ in range(CHECKS):
             server.end_stalled()
         assert stream.is_open
         server.end_stalled()
@@ -131,7 +131,7 @@ async def test_a_slow_upload_that_moves_is_not_ended(tmp_path: Path) -> None:
         _, writer = await said_hello(server)
         writer.write(LARGE)
         stream = only(server).stream
-        for sent in range(1, 3 * LOOKS):
+        for sent in range(1, 3 * CHECKS):
             writer.write(b"x")
             await eventually(lambda sent=sent: stream.received_bytes == len(HELLO + LARGE) + sent)
             server.end_stalled()
@@ -165,14 +165,14 @@ async def test_who_reads_its_answers_slowly_is_not_ended(tmp_path: Path) -> None
             while connection.stream.is_writable:
                 connection.send(frames.frame(FrameKind.OK, 3, bytes(MIB)))
                 connection.flush()
-            for _ in range(2 * LOOKS):
+            for _ in range(2 * CHECKS):
                 server.end_stalled()
                 assert await loop.sock_recv(client, 100_000)
             assert connection.stream.is_open
             connection.stream.abort()
 
 
-async def test_a_server_looks_by_itself(tmp_path: Path) -> None:
+async def test_a_server_checks_by_itself(tmp_path: Path) -> None:
     async with served(tmp_path, stall_ms=12) as server:
         reader, writer = await said_hello(server)
         writer.write(LARGE)

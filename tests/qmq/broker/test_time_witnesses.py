@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
@@ -45,6 +46,9 @@ class Town:
             raise ConnectionRefusedError(address)
         return self.machine.true_ms() + self.errors[address]
 
+    async def keep_only(self, addresses: Iterable[str]) -> None:
+        """There are no connections."""
+
     def rounds(self) -> int:
         """How often all were asked since this was asked last."""
         asked, self.asked = self.asked, []
@@ -55,34 +59,34 @@ class Town:
 def fresh() -> tuple[Machine, Town, TimeWitnesses]:
     machine = Machine()
     town = Town(machine)
-    return machine, town, TimeWitnesses(machine, lambda: town.errors, ask=town.ask)
+    return machine, town, TimeWitnesses(machine, lambda: town.errors, ports=town)
 
 
 async def test_all_are_asked_at_the_start_and_then_every_thirty_seconds() -> None:
     machine, town, asking = fresh()
-    await asking.look()
+    await asking.check()
     assert town.rounds() == 1
     assert machine.is_settled
     for _ in range(29):
         machine.now_boot_ms += 1000
-        await asking.look()
+        await asking.check()
     assert town.rounds() == 0
     machine.now_boot_ms += 1000
-    await asking.look()
+    await asking.check()
     assert town.rounds() == 1
 
 
-async def test_as_long_as_a_step_is_undecided_they_are_asked_at_each_look(
+async def test_as_long_as_a_step_is_undecided_they_are_asked_at_each_check(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     machine, town, asking = fresh()
-    await asking.look()
+    await asking.check()
     machine.wall_off = HOUR
     town.rounds()
     with caplog.at_level(logging.WARNING, "qmq.broker"):
         for _ in range(5):
             machine.now_boot_ms += 1000
-            await asking.look()
+            await asking.check()
     assert town.rounds() == 5
     assert machine.time_ms() == machine.true_ms()
     assert [record.getMessage() for record in caplog.records] == [
@@ -93,7 +97,7 @@ async def test_as_long_as_a_step_is_undecided_they_are_asked_at_each_look(
     ]
     machine.wall_off = 0
     machine.now_boot_ms += 1000
-    await asking.look()
+    await asking.check()
     assert town.rounds() == 0
 
 
@@ -101,12 +105,12 @@ async def test_a_clock_step_that_witnesses_confirm_is_accepted_and_logged(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     machine, town, asking = fresh()
-    await asking.look()
+    await asking.check()
     machine.wall_off = -HOUR
     machine.now_boot_ms += 1000
     town.errors = dict.fromkeys(town.errors, -HOUR)
     with caplog.at_level(logging.WARNING, "qmq.broker"):
-        await asking.look()
+        await asking.check()
     assert machine.time_ms() == machine.true_ms() - HOUR
     assert ["was accepted" in record.getMessage() for record in caplog.records] == [True]
 
@@ -115,17 +119,17 @@ async def test_a_silent_or_unsure_server_does_not_count_as_a_witness() -> None:
     machine, town, asking = fresh()
     town.silent = {"a:1", "b:1"}
     town.errors["c:1"] = -machine.true_ms()
-    await asking.look()
+    await asking.check()
     assert machine.timekeeper.wants_witnesses
     town.silent = {"b:1"}
-    await asking.look()
+    await asking.check()
     assert not machine.timekeeper.wants_witnesses
 
 
 async def test_no_more_are_asked_than_a_median_needs() -> None:
     _, town, asking = fresh()
     town.errors = {f"{number}:1": 0 for number in range(100)}
-    await asking.look()
+    await asking.check()
     assert town.asked == [f"{number}:1" for number in range(replica_time.WITNESSES_MAX)]
 
 
@@ -139,7 +143,7 @@ async def test_the_task_continues_after_a_failure(caplog: pytest.LogCaptureFixtu
             call("no such view")
         return list(town.errors)
 
-    asking = TimeWitnesses(machine, addresses, ask=town.ask, look_s=0.001)
+    asking = TimeWitnesses(machine, addresses, ports=town, check_s=0.001)
     with caplog.at_level(logging.CRITICAL, "qmq.broker"):
         asking.start()
         await eventually(lambda: machine.timekeeper.is_attested)

@@ -13,7 +13,6 @@ from support import ManualClock
 
 from qmq.broker.broker import Broker
 from qmq.broker.config import BrokerConfig
-from qmq.broker.dispatch.sessions import Flushable
 from qmq.log.log_config import LogConfig
 from qmq.log.recovery import open_store
 from qmq.log.store import Store
@@ -107,7 +106,7 @@ async def test_a_connection_that_joins_ends_the_others_privilege(store: Store) -
     assert first.answers == 4
 
 
-class Connection(Talker, Flushable):
+class Connection(Talker):
     """A connection whose answers wait for the end of the turn, as a real one's do."""
 
     flushed = 0
@@ -181,11 +180,11 @@ async def test_an_answer_behind_the_last_step_of_a_turn_leaves_with_the_next(sto
     broker = broker_on(store)
     connection = Connection(broker, 1)
 
-    class Late(Flushable):
+    class Late(Talker):
         def flush(self) -> None:
             connection.send(b"late")
 
-    broker.turns.register_outbox(Late())
+    broker.turns.register_outbox(Late(broker, 2))
     await asyncio.sleep(0)
     assert (connection.answers, connection.flushed) == (1, 0)
     await asyncio.sleep(0)

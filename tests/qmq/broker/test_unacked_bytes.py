@@ -75,7 +75,7 @@ def test_far_from_the_limit_nothing_is_counted(
     found = UnackedBytes(50_000)
     assert found.room(holder_of(0), index) == 50_000
     for pulls in range(10):
-        found.handed(4_000)
+        found.delivered(4_000)
         assert found.room(holder_of(40 * (pulls + 1)), index) == 50_000 - 4_000 * (pulls + 1)
     assert counted.times == 0
     assert found.room(holder_of(0), index) == 50_000
@@ -101,7 +101,7 @@ def test_at_the_limit_it_waits_until_a_part_is_settled_and_then_continues(
         held -= 1
     assert 490 <= held < 500
     assert counted.times < 20
-    found.handed(2_000)
+    found.delivered(2_000)
     assert found.room(holder_of(held + 20), index) <= 0
     while held:
         held -= 1
@@ -113,6 +113,6 @@ def test_a_single_message_over_the_byte_limit_is_still_handed_out(tmp_path: Path
     index = index_of(tmp_path, [(1, 100_000)] * 3)
     found = UnackedBytes(50_000)
     assert found.room(holder_of(0), index) == 50_000
-    found.handed(100_000)
+    found.delivered(100_000)
     assert found.room(holder_of(1), index) <= 0
     assert found.room(holder_of(0), index) == 50_000

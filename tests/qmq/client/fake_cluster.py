@@ -46,8 +46,7 @@ from qmq.wire import frame_payloads as wire
 from qmq.wire.batch import ENVELOPE_BYTES, BatchView, Envelope, Kind, encode, place, sent_sizes
 from qmq.wire.batch_columns import Columns, parse_header
 from qmq.wire.frame import HEADER, HEADER_BYTES, Frame, FrameKind
-from qmq.wire.frame_payloads import Range
-from qmq.wire.settle_payloads import Settlement
+from qmq.wire.frame_payloads import Range, Settlement
 
 HOST = "127.0.0.1"
 

@@ -28,8 +28,7 @@ from qmq.client.consuming.settlements import (
     unpack,
 )
 from qmq.errors import InvalidArgument
-from qmq.wire.frame_payloads import RESUME, Attach
-from qmq.wire.settle_payloads import BY_GROUP_MS, Settlement, Verdict
+from qmq.wire.frame_payloads import BY_GROUP_MS, RESUME, Attach, Settlement, Verdict
 
 ACK, NACK, DEAD, RELEASE = Verdict.ACK, Verdict.NACK, Verdict.DEAD, Verdict.RELEASE
 NOW_MS = 1_700_000_000_000

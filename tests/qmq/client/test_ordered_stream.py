@@ -89,7 +89,7 @@ class World:
         ids = itertools.count(1)
         self.partitions: dict[int, ModelPartition] = {}
         self.wires: dict[int, list[Wire]] = defaultdict(list)
-        rules = PRODUCER._replace(rest_s=lambda *_: 0.01)
+        rules = PRODUCER._replace(backoff_s=lambda *_: 0.01)
         self.partitioner = StreamPartitioner(
             lambda part: Stream(part, lambda: next(ids), unknown=unknown, rules=rules)
         )

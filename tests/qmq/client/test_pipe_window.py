@@ -15,10 +15,10 @@ BUSY = Overloaded("busy")
 
 
 def window_with(
-    *numbers: int, rest_s: Callable[[int, QmqError], float] = lambda *_: 1.0
+    *numbers: int, backoff_s: Callable[[int, QmqError], float] = lambda *_: 1.0
 ) -> tuple[SenderWindow, list[Batch]]:
     """A window, connected, and these batches on their way."""
-    window = SenderWindow(8, PRODUCER._replace(rest_s=rest_s))
+    window = SenderWindow(8, PRODUCER._replace(backoff_s=backoff_s))
     window.connected()
     batches = [
         Batch(Columns([b"x"]), 1, Ticket(), number, size=1, until=60.0) for number in numbers
@@ -55,7 +55,7 @@ def test_batches_refused_together_count_as_one_refusal() -> None:
         rests.append(refusals)
         return 1.0
 
-    window, batches = window_with(0, 1, 2, 3, 4, rest_s=rest)
+    window, batches = window_with(0, 1, 2, 3, 4, backoff_s=rest)
     for batch in batches:
         window.refused(batch, 1, BUSY, 0.0)
     assert rests == [1]

@@ -33,8 +33,7 @@ from qmq.wire import frame_payloads as wire
 from qmq.wire.batch import BatchView, Envelope, Kind, encode, place, sent_sizes
 from qmq.wire.batch_columns import BatchFlag, Columns
 from qmq.wire.frame import Frame, FrameKind
-from qmq.wire.frame_payloads import Range
-from qmq.wire.settle_payloads import BY_GROUP_MS, Settlement, Verdict
+from qmq.wire.frame_payloads import BY_GROUP_MS, Range, Settlement, Verdict
 
 HOUR = timedelta(hours=1)
 LONG = timedelta(days=10)

@@ -22,8 +22,7 @@ from qmq.client.consuming.settlements import SpooledAck, SpoolOwner, unpack
 from qmq.errors import InvalidArgument, NotMaster, UnknownConsumer
 from qmq.wire import frame_payloads as wire
 from qmq.wire.frame import Frame, FrameKind
-from qmq.wire.frame_payloads import RESUME
-from qmq.wire.settle_payloads import BY_GROUP_MS, Settlement, Verdict
+from qmq.wire.frame_payloads import BY_GROUP_MS, RESUME, Settlement, Verdict
 
 QUICK = ClientTiming(hand_in_retry_s=(0.01,))
 ACK, NACK, DEAD, RELEASE = Verdict.ACK, Verdict.NACK, Verdict.DEAD, Verdict.RELEASE

@@ -18,7 +18,7 @@ from qmq.client.consuming.settlements import AckBatch, in_frames
 from qmq.errors import InvalidArgument
 from qmq.limits import REQUEUE_MS_MAX
 from qmq.wire.frame import FrameKind
-from qmq.wire.settle_payloads import (
+from qmq.wire.frame_payloads import (
     BY_GROUP_MS,
     ERROR_CHARS_MAX,
     Settlement,

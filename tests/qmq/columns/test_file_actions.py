@@ -16,10 +16,9 @@ from qmq.columns.files.folders import find_folders
 from qmq.columns.files.log import action_folders, committed_actions
 from qmq.errors import InvalidArgument, LogDamaged, MessagesExpired
 from qmq.log.actions import Begin, Join, decode_actions
-from qmq.log.envelopes import unwrap
 from qmq.log.recovery import open_store
 from qmq.log.store import Store
-from qmq.wire.batch import Kind
+from qmq.wire.batch import Kind, unwrap
 
 
 @pytest.fixture

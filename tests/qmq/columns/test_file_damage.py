@@ -18,8 +18,7 @@ from qmq.columns.files.segments import Mapped
 from qmq.columns.model import QueueKey, ReadSelection
 from qmq.errors import LogDamaged
 from qmq.log.consume_log import ENTRY_BYTES
-from qmq.log.envelopes import wrap
-from qmq.wire.batch import Kind
+from qmq.wire.batch import Kind, wrap
 
 A = QueueKey("a", 0, GROUP)
 

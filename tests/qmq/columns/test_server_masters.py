@@ -20,10 +20,9 @@ from qmq.columns.servers.metaservers import Metadata, RetryDeadline
 from qmq.columns.servers.reading import MasterConnections
 from qmq.errors import InvalidArgument, NotConnected, Outcome, QmqError, UnknownSubject
 from qmq.log.actions import decode_actions
-from qmq.log.envelopes import unwrap
 from qmq.model import SubjectConfig
 from qmq.wire import frame_payloads as wire
-from qmq.wire.batch import Kind, encode
+from qmq.wire.batch import Kind, encode, unwrap
 from qmq.wire.batch_columns import Columns
 from qmq.wire.frame import FrameKind
 

@@ -68,7 +68,7 @@ class PipeKind:
     """Whether a batch that was refused because of its content may be accepted at another try."""
 
     def __init__(self) -> None:
-        self.window: Any = SenderWindow(8, PRODUCER._replace(rest_s=rest))
+        self.window: Any = SenderWindow(8, PRODUCER._replace(backoff_s=rest))
         self.pool = deque[Batch]()
         self.found: list[tuple[int, Fate]] = []
 
@@ -126,7 +126,7 @@ class StreamKind(PipeKind):
         self.window = Stream(
             PhysicalPartition(1, LpRange(0, 1), "g"),
             lambda: next(ids),
-            rules=PRODUCER._replace(rest_s=rest),
+            rules=PRODUCER._replace(backoff_s=rest),
         )
 
     def put(self, serial: int, now: float) -> None:
@@ -169,7 +169,7 @@ class PartitionedDueKind(StreamKind):
             "g",
             int(self.is_ordered),
             is_ordered=self.is_ordered,
-            rules=DELAY_SERVER._replace(rest_s=rest),
+            rules=DELAY_SERVER._replace(backoff_s=rest),
         )
         self.pool = deque[Batch]()
         self.ids, self.numbers = itertools.count(1), itertools.count()
@@ -224,7 +224,7 @@ class PartitionedPacketKind(StreamKind):
     def __init__(self) -> None:
         rules = ORDERED_SINK if self.is_ordered else SINK
         self.window = PacketWindow(
-            RowTarget("s", int(self.is_ordered), "g"), 1e9, rules=rules._replace(rest_s=rest)
+            RowTarget("s", int(self.is_ordered), "g"), 1e9, rules=rules._replace(backoff_s=rest)
         )
         self.found: list[tuple[int, Fate]] = []
 

@@ -57,10 +57,10 @@ def test_only_the_ordered_sink_comes_back_after_a_number_was_taken() -> None:
 
 @pytest.mark.parametrize("rules", EVERYBODY)
 def test_rests_are_short_where_a_broker_is_only_busy(rules: RetryRules) -> None:
-    assert max(rules.rest_s(number, Overloaded("x")) for number in range(1, 50)) < 2
+    assert max(rules.backoff_s(number, Overloaded("x")) for number in range(1, 50)) < 2
 
 
 def test_the_delay_server_rests_half_a_minute_where_people_must_act() -> None:
-    rests = [DELAY_SERVER.rest_s(number, UnknownSubject("x")) for number in range(1, 50)]
+    rests = [DELAY_SERVER.backoff_s(number, UnknownSubject("x")) for number in range(1, 50)]
     assert rests[19] > PAUSE_S_MAX / 2
     assert max(rests) <= PAUSE_S_MAX

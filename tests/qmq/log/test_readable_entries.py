@@ -27,13 +27,13 @@ from qmq.errors import CorruptBatch, DiskFull, InvariantBroken
 from qmq.limits import BATCH_BYTES_MAX, KIB, MIB
 from qmq.log import follower
 from qmq.log.actions import Begin, LaneBegin, LaneGrant, LanePark, SettleAction, encode_actions
-from qmq.log.envelopes import Entry, SnapshotReader, is_opened_whole, to_payloads, walk, wrap
+from qmq.log.envelopes import Entry, SnapshotReader, is_opened_whole, to_payloads, walk
 from qmq.log.group_state import Dying, Requeued
 from qmq.log.lane_state import LaneProgress
 from qmq.log.producers import PRODUCERS_MAX, WINDOW, Producers
 from qmq.log.recovery import open_store
 from qmq.log.store import Store
-from qmq.wire.batch import ENVELOPE_BYTES, Kind, parse_envelope, place
+from qmq.wire.batch import ENVELOPE_BYTES, Kind, parse_envelope, place, wrap
 from qmq.wire.frame_payloads import Verdict
 
 HUGE = 1 << 62

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 import pytest
 
 from qmq.errors import CorruptBatch
-from qmq.log.envelopes import walk_rising, wrap
-from qmq.wire.batch import Kind
+from qmq.log.envelopes import walk_rising
+from qmq.wire.batch import Kind, wrap
 
 
 def walked(indexes: Sequence[int], after: int = 0) -> list[int]:

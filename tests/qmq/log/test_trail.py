@@ -44,7 +44,7 @@ from qmq.log.history import (
 )
 from qmq.log.lane_state import GroupLaneState
 from qmq.log.queue import apply_to
-from qmq.wire.settle_payloads import Verdict
+from qmq.wire.frame_payloads import Verdict
 
 QUEUE = ("s", 0, "g")
 LANES = ("s", 1, "g")

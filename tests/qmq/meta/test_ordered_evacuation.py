@@ -44,7 +44,7 @@ class Setting:
     async def look(self, *, after_ms: int = 0) -> None:
         await self.view.refresh()
         self.clock.now_ms += after_ms
-        self.evacuation.look()
+        self.evacuation.check()
 
     def groups(self) -> list[str]:
         state = self.view.ordered(SUBJECT)

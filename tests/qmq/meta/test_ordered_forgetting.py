@@ -123,7 +123,7 @@ async def test_a_lost_broker_group_is_named_and_its_part_is_done_after_its_retur
 
 
 async def test_nothing_moves_a_group_that_is_being_deleted(world: World) -> None:
-    await world.placing().hold_to_delete(SUBJECT, "g")
+    await world.placing().mark_for_deletion(SUBJECT, "g")
     assert not (await world.groups().round(SUBJECT, "g")).is_ready
     with pytest.raises(LaneNotOpen, match="is being deleted"):
         await world.placing().reset(SUBJECT, "g", Start.parse("reset:latest"), 1)

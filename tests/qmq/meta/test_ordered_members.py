@@ -203,18 +203,18 @@ async def test_one_metaserver_leads_and_another_one_when_it_is_gone(
         ControllerElection(embedded, "first", lease_s=3),
         ControllerElection(embedded, "second", lease_s=3),
     )
-    assert await first.look()
-    assert not await second.look()
+    assert await first.campaign()
+    assert not await second.campaign()
     clock.ms += 2_000
-    assert await first.look()
+    assert await first.campaign()
     clock.ms += 2_000
-    assert not await second.look()
+    assert not await second.campaign()
     clock.ms += 3_000
-    assert await second.look()
-    assert not await first.look()
+    assert await second.campaign()
+    assert not await first.campaign()
     await second.stop()
     assert await embedded.get(LEADER) is None
-    assert await first.look()
+    assert await first.campaign()
     await embedded.close()
 
 

@@ -44,8 +44,7 @@ async def settled(master: ReplicaNode, others: list[ReplicaNode]) -> None:
     )
     await eventually(
         lambda: all(
-            peer.match_index == master.broker.store.index
-            for peer in master.standing.describe().peers
+            peer.match_index == master.broker.store.index for peer in master.status.describe().peers
         )
     )
 
@@ -114,7 +113,7 @@ async def test_a_new_master_counts_what_it_stored_itself(three: ServerCluster) -
         for _ in range(4):
             await mq.send("flights", b"x")
         await settled(first, [node for node in three.nodes.values() if node is not first])
-        await first.standing.transfer("")
+        await first.status.transfer("")
         second = await three.master("g1", other_than=first.config.replica)
         for _ in range(2):
             await mq.send("flights", b"y")

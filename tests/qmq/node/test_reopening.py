@@ -117,9 +117,9 @@ async def test_a_deposed_master_reopens_its_store_without_blocking_the_loop(tmp_
         await mq.send("s", b"meanwhile")
         assert await group.master() != name
         assert node.driver.is_opening
-        assert node.standing.describe().role == "slave"
+        assert node.status.describe().role == "slave"
         with pytest.raises(Unavailable):
-            node.standing.read_log(0, 0, 1000)
+            node.status.read_log(0, 0, 1000)
         disk.let_go()
         await eventually(lambda: not node.driver.is_opening)
         await mq.send("s", b"after")

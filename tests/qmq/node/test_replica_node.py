@@ -105,7 +105,7 @@ async def test_what_a_slave_or_a_master_cannot_do_is_refused_and_changes_nothing
         master = await cluster.serving()
         slave = next(node for node in cluster.nodes.values() if node is not master)
         with pytest.raises(NotMaster):
-            await slave.standing.transfer("a")
+            await slave.status.transfer("a")
         await eventually(lambda: slave.broker.master_address == master.address)
         with pytest.raises(NotMaster, match=f"the master is at {master.address}"):
             slave.broker.require_serving()
@@ -113,11 +113,11 @@ async def test_what_a_slave_or_a_master_cannot_do_is_refused_and_changes_nothing
             "a master names itself to nobody as another place to ask"
         )
         with pytest.raises(InvalidArgument, match="is the master"):
-            await master.standing.change(remove=master.config.replica)
+            await master.status.change(remove=master.config.replica)
         with pytest.raises(InvalidArgument, match="no voter of this group"):
-            await master.standing.transfer("nobody")
+            await master.status.transfer("nobody")
         with pytest.raises(InvalidArgument, match="is the master already"):
-            await master.standing.transfer(master.config.replica)
+            await master.status.transfer(master.config.replica)
         assert master.broker.is_serving
         # A campaign that was asked for while an earlier one ran takes no claim of its epoch.
         driver = master.driver

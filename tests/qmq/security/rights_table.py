@@ -35,7 +35,7 @@ from qmq.wire import frame_payloads as wire
 from qmq.wire.batch import encode
 from qmq.wire.batch_columns import Columns
 from qmq.wire.frame import FrameKind
-from qmq.wire.settle_payloads import Settlement, pack_settle
+from qmq.wire.frame_payloads import Settlement, pack_settle
 
 Right = tuple[str, str]
 """(kind of resource, operation)"""

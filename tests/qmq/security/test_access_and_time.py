@@ -19,6 +19,7 @@ from support import ManualClock, eventually
 
 from qmq.broker.broker import Broker
 from qmq.broker.config import BrokerConfig
+from qmq.broker.control import ProcessParts
 from qmq.client.connection.connection import Connection, connect
 from qmq.errors import AccessDenied, NotAuthenticated, NotConnected
 from qmq.log.log_config import LogConfig
@@ -110,7 +111,7 @@ async def closed_port(
             asyncio.get_running_loop(),
             make_parts=parts,
         ),
-        access=access,
+        parts=ProcessParts(access=access),
         tick_s=0.0005,
     )
     await running.data.start("127.0.0.1", 0)
@@ -140,15 +141,15 @@ async def test_a_broker_that_is_cut_off_refuses_producers_when_its_rules_are_too
         )
         await port.send(orders)
         port.heard.silent_ms = STALE_MS
-        port.data.look_at_clock()
+        port.data.end_expired()
         await port.send(orders)
         port.heard.silent_ms = STALE_MS + 1
-        port.data.look_at_clock()
+        port.data.end_expired()
         with pytest.raises(AccessDenied, match="coordination store has been away"):
             await port.send(orders)
         await port.send(admin)
         port.heard.silent_ms = 0
-        port.data.look_at_clock()
+        port.data.end_expired()
         await port.send(orders)
 
 
@@ -189,7 +190,7 @@ async def test_a_connection_that_showed_a_newer_token_outlives_the_first(tmp_pat
         (held,) = port.data.open_connections
         await eventually(lambda: held.access.caller.ends_ms == end_ms + 60_000)
         port.clock.now_ms = end_ms
-        port.data.look_at_clock()
+        port.data.end_expired()
         await port.send(connection)
         port.clock.now_ms = end_ms + 60_000
         assert "the token has expired" in await ended(connection)
@@ -227,7 +228,7 @@ async def test_a_providers_token_is_renewed_on_an_open_connection_and_cut_at_its
         (held,) = port.data.open_connections
         await eventually(lambda: held.access.caller.ends_ms == (end_s + 60 + LEEWAY_S) * 1000)
         port.clock.now_ms = (end_s + LEEWAY_S) * 1000
-        port.data.look_at_clock()
+        port.data.end_expired()
         await port.send(connection)
         port.clock.now_ms = (end_s + 60 + LEEWAY_S) * 1000
         assert "the token has expired" in await ended(connection)

@@ -19,7 +19,7 @@ import pytest
 from access_support import Papers, handshakes
 from support import eventually, node_config, running
 
-from qmq.broker.control import serve_control
+from qmq.broker.control import ControlService, ProcessParts, serve_control
 from qmq.client.metadata.service import MetadataClient
 from qmq.errors import NotConnected, Overloaded
 from qmq.meta.server import MetaConfig, MetaServer
@@ -107,17 +107,9 @@ async def listening(
             stack.push_async_callback(meta.stop)
             yield ControlPort(role, meta.port, client, lambda: meta.watchers, lambda: meta.rpc_port)
         else:
-            status = node.running.status
-            control = await serve_control(
-                node.broker,
-                status,
-                "g",
-                host,
-                0,
-                network=server,
-                bounds=bounds,
-                access=node.broker.access,
-            )
+            parts = ProcessParts(network=server, access=node.broker.access)
+            service = ControlService(node.broker, node.running.status, "g", parts)
+            control = await serve_control(service, host, 0, bounds=bounds)
             stack.push_async_callback(control.stop, 0)
             yield ControlPort(role, control.port, client, None)
 

@@ -150,7 +150,7 @@ async def test_a_replicated_group_continues_while_rules_are_enforced(tmp_path: P
             with pytest.raises(AccessDenied, match="app:orders may not"):
                 await mq.send("payments", b"1")
             master = next(node for node in nodes.values() if node.broker.is_serving)
-            await master.standing.transfer("")
+            await master.status.transfer("")
             await mq.send("orders", b"behind")
             consumer = mq.consumer("orders", group="g")
             assert [(await anext(consumer)).body for _ in range(2)] == [b"before", b"behind"]

@@ -190,7 +190,7 @@ async def test_a_replica_on_a_new_disk_takes_the_stored_part_from_the_store(
         await eventually(
             lambda: (
                 new.broker.store.messages.end == master.broker.store.messages.end
-                and new.standing.describe().is_whole
+                and new.status.describe().is_whole
             )
         )
         assert new.broker.store.messages.bases == master.broker.store.messages.bases
@@ -229,7 +229,7 @@ async def test_a_replica_that_dies_while_it_begins_with_the_store_begins_again(
             await eventually(
                 lambda: (
                     running(cluster, lost).driver.is_opening
-                    or running(cluster, lost).standing.describe().is_whole
+                    or running(cluster, lost).status.describe().is_whole
                 )
             )
             await cluster.kill(lost)
@@ -238,7 +238,7 @@ async def test_a_replica_that_dies_while_it_begins_with_the_store_begins_again(
         await eventually(
             lambda: (
                 new.broker.store.messages.end == master.broker.store.messages.end
-                and new.standing.describe().is_whole
+                and new.status.describe().is_whole
             )
         )
         await mq.metadata.transfer(next(iter(cluster.groups)), lost)
@@ -285,18 +285,18 @@ async def test_a_replica_on_a_new_disk_gets_the_log_from_a_master_that_reads_the
         shutil.rmtree(data)
         await cluster.restart(lost)
         master, new = running(cluster, cluster.master()), running(cluster, lost)
-        epoch, failures = master.standing.describe().epoch, failed_reads(master)
+        epoch, failures = master.status.describe().epoch, failed_reads(master)
         await eventually(lambda: failed_reads(master) > failures + 20)
         for body in (more := bodies(3)):
             await mq.send("s", body)
-        assert (master.standing.describe().epoch, master.broker.is_serving) == (epoch, True)
+        assert (master.status.describe().epoch, master.broker.is_serving) == (epoch, True)
         assert new.broker.store.messages.end < master.broker.store.messages.end
         shutil.rmtree(objects, ignore_errors=True)
         (tmp_path / "away").rename(objects)
         await eventually(
             lambda: (
                 new.broker.store.messages.end == master.broker.store.messages.end
-                and new.standing.describe().is_whole
+                and new.status.describe().is_whole
             )
         )
         assert new.broker.store.messages.start == 0

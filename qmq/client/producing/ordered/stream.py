@@ -382,7 +382,7 @@ class Stream(InFlightWindow[OrderedBatch]):
         """Whether its broker group cannot take batches at the moment."""
         return self.is_stalled or (
             self.trouble is not None
-            and (not self.is_connected or now < self._rests_until or bool(self.flight))
+            and (not self.is_connected or now < self._backoff_until or bool(self.flight))
         )
 
     @property

@@ -38,7 +38,7 @@ class Driven:
             "g",
             1 if is_ordered else 0,
             is_ordered=is_ordered,
-            rules=DELAY_SERVER._replace(rest_s=lambda *_: 1.0),
+            rules=DELAY_SERVER._replace(backoff_s=lambda *_: 1.0),
         )
         self.now = 0.0
         self._ids, self._numbers, self._plans = (
