@@ -22,9 +22,9 @@ from qmq_coordination.coordination_store import (
     txn_decided,
     unchanged,
 )
-from qmq_coordination.etcd.process import EtcdCluster, EtcdProcess
 from qmq_coordination.etcd.store import EtcdStore
 from support import eventually
+from support.etcd_process import EtcdCluster, EtcdProcess
 from support.stores import FaultyStore, Follower, history, proxied, put_surely
 
 from qmq.errors import (
