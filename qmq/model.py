@@ -23,11 +23,6 @@ from qmq.text import parse_json
 
 _E = TypeVar("_E", bound=Enum)
 
-Sequence = NewType("Sequence", int)
-
-Position = NewType("Position", int)
-"""A byte's place in a log, counted from the log's first byte ever."""
-
 Partition = NewType("Partition", int)
 """A queue's number within its subject."""
 

@@ -16,7 +16,6 @@ store was first read, only servers are served; others get an error that says to 
 from __future__ import annotations
 
 import hmac
-import logging
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -111,8 +110,6 @@ class AccessConfig:
     jwt: JwtConfig | None = None
     audit_subject: str = ""
 
-
-log = logging.getLogger("qmq.security")
 
 _OWN_TOKEN: Final = "server token"  # noqa: S105 - how a caller is known
 _LISTS: Final = ("ListRules", "ListTokens", "ListQuotas")
