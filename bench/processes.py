@@ -23,7 +23,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import qmq
 
@@ -31,6 +31,13 @@ try:
     from qmq.process.event_loop import calm_collector, keep_freed_memory
 except ImportError:  # an older checkout, measured beside this one
     from qmq.process_tuning import calm_collector, keep_freed_memory  # type: ignore[import-not-found, no-redef]
+
+# Not `support.etcd_process`: everyday.py runs this module with older checkouts, too, which have not
+# all that the package of the tests' helpers imports.
+sys.path.append(str(Path(__file__).resolve().parents[1] / "tests" / "support"))
+
+if TYPE_CHECKING:
+    from etcd_process import EtcdProcess
 
 SUBJECT: Final = "bench"
 BATCH: Final = 1_000
@@ -137,6 +144,13 @@ class Node:
             shutil.rmtree(self.data)
 
 
+def etcd_at(folder: Path) -> EtcdProcess:
+    """A member of etcd that is not started yet, with its data in this folder."""
+    from etcd_process import EtcdProcess
+
+    return EtcdProcess(folder / "etcd")
+
+
 class ReplicaSet:
     """`count` replicas of each of `groups` broker groups (g, h, ...), with etcd and a metaserver:
     processes on free loopback ports, without pauses, ready when made.
@@ -148,9 +162,7 @@ class ReplicaSet:
         """`options` are those of the brokers;
         `variables` are added to the environment of all servers.
         """
-        # Not above: everyday.py runs this module with older checkouts, too, which have it
-        # elsewhere.
-        from qmq_coordination.etcd.process import EtcdProcess, free_ports
+        from etcd_process import free_ports
 
         self.folder = Path(tempfile.mkdtemp(prefix="qmq-bench-"))
         self._options = options
@@ -168,7 +180,7 @@ class ReplicaSet:
         self._ports = {
             name: (ports[2 * at], ports[2 * at + 1]) for at, name in enumerate(self.names)
         }
-        self.etcd = EtcdProcess(self.folder / "etcd")
+        self.etcd = etcd_at(self.folder)
         self.etcd.start()
         self.processes: dict[str, subprocess.Popen[str]] = {}
         for name in self.names:

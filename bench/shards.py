@@ -29,11 +29,9 @@ from itertools import cycle
 from pathlib import Path
 from typing import Any, Final
 
-from qmq_coordination.etcd.process import EtcdProcess
-
 import qmq
 from bench.everyday import FIRST, Measured, Watch, receive_columns
-from bench.processes import BATCH, Figures, cpu_s, in_loop, limited, together
+from bench.processes import BATCH, Figures, cpu_s, etcd_at, in_loop, limited, together
 from qmq.model import Order, SubjectConfig
 
 GROUPS: Final = {1: ("one",), 2: ("two.1", "two.2")}
@@ -109,7 +107,7 @@ class TwoNodes:
     def __init__(self, replicas: int) -> None:
         self._folder = Path(tempfile.mkdtemp(prefix="qmq-bench-"))
         self._errors = self._folder / "errors"
-        self._etcd = EtcdProcess(self._folder / "etcd")
+        self._etcd = etcd_at(self._folder)
         self._etcd.start()
         names = "abc"[:replicas]
         self._brokers = {

@@ -21,10 +21,8 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any, Final
 
-from qmq_coordination.etcd.process import EtcdProcess
-
 import qmq
-from bench.processes import SUBJECT, Figures, Node, ReplicaSet, fill, together
+from bench.processes import SUBJECT, Figures, Node, ReplicaSet, etcd_at, fill, together
 from qmq.limits import MIB
 from qmq.model import Order, SubjectConfig
 from qmq.proto.v1 import meta_pb2 as pb
@@ -158,7 +156,7 @@ def backup(mib: int) -> Figures:
         finally:
             group.stop()
         found |= _timed("verify", "verify", where)
-        new = EtcdProcess(folder / "etcd")
+        new = etcd_at(folder)
         new.start()
         try:
             into = f"{group.names[0][0]}/{group.names[0]}={folder / 'new'}"

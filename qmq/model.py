@@ -23,22 +23,8 @@ from qmq.text import parse_json
 
 _E = TypeVar("_E", bound=Enum)
 
-Sequence = NewType("Sequence", int)
-
-PullSequence = NewType("PullSequence", int)
-"""A message's number among the messages handed to one consumer, from 0, without gaps."""
-
-Position = NewType("Position", int)
-"""A byte's place in a log, counted from the log's first byte ever."""
-
-Epoch = NewType("Epoch", int)
-"""A master's term."""
-
 Partition = NewType("Partition", int)
 """A queue's number within its subject."""
-
-TimeMs = NewType("TimeMs", int)
-"""Milliseconds since 1970-01-01 UTC."""
 
 _NAME: Final = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]*\Z", re.ASCII)
 

@@ -14,8 +14,8 @@ from typing import Any
 
 import pytest
 from hypothesis import settings
-from qmq_coordination.etcd.process import EtcdProcess
 from support import NodeProcess, forms, needs, node_config, running
+from support.etcd_process import EtcdProcess
 from support.secret_scan import pytest_runtest_makereport as pytest_runtest_makereport
 
 from qmq.broker.maintenance import EXIT_FATAL

@@ -28,7 +28,6 @@ import ordersim.bugs
 import sim.bugs
 from damage.cells import ENDS, MEANINGS, cells
 from qmq_coordination import access_records, broker_groups, ordered_records, subjects
-from qmq_coordination.broker_groups import DelaySettings
 from rocketmq_fields import FIELDS
 from specs import ordering_traces, replication_traces
 from specs.mistakes import ORDERING_MISTAKES, REPLICATION_MISTAKES
@@ -36,7 +35,6 @@ from typer.main import get_command
 
 import qmq
 from qmq.backup import manifest
-from qmq.broker.config import BrokerConfig
 from qmq.cli.app import app
 from qmq.cli.broker import BrokerOptions
 from qmq.cli.console import ConsoleOptions
@@ -47,10 +45,6 @@ from qmq.cli.meta import MetaOptions
 from qmq.cli.roles import parameters_of, variables_of
 from qmq.client.dead_letters import DeadLetters
 from qmq.client.producing.delayed import Delayed
-from qmq.delay.config import DelayConfig
-from qmq.log.log_config import LogConfig
-from qmq.meta.server import MetaConfig
-from qmq.model import GroupSettings, SubjectConfig
 from qmq.node.metrics.serving import figures_by_role
 from qmq.operations.findings import KINDS
 from qmq.sql import dedup_tables, outbox_tables
@@ -82,15 +76,6 @@ ROLES = {
     "qmq dev": DevOptions,
     "qmq console": ConsoleOptions,
 }
-CONFIGURATION = (
-    LogConfig,
-    BrokerConfig,
-    MetaConfig,
-    DelayConfig,
-    DelaySettings,
-    SubjectConfig,
-    GroupSettings,
-)
 DATABASES = {"sqlite": "SQLite", "postgresql": "PostgreSQL", "mysql": "MySQL and MariaDB"}
 MODULES_WITH_KEYS = (broker_groups, ordered_records, subjects, access_records, manifest)
 KEY = re.compile(
@@ -229,73 +214,46 @@ def value_of(each: dataclasses.Field[Any]) -> str:
 
 
 def configuration_page() -> str:
-    lines = [
-        "# Configuration",
-        "",
-        MADE,
-        "",
-        (
-            "The values that servers and subjects are made with, and their defaults. Options of "
-            "`qmq dev`, `qmq broker`, `qmq delay`,"
-        ),
-        (
-            "`qmq meta`, `qmq subject create` and `qmq subject alter` set most of them "
-            "([commands](cli.md))."
-        ),
-        "",
-    ]
-    for kind in CONFIGURATION:
-        notes = notes_of(kind)
-        lines += [
-            f"## {kind.__name__}",
-            "",
-            inspect.cleandoc(kind.__doc__ or ""),
-            "",
-            f"`{kind.__module__}`",
-            "",
-        ]
-        rows = [
-            (
-                f"`{each.name}`",
-                str(each.type).replace("None", "none"),
-                value_of(each),
-                re.sub(r"``", "`", notes.get(each.name, "")),
-            )
-            for each in dataclasses.fields(kind)
-            if not each.kw_only  # those are for tests
-        ]
-        lines += table(("field", "type", "default", ""), rows)
-    return "\n".join([*lines, *variables()]).rstrip() + "\n"
-
-
-def variables() -> list[str]:
-    """The variables of the environment that set options of the roles,
-    and those that set what is no option.
+    """The variables of the environment that set options of servers, and those that set what is no
+    option.
     """
-    found: dict[str, tuple[str, list[str]]] = {}
+    found: dict[str, tuple[str, dict[str, str]]] = {}
     for command, options in ROLES.items():
         for each in parameters_of(options):
             option = each.annotation.__metadata__[0]
             if option.envvar:
                 name = next(iter(option.param_decls or ()), f"--{each.name.replace('_', '-')}")
-                found.setdefault(option.envvar, (f"`{name}`", []))[1].append(command)
-        for more in variables_of(options).values():
-            found.setdefault(more.name, (more.help, []))[1].append(command)
+                of_option = found.setdefault(option.envvar, (f"`{name}`", {}))
+                of_option[1][command] = as_variable(each.default)
+        fields = {each.name: each.default for each in dataclasses.fields(options)}
+        for field, more in variables_of(options).items():
+            of_variable = found.setdefault(more.name, (more.help, {}))
+            of_variable[1][command] = as_variable(fields[field])
     rows = [
-        (f"`{variable}`", name, ", ".join(f"`{each}`" for each in commands))
-        for variable, (name, commands) in sorted(found.items())
+        (f"`{variable}`", name, defaults_of(defaults), ", ".join(f"`{each}`" for each in defaults))
+        for variable, (name, defaults) in sorted(found.items())
     ]
     about = (
-        "Of the environment. An option that is given counts more. What has no option is set by "
-        "its variable alone."
+        "The settings of servers are variables of the environment. Many are [options](cli.md), "
+        "too, and an option that is given counts more. [SubjectConfig](api.md#subjectconfig) has "
+        "the settings of a subject; `qmq subject create`, `qmq subject alter` and `qmq group set` "
+        "set those of subjects and groups."
     )
-    return [
-        "## Variables",
-        "",
-        about,
-        "",
-        *table(("variable", "option, or what it sets", "of"), rows),
-    ]
+    head = ("variable", "option, or what it sets", "default", "of")
+    return page("Configuration", about, "", *table(head, rows))
+
+
+def as_variable(default: object) -> str:
+    """A default as a variable would give it; empty if there is none."""
+    value = int(default) if isinstance(default, bool) else default
+    return "" if value is None or value == "" else f"`{value}`"
+
+
+def defaults_of(found: Mapping[str, str]) -> str:
+    """The default of all commands, or what each of them has."""
+    if len(set(found.values())) == 1:
+        return next(iter(found.values()))
+    return ", ".join(f"{each} (`{command}`)" for command, each in found.items() if each)
 
 
 # --- Python ---------------------------------------------------------------------------------------

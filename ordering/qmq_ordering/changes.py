@@ -1,10 +1,8 @@
 """Changes of routes: the phases of a change as one table, and the routes that result. Pure.
-docs/ORDERING.md shows the table.
 
 A change is a record in the coordination store, and any metaserver continues a record that another
-one left unfinished. For each step the table therefore lists the metaserver's compares and puts, and
-the state after a crash before or after the step. `step` returns the changed record; its caller
-compares and puts. A step that the table does not have is a bug in the program, so `step` asserts.
+one left unfinished. `step` returns the changed record; its caller compares and puts. A step that
+the table does not have is a bug in the program, so `step` asserts.
 
 Routes are made from routes: the first one, split, merge and move, and the application of a change
 to its route. A change is computed for one route and names the version that follows; `next_route`
@@ -27,7 +25,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from enum import Enum
 from itertools import pairwise
-from typing import Final, NamedTuple, TypeAlias
+from typing import Final, TypeAlias
 
 from qmq.errors import InvalidArgument, RouteConflict, UnknownPartition
 from qmq.model import check_name
@@ -55,76 +53,21 @@ class PhaseEvent(Enum):
     EVERY_GROUP_ADVANCED = "every group has it"
 
 
-class Transition(NamedTuple):
-    """A row of the table: a phase, an event, the next phase, the step's compares and puts, and the
-    state after a crash.
-    """
+_SEALED: Final = PhaseEvent.SOURCE_SEALED
 
-    phase: Phase
-    event: PhaseEvent
-    next: Phase
-    compared: str
-    put: str
-    before: str
-    after: str
-
-
-_LATE: Final = (
-    "the record as read",
-    "the sequence instead of -1",
-    "a fence without its sequence; a metaserver asks for it again",
-    "done",
-)
-
-TRANSITIONS: Final = (
-    Transition(
-        Phase.PREPARED,
-        PhaseEvent.SOURCE_SEALED,
-        Phase.PREPARED,
-        "nothing: the partition's log, or the fence, decides",
-        "nothing; the metaserver asks the source",
-        "the source is open; the metaserver asks it again",
-        "the source is closed; asked again, it gives the same answer",
-    ),
-    Transition(
-        Phase.PREPARED,
-        PhaseEvent.ALL_SEALED,
-        Phase.SEALED,
-        "the record as read",
-        "phase sealed, and the sequence of each command message (-1: fenced)",
-        "the metaserver asks every source again, and gets the same answers",
-        "the metaserver publishes",
-    ),
-    Transition(
-        Phase.SEALED,
-        PhaseEvent.PUBLISHED,
-        Phase.PUBLISHED,
-        "the record as read, and `latest` is v",
-        "the route of v + 1, `latest` = v + 1, phase published: one transaction",
-        "brokers refuse writers of the sources until a metaserver continues",
-        "writers use v + 1; the metaserver looks at the groups",
-    ),
-    Transition(
-        Phase.PUBLISHED,
-        PhaseEvent.EVERY_GROUP_ADVANCED,
-        Phase.DONE,
-        "the record as read",
-        "phase done",
-        "the metaserver looks at the groups again; nothing waits for this step",
-        "done",
-    ),
-    *(
-        Transition(phase, PhaseEvent.SOURCE_SEALED, phase, *_LATE)
-        for phase in (Phase.SEALED, Phase.PUBLISHED, Phase.DONE)
-    ),
-)
-"""All steps. The last three are for a fenced broker group that is back and reports the sequence of
-its command message.
-"""
-
-_NEXT: Final[Mapping[tuple[Phase, PhaseEvent], Phase]] = {
-    (each.phase, each.event): each.next for each in TRANSITIONS
+TRANSITIONS: Final[Mapping[tuple[Phase, PhaseEvent], Phase]] = {
+    (Phase.PREPARED, _SEALED): Phase.PREPARED,
+    (Phase.PREPARED, PhaseEvent.ALL_SEALED): Phase.SEALED,
+    (Phase.SEALED, PhaseEvent.PUBLISHED): Phase.PUBLISHED,
+    (Phase.PUBLISHED, PhaseEvent.EVERY_GROUP_ADVANCED): Phase.DONE,
+    # A fenced broker group is back, and reports the sequence of its command message.
+    (Phase.SEALED, _SEALED): Phase.SEALED,
+    (Phase.PUBLISHED, _SEALED): Phase.PUBLISHED,
+    (Phase.DONE, _SEALED): Phase.DONE,
 }
+"""The phase after each step. docs/ORDERING.md says of each step what is compared and put, and the
+state after a crash before or after it.
+"""
 
 
 def step(
@@ -141,7 +84,7 @@ def step(
     A repeated event changes nothing. Raises AssertionError for an event that the phase does not
     have.
     """
-    following = _NEXT.get((change.phase, event))
+    following = TRANSITIONS.get((change.phase, event))
     assert following is not None, (
         f"change {change.id} is {change.phase.value}: {event.value!r} cannot happen now"
     )
@@ -179,52 +122,6 @@ def _with_sealed(change: Change, number: int | None, sequence: int | None) -> Ch
             f"{sequence}: two command messages"
         )
     return replace(change, sealed={**change.sealed, number: sequence})
-
-
-# --- documentation --------------------------------------------------------------------------------
-
-
-def table() -> str:
-    """All transitions as a table in Markdown."""
-    lines = [
-        (
-            "| phase | event | next | compared | put | a crash before it leaves | a crash after "
-            "it leaves |"
-        ),
-        "|---" * 7 + "|",
-    ]
-    for each in TRANSITIONS:
-        cells = (
-            each.phase.value,
-            each.event.value,
-            each.next.value,
-            each.compared,
-            each.put,
-            each.before,
-            each.after,
-        )
-        lines.append(f"| {' | '.join(cells)} |")
-    return "\n".join(lines)
-
-
-def mermaid() -> str:
-    """All transitions as a state diagram for Mermaid."""
-    drawn = [
-        f"    {each.phase.value} --> {each.next.value}: {each.event.value}" for each in TRANSITIONS
-    ]
-    return "\n".join(
-        [
-            "stateDiagram-v2",
-            f"    [*] --> {Phase.PREPARED.value}: prepare",
-            *drawn,
-            f"    {Phase.DONE.value} --> [*]",
-        ]
-    )
-
-
-def document() -> str:
-    """The diagram and the table, which docs/ORDERING.md has between its marks."""
-    return f"```mermaid\n{mermaid()}\n```\n\n{table()}"
 
 
 __all__ = ["cut_by_load", "first_route", "merge", "move", "next_route", "split"]

@@ -444,21 +444,6 @@ def advance(
     return Frontier(_joined(moved))
 
 
-def advance_fully(
-    frontier: Frontier,
-    gate: Gate,
-    routes: Mapping[int, Route],
-    latest: int,
-    finished: Finished,
-    cuts: Cuts | None = None,
-) -> list[Frontier]:
-    """Make all possible steps. Returns the frontier after each step; empty if nothing moves."""
-    steps = [frontier]
-    while (following := advance(steps[-1], gate, routes, latest, finished, cuts)) != steps[-1]:
-        steps.append(following)
-    return steps[1:]
-
-
 def left_behind(
     before: Frontier, after: Frontier, routes: Mapping[int, Route]
 ) -> Iterator[tuple[PhysicalPartition, LpRange, int]]:

@@ -470,15 +470,6 @@ class DelayOptions(ReplicaOptions):
     tick_ms: Annotated[
         int, Variable("QMQ_TICK_MS", "Due messages are delivered at multiples of this interval.")
     ] = 500
-    load_ahead: Annotated[
-        str,
-        Variable(
-            "QMQ_LOAD_AHEAD", "Keep messages due within this time in memory, if there is room."
-        ),
-    ] = "10m"
-    wheel_messages: Annotated[
-        int, Variable("QMQ_WHEEL_MESSAGES", "How many messages may be in memory, 8 bytes each.")
-    ] = 16_000_000
     retention_hours: Annotated[
         float,
         typer.Option(
@@ -501,11 +492,7 @@ class DelayOptions(ReplicaOptions):
             **self.shared_config("delay group"),
             broker=BrokerConfig(name=self.group),
             settings=DelaySettings(_ms(self.bucket), _ms(self.longest)),
-            delay=DelayConfig(
-                tick_ms=self.tick_ms,
-                load_ahead_ms=_ms(self.load_ahead),
-                wheel_messages_max=self.wheel_messages,
-            ),
+            delay=DelayConfig(tick_ms=self.tick_ms),
         )
 
 

@@ -76,9 +76,7 @@ class DevPlace:
     ] = 500
     console: Annotated[
         str,
-        typer.Option(
-            envvar="QMQ_CONSOLE", help="The web console: 'read', 'write' (allows changes) or 'off'."
-        ),
+        typer.Option(help="The web console: 'read', 'write' (allows changes) or 'off'."),
     ] = "read"
     console_port: Annotated[
         int, port_option("The console's port; another free port if it is taken", "QMQ_CONSOLE_PORT")

@@ -42,12 +42,6 @@ app = typer.Typer(
     no_args_is_help=True, help="Dead letters and parked keys: list, show, replay, purge, delete."
 )
 
-Words = Annotated[
-    list[str],
-    typer.Argument(
-        metavar="GROUP | SUBJECT GROUP KEY", help="A group, or a parked key of an ordered subject."
-    ),
-]
 Most = Annotated[int, typer.Option("--limit", min=0, help="At most this many; 0: all.")]
 
 _QUEUES: Final = ("group", "broker group", "messages", "waiting", "newest", "oldest ago ms")

@@ -308,14 +308,6 @@ class GuardFlags(TlsFlags):
             help="Principals with all rights, comma-separated: op:alice,op:bob.",
         ),
     ] = ""
-    access_stale_s: Annotated[
-        int,
-        Variable(
-            "QMQ_ACCESS_STALE_S",
-            "How long the last known rules apply while etcd is unreachable.",
-            at_least=10,
-        ),
-    ] = 300
     audit_log: Annotated[
         Path | None,
         typer.Option(
@@ -399,9 +391,7 @@ class GuardFlags(TlsFlags):
             else None
         )
         subject = check_name("subject", self.audit_subject) if self.audit_subject else ""
-        return AccessConfig(
-            names, PrincipalRule(named_by), self.access_stale_s * 1000, provider, subject
-        )
+        return AccessConfig(names, PrincipalRule(named_by), provider, subject)
 
 
 @dataclass(frozen=True)

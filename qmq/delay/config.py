@@ -19,11 +19,11 @@ class DelayConfig:
 
     tick_ms: int = 500
     """Due messages are sent at multiples of it (the Java original's tick)."""
+    _: KW_ONLY  # what follows is no option: only tests and qmq.testing set it
     load_ahead_ms: int = 600_000
     """The wheel has all messages that are due within this time, if there is room."""
     wheel_messages_max: int = 16_000_000
     """8 bytes each: 128 MB."""
-    _: KW_ONLY  # what follows is no option: only tests and qmq.testing set it
     pause_ms: int = 0
     """The shortest time between two readings of the clock, for a clock that may stand still just
     before a tick (qmq/testing).

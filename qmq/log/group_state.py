@@ -37,11 +37,10 @@ from bisect import bisect_left, bisect_right, insort
 from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import StrEnum
-from itertools import pairwise
 from operator import attrgetter
 from typing import Any, Final, NamedTuple
 
-from qmq.errors import InvariantBroken, check
+from qmq.errors import InvariantBroken
 from qmq.log.actions import (
     Begin,
     Cause,
@@ -256,42 +255,6 @@ class GroupState:
     def dying_messages(self) -> int:
         """The number of messages on their way to the dead-letter queue."""
         return sum(item.count for item in self.dying)
-
-    def check(self) -> None:
-        """Check the whole invariant: no message is in two places, none is past `next_sequence`. For
-        tests and for loading.
-        """
-        spans = [(item.first, item.count) for item in self.requeued] + [
-            (item.first, item.count) for item in self.dying
-        ]
-        numbers = [(item.number, item.count) for item in self.dying]
-        check(
-            all(a + n <= b for (a, n), (b, _) in pairwise(numbers)),
-            "dead numbers that are not ascending",
-        )
-        check(all(a + n <= self.deaths for a, n in numbers), "a dead number that was never given")
-        for holder in self.holders.values():
-            check(
-                holder.unacked == sum(item.count for item in holder.held),
-                "another count than what is held",
-            )
-            pulls = [(item.pull, item.count) for item in holder.held]
-            check(
-                all(a + n <= b for (a, n), (b, _) in pairwise(pulls)),
-                "pull sequences that are not ascending",
-            )
-            check(
-                all(a + n <= holder.next_pull <= self.pulls for a, n in pulls),
-                "a pull sequence that was never given",
-            )
-            spans += [(item.first, item.count) for item in holder.held]
-        spans.sort()
-        check(all(a + n <= b for (a, n), (b, _) in pairwise(spans)), "a message in two places")
-        check(
-            all(n > 0 and a + n <= self.next_sequence for a, n in spans),
-            "an empty range, or one that was never handed out",
-        )
-        check(self.requeued == sorted(self.requeued), "what came back is out of order")
 
     # --- changing ---------------------------------------------------------------------------------
 

@@ -39,7 +39,6 @@ from typing import Any, Final, NamedTuple
 
 from qmq_ordering.routes import LpRange
 
-from qmq.errors import check
 from qmq.limits import MIB
 from qmq.log.actions import (
     LaneBegin,
@@ -248,31 +247,6 @@ class GroupLaneState:
     def parked_in(self, lps: LpRange) -> list[bytes]:
         """The parked keys of a range."""
         return [key for key, each in self.parked.items() if lps.first <= each.lp < lps.end]
-
-    def check(self) -> None:
-        """Check the whole invariant, for tests."""
-        check(
-            all(a.lps.end == b.lps.first for a, b in pairwise(self.progress)),
-            "progress that does not tile the range",
-        )
-        check(
-            all(
-                (a.done_before, a.done) != (b.done_before, b.done)
-                for a, b in pairwise(self.progress)
-            ),
-            "neighbours that are not joined",
-        )
-        for each in self.progress:
-            marks = [each.done_before, *[mark for span in each.done for mark in span]]
-            check(all(a < b for a, b in pairwise(marks)), "done ranges that are not ascending")
-        size = sum([each.size(key) for key, each in self.parked.items()])
-        check(size == self.parked_bytes, f"a size of {self.parked_bytes}, and {size} are parked")
-        spans = sorted(each.lps for each in self.holders)
-        check(all(a.end <= b.first for a, b in pairwise(spans)), "lanes that overlap")
-        check(
-            all(each.token < self.next_token for each in self.holders),
-            "a token that was never given",
-        )
 
     # --- changing ---------------------------------------------------------------------------------
 

@@ -239,7 +239,6 @@ class ConsumerGroupFacts:
     consumers: int
     is_paused: bool = False
     unacked_messages: int = 0
-    requeued_messages: int = 0
     dying_messages: int = 0
     """Messages that failed for good and are not in the dead-letter queue yet."""
     expired_messages: int = 0
@@ -545,7 +544,6 @@ def _unordered(
         consumers=len({consumer.name for each in parts for consumer in each.consumers}),
         is_paused=any(each.is_paused for each in parts),
         unacked_messages=sum(each.unacked for each in parts),
-        requeued_messages=sum(each.requeued for each in parts),
         dying_messages=sum(each.dying for each in parts),
         expired_messages=sum(each.expired for each in parts),
     )

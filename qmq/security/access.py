@@ -8,7 +8,7 @@ It decides from memory, by the view of the coordination store (`ClusterView`), a
 until the view changes. After a change, it calls the owners of connections back (`on_change`), which
 check their connections again.
 
-While the coordination store cannot be reached, the last known rules hold for `stale_ms`. After that
+While the coordination store cannot be reached, the last known rules hold for `STALE_MS`. After that
 everybody but servers and administrators is refused, because the rules may have changed. Before the
 store was first read, only servers are served; others get an error that says to try again.
 """
@@ -16,7 +16,6 @@ store was first read, only servers are served; others get an error that says to 
 from __future__ import annotations
 
 import hmac
-import logging
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -74,6 +73,9 @@ class AccessState:
 
 BY_URI: Final = PrincipalRule()
 STALE_MS: Final = 300_000
+"""For how long the last known rules apply while the coordination store cannot be reached: longer
+than a restart of etcd, and not so long that a right that was taken stays.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,19 +101,15 @@ class AccessConfig:
     """The settings of a server at its start.
 
     admins: principals that may do everything, independent of the rules. rule: how certificates name
-    principals. stale_ms: for how long the last known rules apply while the coordination store is
-    unavailable. jwt: an identity provider, if its tokens are accepted. audit_subject: the subject
-    to which the audit log is also sent; empty for none.
+    principals. jwt: an identity provider, if its tokens are accepted. audit_subject: the subject to
+    which the audit log is also sent; empty for none.
     """
 
     admins: frozenset[str] = frozenset()
     rule: PrincipalRule = BY_URI
-    stale_ms: int = STALE_MS
     jwt: JwtConfig | None = None
     audit_subject: str = ""
 
-
-log = logging.getLogger("qmq.security")
 
 _OWN_TOKEN: Final = "server token"  # noqa: S105 - how a caller is known
 _LISTS: Final = ("ListRules", "ListTokens", "ListQuotas")
@@ -250,8 +248,8 @@ class AccessControl(OpenAccess):
 
     @property
     def is_stale(self) -> bool:  # type: ignore[override]
-        """True if the coordination store has been unreachable for longer than `stale_ms`."""
-        return self.is_enforced and self._source.silent_ms > self.config.stale_ms
+        """True if the coordination store has been unreachable for longer than `STALE_MS`."""
+        return self.is_enforced and self._source.silent_ms > STALE_MS
 
     @property
     def version(self) -> int:  # type: ignore[override]

@@ -33,7 +33,6 @@ folder with a certificate has all three; the next run makes the missing files. A
 from __future__ import annotations
 
 import ipaddress
-import logging
 import os
 import re
 from collections import Counter
@@ -366,6 +365,3 @@ def _without_port(text: str) -> str:
         return parse(text).host
     except InvalidArgument:
         return text
-
-
-log = logging.getLogger("qmq.security")

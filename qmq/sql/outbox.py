@@ -55,7 +55,7 @@ from concurrent.futures import Future
 from dataclasses import replace
 from datetime import datetime, timedelta
 from types import TracebackType
-from typing import Any, Final, NamedTuple, TypeVar
+from typing import Any, Final, NamedTuple
 from weakref import WeakKeyDictionary
 
 from sqlalchemy import Connection, Engine, event, text
@@ -271,8 +271,6 @@ __all__ = ["Outbox", "Outboxes", "create_tables", "create_tables_async", "migrat
 
 INSERT_ROWS: Final = 50
 INSERT_BYTES: Final = limits.MIB
-
-_R = TypeVar("_R")
 
 
 class Outboxes:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from itertools import count
@@ -201,8 +201,3 @@ def _ascii(text: str) -> str:
 
 def _content_bytes(key: bytes, tags: str | None, headers: str | None, body: bytes) -> int:
     return len(key) + len(tags or "") + len(headers or "") + len(body)
-
-
-def sizes(messages: Iterable[OutboxMessage]) -> int:
-    """The most bytes that the messages take in a batch."""
-    return sum([each.size for each in messages])

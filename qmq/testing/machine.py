@@ -8,7 +8,6 @@ files stay as they were at that moment.
 from __future__ import annotations
 
 import errno
-import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -83,8 +82,6 @@ class MortalDisk(Disk):
         self._require_alive()
         super().rewrite(path, data)
 
-
-log = logging.getLogger("qmq.testing")
 
 DATA_PORT: Final = 1
 CONTROL_PORT: Final = 2

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from qmq_coordination.etcd.process import EtcdCluster
 from support import needs
+from support.etcd_process import EtcdCluster
 
 
 @pytest.fixture

@@ -30,8 +30,8 @@ from qmq_coordination.coordination_store import (
     WatchEvent,
 )
 from qmq_coordination.embedded import EmbeddedStore
-from qmq_coordination.etcd.process import EtcdProcess
 from qmq_coordination.etcd.store import EtcdStore
+from support.etcd_process import EtcdProcess
 from support.stores import Follower, unique_namespace
 
 from qmq.errors import CoordinationError

@@ -10,9 +10,9 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-from qmq_coordination.etcd.process import EtcdCluster, EtcdProcess
 from qmq_coordination.etcd.store import EtcdStore
 from support import eventually
+from support.etcd_process import EtcdCluster, EtcdProcess
 from support.stores import put_surely
 
 from qmq.errors import CoordinationUnavailable, CoordinationUnknown

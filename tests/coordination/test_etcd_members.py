@@ -14,9 +14,9 @@ from pathlib import Path
 import grpc
 import pytest
 from qmq_coordination.etcd.channel import PUT, RANGE, STATUS
-from qmq_coordination.etcd.process import EtcdCluster, EtcdProcess
 from qmq_coordination.etcd.store import EtcdStore
 from support import needs
+from support.etcd_process import EtcdCluster, EtcdProcess
 from support.stores import Follower, Proxy, history, proxied, put_surely
 
 from qmq.errors import CoordinationUnavailable, CoordinationUnknown, WrongCoordinationStore

@@ -15,9 +15,9 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 from qmq_coordination.etcd.channel import EtcdTls
-from qmq_coordination.etcd.process import EtcdProcess, ServerTls
 from qmq_coordination.etcd.store import EtcdStore
 from support import eventually, needs
+from support.etcd_process import EtcdProcess, ServerTls
 from support.stores import Follower, proxied, put_surely
 
 from qmq.errors import (

@@ -22,11 +22,11 @@ from qmq_coordination.coordination_store import (
 )
 from qmq_coordination.etcd.calls import CallVerdict, LeaseExists, refusal, verdict
 from qmq_coordination.etcd.channel import EtcdEndpoint, EtcdTls, Rotation, parse_endpoint
-from qmq_coordination.etcd.process import EtcdFailed, EtcdProcess, find_binary, free_ports
 from qmq_coordination.etcd.store import EtcdStore
 from qmq_coordination.etcd.values import Converter, range_end
 from qmq_coordination.etcd.watch import WholeRevisions
 from support import needs
+from support.etcd_process import EtcdFailed, EtcdProcess, find_binary, free_ports
 
 from qmq.errors import Compacted, CoordinationError, InvalidArgument, LeaseNotFound
 from qmq.proto.etcd import etcd_pb2 as pb

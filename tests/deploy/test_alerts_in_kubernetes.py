@@ -16,8 +16,8 @@ from typing import Any
 import pytest
 import yaml
 from kubelet.manifests import ROOT, rendered
-from qmq_coordination.etcd.process import free_ports
 from support import needs
+from support.etcd_process import free_ports
 
 pytestmark = [needs.helm, needs.prometheus]
 ALERTS = ROOT / "deploy" / "prometheus" / "alerts.yml"

@@ -15,8 +15,8 @@ from urllib.error import URLError
 from urllib.request import urlopen
 
 import pytest
-from qmq_coordination.etcd.process import free_ports
 from support import needs
+from support.etcd_process import free_ports
 
 from qmq.tiering.object_store import open_objects
 

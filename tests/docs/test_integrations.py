@@ -7,9 +7,9 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
-from qmq_coordination.etcd.process import free_ports
 from support import NodeProcess
 from support.code_blocks import blocks_of, is_shown, printed_by
+from support.etcd_process import free_ports
 
 pytestmark = pytest.mark.sampled
 

@@ -31,8 +31,8 @@ from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import rsa
 from kubelet.manifests import HOSTNAME, PodSet, pod_template
 from kubelet.process_kubernetes import LocalPods, ProcessPod
-from qmq_coordination.etcd.process import free_ports
 from support import needs
+from support.etcd_process import free_ports
 
 PLURALS: Final = {
     "Namespace": "namespaces",

@@ -14,9 +14,9 @@ import pytest
 from linearizability.register_history import JUDGE, Call, histories_of, judged
 from qmq_coordination.coordination_store import Compare, KeyValue, Operation, TxnResult
 from qmq_coordination.embedded import EmbeddedStore
-from qmq_coordination.etcd.process import EtcdProcess
 from qmq_coordination.etcd.store import EtcdStore
 from support import forms
+from support.etcd_process import EtcdProcess
 from support.stores import Fault, FaultyStore, Proxy, proxied, unique_namespace
 
 from qmq.errors import CoordinationUnknown

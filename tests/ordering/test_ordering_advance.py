@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from itertools import pairwise
 
 import pytest
+from frontier_steps import advance_fully
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 from qmq_ordering.changes import first_route, merge, move, next_route, split
@@ -18,7 +19,6 @@ from qmq_ordering.lanes import (
     GroupRecord,
     Readable,
     advance,
-    advance_fully,
     first_frontier,
     partitions_to_ask,
     readable,

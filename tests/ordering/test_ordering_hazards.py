@@ -13,6 +13,7 @@ from dataclasses import replace
 from itertools import pairwise
 
 import pytest
+from frontier_steps import advance_fully
 from qmq_ordering.changes import first_route, merge, move, next_route, split
 from qmq_ordering.lanes import (
     Assignment,
@@ -21,7 +22,6 @@ from qmq_ordering.lanes import (
     FrontierPiece,
     Gate,
     advance,
-    advance_fully,
     assign,
     first_frontier,
     readable,

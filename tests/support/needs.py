@@ -10,7 +10,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from qmq_coordination.etcd.process import find_binary
+
+from support.etcd_process import find_binary
 
 sys.path.append(str(Path(__file__).resolve().parents[2] / "scripts"))
 from cluster_runner.netns import unavailable

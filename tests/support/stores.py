@@ -25,10 +25,10 @@ from qmq_coordination.coordination_store import (
     WatchedChanges,
 )
 from qmq_coordination.embedded import EmbeddedStore
-from qmq_coordination.etcd.process import free_ports
 
 from qmq.errors import CoordinationUnavailable, CoordinationUnknown
 from qmq.rpc.request_changes import note_change
+from support.etcd_process import free_ports
 
 
 def unique_namespace() -> str:

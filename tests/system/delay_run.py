@@ -31,7 +31,7 @@ from random import Random
 from typing import Any, Final
 
 import grpc
-from qmq_coordination.etcd.process import EtcdProcess, ServerTls, free_ports
+from support.etcd_process import EtcdProcess, ServerTls, free_ports
 
 from qmq.proto.v1 import control_pb2 as pb
 from qmq.proto.v1 import control_pb2_grpc

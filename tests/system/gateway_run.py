@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass
 from random import Random
 from typing import Any, Final
 
-from qmq_coordination.etcd.process import free_ports
+from support.etcd_process import free_ports
 
 import qmq
 from qmq.errors import QmqError

@@ -22,8 +22,8 @@ from kubelet.process_kubelet import (
     ProcessKubelet,
     apply_all,
 )
-from qmq_coordination.etcd.process import EtcdProcess
 from support import needs
+from support.etcd_process import EtcdProcess
 
 from system.workload import Workload
 

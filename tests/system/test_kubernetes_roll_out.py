@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 from kubelet.manifests import BATCH, NODES, OPTIONS, PRODUCERS, rendered
 from kubelet.process_kubernetes import ProcessKubernetes
-from qmq_coordination.etcd.process import EtcdProcess
 from support import needs
+from support.etcd_process import EtcdProcess
 
 import qmq
 from qmq.security.certificates import issue

@@ -26,8 +26,8 @@ from pathlib import Path
 from typing import IO
 
 import pytest
-from qmq_coordination.etcd.process import EtcdProcess
 from support import needs
+from support.etcd_process import EtcdProcess
 
 from qmq.client.metadata.service import MetadataClient
 from qmq.errors import QmqError

@@ -14,8 +14,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from qmq_coordination.etcd.process import EtcdProcess
 from support import eventually, needs
+from support.etcd_process import EtcdProcess
 
 import qmq
 

@@ -7,7 +7,6 @@
     calls      a call over all endpoints: what a failure proves, what may be retried, and until when
     watch      a watch that continues when its endpoint fails
     store      EtcdStore, and etcd's own users, by certificate
-    process    finds and runs an etcd, for development and tests
 
 Why not a published client: the package `etcd3` 0.12.0 cannot be imported next to protobuf 4 or
 later, and none of its relatives continues a watch over a killed or stopped node without losing

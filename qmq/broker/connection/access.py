@@ -55,35 +55,10 @@ from qmq.security.access_rules import Need, Operation, on_group, on_subject
 from qmq.security.principal import UNIX_PEER, CertificateNames, Principal
 from qmq.security.quotas import Quota, RateMeter
 from qmq.text import joined
-from qmq.wire.frame import FrameKind
 from qmq.wire.frame_stream import FrameStream
 
 SUBJECTS_MAX: Final = 10_000
 """Cached decisions of a connection; when there are more, the cache is emptied."""
-
-_OPEN: Final = (FrameKind.HELLO, FrameKind.REAUTH)
-_OF_SESSION: Final = (
-    FrameKind.PULL,
-    FrameKind.SETTLE,
-    FrameKind.BEGUN,
-    FrameKind.HEARTBEAT,
-    FrameKind.DETACH,
-    FrameKind.LANE_PULL,
-    FrameKind.LANE_SETTLE,
-)
-_BETWEEN_REPLICAS: Final = (FrameKind.REPLICA_HELLO, FrameKind.REPLICA)
-
-FRAME_OPERATIONS: Final[dict[int, tuple[Operation, ...]]] = {
-    **dict.fromkeys((*_OPEN, *_OF_SESSION, *_BETWEEN_REPLICAS), ()),
-    FrameKind.PRODUCE: (Operation.PRODUCE,),
-    FrameKind.PRODUCE_FAST: (Operation.PRODUCE,),
-    FrameKind.PRODUCE_FLUSHED: (Operation.PRODUCE,),
-    FrameKind.FIND: (Operation.PRODUCE,),
-    FrameKind.ATTACH: (Operation.CONSUME,),
-    FrameKind.LANE_ATTACH: (Operation.CONSUME,),
-    FrameKind.FETCH: (Operation.BROWSE,),
-}
-"""The operations that each kind of frame needs. A kind that is not listed is refused."""
 
 
 class ConnectionAccess:

@@ -10,7 +10,6 @@ reporter, and makes its requests without one.
 from __future__ import annotations
 
 import asyncio
-import logging
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -179,8 +178,6 @@ class ClientCounters:
         """
         return self.takes.setdefault((subject, base_group(group)), ReceiveCounters())
 
-
-log = logging.getLogger("qmq.client")
 
 _Place = tuple[str, ServerName]
 """Where a server listens, and its name."""

@@ -139,16 +139,6 @@ async def show_delays(page: ConsolePage) -> Response:
     )
 
 
-def _shown(message: DelayedMessage) -> tuple[DelayedMessage, int, str, list[int]]:
-    """(message, due in ms, key, later runs)."""
-    return (
-        message,
-        int(message.due.timestamp() * 1000),
-        text_or_hex(message.key_bytes or b""),
-        next_runs(message),
-    )
-
-
 def _time(time_ms: int) -> datetime | None:
     return time_of(time_ms) if time_ms else None
 

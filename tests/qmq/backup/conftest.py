@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from live_cluster import History, LiveCluster, running
-from qmq_coordination.etcd.process import EtcdProcess
+from support.etcd_process import EtcdProcess
 
 
 @pytest.fixture

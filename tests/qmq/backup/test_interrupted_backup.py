@@ -16,7 +16,7 @@ from pathlib import Path
 import msgspec
 import pytest
 from live_cluster import DELAY, GROUP, LATER, PLAIN, History, LiveCluster, objects_in, rest, running
-from qmq_coordination.etcd.process import EtcdProcess
+from support.etcd_process import EtcdProcess
 
 import qmq
 from qmq.backup.objects import BackupObjects

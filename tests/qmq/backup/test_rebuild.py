@@ -24,12 +24,12 @@ from live_cluster import (
     rest,
     running,
 )
-from qmq_coordination.etcd.process import EtcdProcess
 from qmq_ordering.changes import first_route, merge, move, next_route, split
 from qmq_ordering.hashing import logical_partition
 from qmq_ordering.routes import Change, LpRange, Route
 from qmq_replication.identity import new
 from qmq_replication.membership import ReplicaMembership
+from support.etcd_process import EtcdProcess
 
 from qmq.backup.manifest import decode_items
 from qmq.backup.rebuild import (

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from qmq_ordering.routes import LpRange
 from support import ManualClock
+from support.invariants import check_group
 
 from qmq.broker.dispatch.pull import BatchReader, PullResult, TagFilter, collect
 from qmq.broker.produce_checks import Destination, read_batch
@@ -101,7 +102,7 @@ class Group:
         )
         if found.pulled:
             self.log.store.act(PullAction("s", 0, self.name, "c", tuple(found.pulled)))
-            share.check()
+            check_group(share)
         return found
 
     @property

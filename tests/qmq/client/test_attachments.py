@@ -23,6 +23,7 @@ from fake_cluster import (
     route,
 )
 from support import eventually, forms
+from support.invariants import check_group
 
 import qmq
 from qmq.client.connection.connection import TIMING, ClientTiming
@@ -523,7 +524,7 @@ class ModelGroup:
     def _act(self, action: object) -> None:
         self.actions.append(action)
         apply_to(self.share, action)  # type: ignore[arg-type]
-        self.share.check()
+        check_group(self.share)
 
     def _commit(self) -> None:
         self.committed = len(self.actions)

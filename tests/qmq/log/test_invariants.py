@@ -6,6 +6,7 @@ import subprocess
 import sys
 
 import pytest
+from support.invariants import check_group
 
 from qmq.errors import CorruptBatch, InvariantBroken
 from qmq.log import command_messages
@@ -41,7 +42,7 @@ def test_what_only_the_master_does_and_never_does_wrong_breaks_an_invariant() ->
     apply_to(share, PullAction(*NAMES, (Pulled(0, 2, 1),)))
     with pytest.raises(InvariantBroken, match="nothing that came back begins there"):
         apply_to(share, PullAction(*NAMES, (Pulled(1, 1, 2),)))
-    share.check()
+    check_group(share)
 
 
 @pytest.mark.parametrize("body", [b"", b"nonsense", b"[]", b"{}", b"\xff"])

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from qmq_ordering.routes import LpRange
 from support.forms import examples
+from support.invariants import check_lanes
 
 from qmq.log.actions import (
     LaneBegin,
@@ -132,7 +133,7 @@ class LaneMachine(RuleBasedStateMachine):
 
     @invariant()
     def is_what_the_model_says(self) -> None:
-        self.share.check()
+        check_lanes(self.share)
         for part in self.share.progress:
             for lp in range(*part.lps):
                 for at in range(LENGTH):

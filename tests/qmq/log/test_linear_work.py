@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from qmq_ordering.routes import LpRange
 from support import ManualClock, SmallDisk
 from support.forms import examples
+from support.invariants import check_group
 
 from qmq.errors import DiskFull
 from qmq.log.actions import (
@@ -120,7 +121,7 @@ def test_a_verdict_looks_at_few_of_the_ranges_that_wait() -> None:
     apply_to(share, SettleAction(*NAMES, "c", 7, nacks))
     one = SettleAction(*NAMES, "c", 9, ((19_000, 19_000, int(Verdict.NACK), 5),))
     assert lines_of(lambda: apply_to(share, one)) < 300
-    share.check()
+    check_group(share)
 
 
 def test_actions_that_wait_for_disk_space_are_encoded_once(tmp_path: Path) -> None:

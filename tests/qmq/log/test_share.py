@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import msgspec
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from support.invariants import check_group
 
 from qmq.log.actions import (
     Begin,
@@ -100,7 +101,7 @@ def test_a_share_stored_by_an_older_release_has_no_dying_messages() -> None:
     pull(share, "a", (0, 3, 1))
     old = share.to_state()[:5]
     loaded = GroupState.from_state(old)
-    loaded.check()
+    check_group(loaded)
     assert (loaded.deaths, loaded.dying, loaded.unacked()) == (0, [], 3)
 
 
@@ -215,7 +216,7 @@ class ShareMachine(RuleBasedStateMachine):
 
     @invariant()
     def agrees(self) -> None:
-        self.share.check()
+        check_group(self.share)
         states = [each.state for each in self.model]
         assert self.share.unacked() == states.count("held")
         assert self.share.waiting_again() == states.count("requeued")

@@ -8,8 +8,8 @@ from collections.abc import AsyncIterator
 import pytest
 from qmq_coordination.coordination_store import CoordinationStore
 from qmq_coordination.embedded import EmbeddedStore
-from qmq_coordination.etcd.process import EtcdProcess
 from qmq_coordination.etcd.store import EtcdStore
+from support.etcd_process import EtcdProcess
 
 
 @pytest.fixture(params=["embedded", "etcd"])

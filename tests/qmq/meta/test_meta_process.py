@@ -15,8 +15,8 @@ from collections.abc import AsyncIterator
 
 import pytest
 from meta_support import brokers
-from qmq_coordination.etcd.process import EtcdProcess, free_ports
 from qmq_coordination.etcd.store import EtcdStore
+from support.etcd_process import EtcdProcess, free_ports
 
 from qmq.client.metadata.service import MetadataClient
 from qmq.errors import CoordinationUnavailable

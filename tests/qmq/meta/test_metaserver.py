@@ -21,11 +21,11 @@ from qmq_coordination.broker_groups import (
     replica_key,
 )
 from qmq_coordination.coordination_store import CoordinationStore
-from qmq_coordination.etcd.process import EtcdProcess
 from qmq_coordination.etcd.store import EtcdStore
 from qmq_coordination.subjects import subject_key
 from qmq_replication.membership import ReplicaMembership
 from support import eventually
+from support.etcd_process import EtcdProcess
 
 from qmq.errors import (
     CoordinationUnavailable,

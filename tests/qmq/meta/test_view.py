@@ -29,11 +29,11 @@ from qmq_coordination.coordination_store import (
     WatchEvent,
 )
 from qmq_coordination.embedded import EmbeddedStore
-from qmq_coordination.etcd.process import EtcdProcess
 from qmq_coordination.etcd.store import EtcdStore
 from qmq_coordination.subjects import SubjectCatalog, subject_key
 from qmq_coordination.view import ClusterView, Picture, ViewChange
 from support import eventually
+from support.etcd_process import EtcdProcess
 from support.stores import FaultyStore
 
 from qmq.errors import CoordinationError, CoordinationUnavailable

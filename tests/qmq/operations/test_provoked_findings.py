@@ -9,10 +9,10 @@ from datetime import timedelta
 from pathlib import Path
 
 import pytest
-from qmq_coordination.etcd.process import EtcdCluster
 from qmq_coordination.etcd.store import EtcdStore
 from qmq_coordination.view import ClusterView
 from support import needs, node_config
+from support.etcd_process import EtcdCluster
 
 import qmq
 from qmq.meta.server import MetaConfig, MetaServer

@@ -28,7 +28,15 @@ from qmq.model import SubjectConfig
 from qmq.node.broker_assembly import StandaloneBroker
 from qmq.process.event_loop import Clock
 from qmq.rpc.tls_network import network_of
-from qmq.security.access import AccessConfig, AccessControl, AccessState, Caller, JwtConfig, Verify
+from qmq.security.access import (
+    STALE_MS,
+    AccessConfig,
+    AccessControl,
+    AccessState,
+    Caller,
+    JwtConfig,
+    Verify,
+)
 from qmq.security.access_rules import AccessMode, AccessRule, Operation, ResourceKind, on_subject
 from qmq.security.jwt_tokens import LEEWAY_S, JwtVerifier
 from qmq.security.principal import Principal
@@ -38,7 +46,6 @@ from qmq.wire.batch import encode
 from qmq.wire.batch_columns import Columns
 from qmq.wire.frame import FrameKind
 
-STALE_MS = 300_000
 ORDERS = Principal("app", "orders")
 ADMIN = Principal("op", "admin")
 
@@ -97,7 +104,7 @@ async def closed_port(
     heard.allow(ORDERS)
     access = AccessControl(
         heard,
-        AccessConfig(frozenset({str(ADMIN)}), stale_ms=STALE_MS),
+        AccessConfig(frozenset({str(ADMIN)})),
         verify=verify(clock),
         now_ms=clock.time_ms,
     )
@@ -261,7 +268,7 @@ def test_decisions_made_before_the_rules_name_their_reason() -> None:
     heard = RulesAsHeard(AccessState(mode=AccessMode.ENFORCE))
     access = AccessControl(
         heard,
-        AccessConfig(frozenset({str(ADMIN)}), stale_ms=STALE_MS, audit_subject="audit"),
+        AccessConfig(frozenset({str(ADMIN)}), audit_subject="audit"),
         now_ms=lambda: 0,
     )
     heard.allow(ORDERS)

