@@ -19,7 +19,7 @@ from contextlib import asynccontextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from qmq.delay.interfaces import BucketStatus, DueMessage, Places, SchedulePlace
+from qmq.delay.batches import DueMessage, Places, SchedulePlace
 from qmq.errors import CallerError, DelayTooLong, InvalidArgument, TooLate
 from qmq.log.actions import Cancel, Postpone, ScheduleAction
 from qmq.model import SCHEDULE_ID, DelayedId, MessageId, check_name
@@ -27,7 +27,7 @@ from qmq.proto.v1 import delay_pb2 as pb
 from qmq.wire.batch_columns import BatchFlag
 
 if TYPE_CHECKING:
-    from qmq.delay.engine import Engine
+    from qmq.delay.engine import BucketStatus, Engine
     from qmq.delay.schedule import Schedule
 
 TRIES: Final = 10

@@ -39,7 +39,16 @@ from typing import Final, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from qmq.delay.batches import OUTLINED_BYTES_MIN, BatchCache, BatchOutline, StoredBatch, is_outlined
+from qmq.delay.batches import (
+    OUTLINED_BYTES_MIN,
+    BatchCache,
+    BatchOutline,
+    DueMessage,
+    Places,
+    SchedulePlace,
+    StoredBatch,
+    is_outlined,
+)
 from qmq.delay.dispatch_log import DispatchMark, decode_records, encode_record
 from qmq.delay.files import (
     DONE,
@@ -52,7 +61,6 @@ from qmq.delay.files import (
     damaged,
     read_written,
 )
-from qmq.delay.interfaces import INDEX_ROW, DueMessage, Places, SchedulePlace
 from qmq.errors import CorruptBatch, DiskFull, LogDamaged, MessageNotFound
 from qmq.limits import BATCH_BYTES_MAX, KIB, MIB
 from qmq.log.disk import Disk
@@ -60,6 +68,11 @@ from qmq.wire.batch import BATCH_BYTES_MIN, ENVELOPE_BYTES, Kind, parse_envelope
 from qmq.wire.batch_columns import REGION, REGION_BYTES, UNREADABLE, RegionHeader
 
 _FILE: Final = re.compile(r"[0-9]{8}T[0-9]{6}Z\.(log|idx|done)")
+INDEX_ROW: Final = np.dtype(
+    [("due", "<i8"), ("position8", "<u4"), ("place", "<u2"), ("flags", "<u2")]
+)
+"""A line of a bucket's index file, the `ordinal`-th: due time in ms, position of its batch in the
+schedule log divided by 8, its place in the batch, and the `BatchFlag`s of the batch."""
 ROW_BYTES: Final = INDEX_ROW.itemsize
 LOG_BYTES_MAX: Final = 8 << 32
 """A row of the index has 32 bits for a position, in units of 8 bytes."""
@@ -81,6 +94,16 @@ def is_file_name(name: str) -> bool:
     backups, and become paths.
     """
     return _FILE.fullmatch(name) is not None
+
+
+class BucketInfo(NamedTuple):
+    """A bucket, as far as the schedule knows it without reading."""
+
+    bucket: int
+    messages: int
+    pending: int
+    """Messages that are not delivered, cancelled or moved; planned ones count."""
+    stored_bytes: int
 
 
 class Bucket:

@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 from google_crc32c import value as crc32c
 
-from qmq.delay.interfaces import SchedulePlace
+from qmq.delay.batches import SchedulePlace
 from qmq.errors import CorruptBatch
 
 _HEAD: Final = Struct("<IHHII")

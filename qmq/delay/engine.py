@@ -21,16 +21,16 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine
-from typing import Any, Final, TypeVar
+from typing import Any, Final, NamedTuple, TypeVar
 
 import numpy as np
 
 from qmq.broker.parts import ServingBroker
 from qmq.broker.timekeeper import SteadyClock
-from qmq.delay.buckets import PAUSE_S
+from qmq.delay.batches import DueMessage, Places, SchedulePlace
+from qmq.delay.buckets import PAUSE_S, BucketInfo
 from qmq.delay.config import DelayConfig
 from qmq.delay.dispatcher.dispatcher import DueDispatcher
-from qmq.delay.interfaces import BucketStatus, DueMessage, Places, SchedulePlace
 from qmq.delay.loader import Loader
 from qmq.delay.plan_log import StorePlanLog, is_half, is_seed, places_of
 from qmq.delay.schedule import Schedule
@@ -45,7 +45,7 @@ log = logging.getLogger("qmq.delay")
 
 CLOSE_S: Final = 10.0
 BUCKET_BYTES_MAX: Final = 24 * 1024 * MIB
-"""An index row can address 32 GiB (interfaces.INDEX_ROW); messages that arrive before the next
+"""An index row can address 32 GiB (buckets.INDEX_ROW); messages that arrive before the next
 check must fit above this.
 """
 SETTLE_S: Final = 0.05
@@ -53,6 +53,24 @@ _ORDERED: Final = int(BatchFlag.ORDERED)
 _T = TypeVar("_T")
 Run = Callable[[Callable[[], Any]], Awaitable[Any]]
 """Runs a blocking function elsewhere; the simulator has no threads."""
+
+
+class BucketStatus(NamedTuple):
+    """The state of delivery, for people. See DelayDescription in delay.proto."""
+
+    buckets: list[BucketInfo]
+    wheel_messages: int
+    wheel_bytes: int
+    horizon_ms: int
+    waiting: int
+    planned: int
+    lateness_p50_ms: int
+    lateness_p99_ms: int
+    delivered: int
+    troubles: list[tuple[str, int, str]]
+    """(subject, waiting messages, reason)."""
+    time_ms: int
+    clock_step_ms: int
 
 
 class Engine:

@@ -41,7 +41,7 @@ from collections import deque
 from collections.abc import Awaitable, Callable
 from typing import Any, Final
 
-from qmq.delay.interfaces import Places
+from qmq.delay.batches import Places
 from qmq.delay.schedule import Schedule
 from qmq.delay.wheel import Sieve, Wheel, WheelRun, sift
 from qmq.errors import LogDamaged

@@ -40,10 +40,11 @@ import numpy.typing as npt
 from google_crc32c import value as crc32c
 
 from qmq.delay import buckets
-from qmq.delay.batches import BatchCache, Pieces, first_id
+from qmq.delay.batches import BatchCache, DueMessage, Pieces, Places, SchedulePlace, first_id
 from qmq.delay.buckets import (
     ROW_BYTES,
     Bucket,
+    BucketInfo,
     BucketReader,
     Buckets,
     ReadAhead,
@@ -63,7 +64,6 @@ from qmq.delay.files import (
     delete_all,
     unlink,
 )
-from qmq.delay.interfaces import BucketInfo, DueMessage, Places, SchedulePlace
 from qmq.errors import InvalidArgument, InvariantBroken, LogDamaged, MessageNotFound, check
 from qmq.limits import MIB
 from qmq.log.actions import (

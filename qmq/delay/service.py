@@ -15,14 +15,14 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterable
-from typing import Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import grpc
 
 from qmq.delay.admin import EngineAdmin, ListMark, listing, mark_of, new_due_ms
-from qmq.delay.buckets import is_file_name
+from qmq.delay.batches import DueMessage
+from qmq.delay.buckets import BucketInfo, is_file_name
 from qmq.delay.files import ReplicaScheduleFiles
-from qmq.delay.interfaces import BucketInfo, BucketStatus, DueMessage
 from qmq.delay.plan_log import is_half
 from qmq.errors import InvalidArgument, MessageNotFound, NotMaster, TooLate, Unavailable
 from qmq.limits import MIB
@@ -31,6 +31,9 @@ from qmq.proto.v1 import control_pb2, delay_pb2_grpc
 from qmq.proto.v1 import delay_pb2 as pb
 from qmq.rpc.channel import answering
 from qmq.wire.batch_columns import BatchFlag
+
+if TYPE_CHECKING:
+    from qmq.delay.engine import BucketStatus
 
 _TIME_MS_MAX: Final = (1 << 63) - 1
 """An older version accepted later ones."""

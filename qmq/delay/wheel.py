@@ -61,8 +61,8 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
+from qmq.delay.batches import Places
 from qmq.delay.buckets import BucketReader
-from qmq.delay.interfaces import Places
 
 RUN_MESSAGES_MAX: Final = 1 << 18
 """Longer runs are cut: sorting this many places takes a few milliseconds,

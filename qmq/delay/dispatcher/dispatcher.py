@@ -38,6 +38,7 @@ from qmq.client.connection.pool import ConnectionPool
 from qmq.client.metadata.cache import Ordering
 from qmq.client.producing.group_sender import MasterConnection
 from qmq.client.producing.ordered.partition_sender import Keys
+from qmq.delay.batches import DueMessage, SchedulePlace
 from qmq.delay.dispatcher.due_window import (
     DueBatch,
     DueBatcher,
@@ -46,8 +47,7 @@ from qmq.delay.dispatcher.due_window import (
     encoded,
     size_of,
 )
-from qmq.delay.interfaces import Draft, DueMessage, SchedulePlace
-from qmq.delay.plan_log import StorePlanLog
+from qmq.delay.plan_log import Draft, StorePlanLog
 from qmq.delivery.balancer import Balancer
 from qmq.delivery.partitioner import Partitioner
 from qmq.delivery.retries import pause_s

@@ -74,7 +74,8 @@ from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 from qmq import model
-from qmq.delay.interfaces import Draft, DueMessage, SchedulePlace
+from qmq.delay.batches import DueMessage, SchedulePlace
+from qmq.delay.plan_log import Draft
 from qmq.delivery.in_flight_batch import InFlightBatch
 from qmq.delivery.retries import DELAY_SERVER, RetryRules
 from qmq.delivery.window import ASK_S, InFlightWindow

@@ -15,7 +15,8 @@ from typing import Any, Generic, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from qmq.delay.interfaces import INDEX_ROW, BucketInfo, DueMessage, Places, SchedulePlace
+from qmq.delay.batches import DueMessage, Places, SchedulePlace
+from qmq.delay.buckets import INDEX_ROW, BucketInfo
 from qmq.delay.schedule import Schedule
 from qmq.log.actions import (
     Cancel,

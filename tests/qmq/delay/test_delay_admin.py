@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from qmq.delay.admin import EngineAdmin, check_due
-from qmq.delay.interfaces import DueMessage, SchedulePlace
+from qmq.delay.batches import DueMessage, SchedulePlace
 from qmq.errors import DelayTooLong, InvalidArgument, NotMaster
 from qmq.log.actions import Postpone
 from qmq.model import SCHEDULE_ID

@@ -13,8 +13,10 @@ from typing import Any
 import grpc
 import pytest
 
+from qmq.delay.batches import DueMessage, SchedulePlace
+from qmq.delay.buckets import BucketInfo
+from qmq.delay.engine import BucketStatus
 from qmq.delay.files import SCHEDULE, ReplicaScheduleFiles
-from qmq.delay.interfaces import BucketInfo, BucketStatus, DueMessage, SchedulePlace
 from qmq.delay.service import PAGE_BYTES_MAX, READ_BYTES_MAX, DelayIdentity, DelayService
 from qmq.errors import (
     CallerError,

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 from schedule_support import FakeSchedule, Later, Step
 
-from qmq.delay.interfaces import Places, SchedulePlace
+from qmq.delay.batches import Places, SchedulePlace
 from qmq.delay.loader import Loader
 from qmq.delay.wheel import Wheel
 
@@ -165,7 +165,7 @@ import asyncio
 from pathlib import Path
 import numpy as np
 from qmq.delay.loader import Loader
-from qmq.delay.interfaces import INDEX_ROW, BucketInfo
+from qmq.delay.buckets import INDEX_ROW, BucketInfo
 from qmq.delay.wheel import Wheel
 
 HOUR, BUCKET, COUNT = 3_600_000, 490_000, 10_000_000

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from qmq.delay import wheel as wheel_module
-from qmq.delay.interfaces import Places
+from qmq.delay.batches import Places
 from qmq.delay.wheel import Wheel, runs_of
 
 ERA = 1 << 32

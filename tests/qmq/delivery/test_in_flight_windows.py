@@ -24,8 +24,9 @@ from support.forms import examples
 from qmq.client.producing.batch import Batch, SenderWindow
 from qmq.client.producing.ordered.stream import OrderedBatch, Stream
 from qmq.client.producing.receipts import SplitTicket, Ticket
+from qmq.delay.batches import DueMessage, SchedulePlace
 from qmq.delay.dispatcher.due_window import DueBatch, DueWindow
-from qmq.delay.interfaces import Draft, DueMessage, SchedulePlace
+from qmq.delay.plan_log import Draft
 from qmq.delivery.retries import DELAY_SERVER, ORDERED_SINK, PRODUCER, SINK
 from qmq.errors import (
     DeadlineExceeded,

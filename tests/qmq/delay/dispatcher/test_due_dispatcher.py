@@ -12,7 +12,7 @@ from fake_brokers import World, all_done, due, expected, keyed, places, play, un
 
 from qmq import model
 from qmq.client.metadata.cache import Placement
-from qmq.delay.interfaces import SchedulePlace
+from qmq.delay.batches import SchedulePlace
 from qmq.errors import DiskFull
 from qmq.wire.batch_columns import BatchFlag
 

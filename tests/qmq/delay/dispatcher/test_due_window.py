@@ -8,7 +8,7 @@ import pytest
 from fake_brokers import due
 
 from qmq.delay.dispatcher.due_window import WINDOW, DueBatch, DueWindow
-from qmq.delay.interfaces import Draft
+from qmq.delay.plan_log import Draft
 from qmq.delivery.retries import DELAY_SERVER
 from qmq.errors import (
     DiskFull,
