@@ -6,10 +6,16 @@ A bucket has the messages that are due in one span of time, in three append file
     NAME.log     the batches; an envelope's base_sequence is the ordinal of its first message, its
                  epoch and flushed_position are 0
     NAME.idx     INDEX_ROW for each ordinal
-    NAME.done    the dispatch log (dispatch_log.py)
+    NAME.done    the dispatch log: the messages' final states
 
 NAME is the bucket's beginning in UTC. The state of each message (`DispatchMark`) is read from the
 dispatch log at first use: most buckets are not used for months.
+
+    a record     crc u32 | kind u16 | 0 u16 | count u32 | 0 u32 | ordinals u32 * count | of MOVED:
+                 (bucket i32, ordinal u32) * count | pad8
+
+The dispatch log has a message at most once. It does not have planned messages: plans are in the
+action log and in checkpoints.
 
 Reading ahead: the schedule logs of near buckets are read once, in order, before their messages
 become due. Each large batch is checked and gets an outline (batches.py), so that its messages can
@@ -30,6 +36,7 @@ from bisect import bisect_left
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
+from enum import IntEnum
 from itertools import groupby
 from operator import itemgetter
 from pathlib import Path
@@ -38,6 +45,7 @@ from typing import Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
+from google_crc32c import value as crc32c
 
 from qmq.delay.batches import (
     OUTLINED_BYTES_MIN,
@@ -49,7 +57,6 @@ from qmq.delay.batches import (
     StoredBatch,
     is_outlined,
 )
-from qmq.delay.dispatch_log import DispatchMark, decode_records, encode_record
 from qmq.delay.files import (
     DONE,
     IDX,
@@ -79,6 +86,8 @@ LOG_BYTES_MAX: Final = 8 << 32
 _ROW: Final = Struct("<qIHH")
 _PLACES: Final = np.arange(65_536, dtype="<u2")
 _READ_AHEAD: Final = 4096
+_RECORD_HEAD: Final = Struct("<IHHII")
+_TARGET: Final = Struct("<iI")
 _SUBJECT_BYTES: Final = RegionHeader._fields.index("subject_bytes")
 _ROWS_AHEAD: Final = 256
 """Wanted index rows that are no farther apart are read together."""
@@ -94,6 +103,66 @@ def is_file_name(name: str) -> bool:
     backups, and become paths.
     """
     return _FILE.fullmatch(name) is not None
+
+
+class DispatchMark(IntEnum):
+    """The state of a message: one byte of memory for each message of a loaded bucket."""
+
+    PENDING = 0
+    DELIVERED = 1
+    CANCELLED = 2
+    MOVED = 3
+    PLANNED = 4
+
+
+_MARKS: Final = frozenset(DispatchMark)
+
+
+class DispatchRecord(NamedTuple):
+    """Messages that got the same final state together."""
+
+    mark: DispatchMark
+    ordinals: npt.NDArray[np.uint32]
+    targets: tuple[SchedulePlace, ...] = ()
+    """For MOVED: the new place of each."""
+
+
+def encode_record(
+    mark: DispatchMark, ordinals: bytes, targets: Sequence[SchedulePlace] = ()
+) -> bytes:
+    """`ordinals` are little-endian u32."""
+    data = ordinals + b"".join(_TARGET.pack(*each) for each in targets)
+    rest = _RECORD_HEAD.pack(0, mark, 0, len(ordinals) // 4, 0)[4:] + data + bytes(-len(data) & 7)
+    return int(crc32c(rest)).to_bytes(4, "little") + rest
+
+
+def decode_records(data: bytes) -> Iterator[tuple[int, DispatchRecord]]:
+    """(position after it, record). Raises CorruptBatch at the first bad one."""
+    at = 0
+    while at < len(data):
+        if at + _RECORD_HEAD.size > len(data):
+            raise CorruptBatch("the head of a record is incomplete")
+        crc, kind, _, count, _ = _RECORD_HEAD.unpack_from(data, at)
+        size = 4 * count + (_TARGET.size * count if kind == DispatchMark.MOVED else 0)
+        end = at + _RECORD_HEAD.size + size + (-size & 7)
+        if end > len(data) or crc32c(data[at + 4 : end]) != crc:
+            raise CorruptBatch("the checksum of a record is wrong")
+        if kind not in _MARKS:
+            raise CorruptBatch(f"this version of QMQ knows no record of kind {kind}")
+        yield end, _record(data, at + _RECORD_HEAD.size, kind, count)
+        at = end
+
+
+def _record(data: bytes, at: int, kind: int, count: int) -> DispatchRecord:
+    ordinals = np.frombuffer(data, "<u4", count, at)
+    if kind != DispatchMark.MOVED:
+        return DispatchRecord(DispatchMark(kind), ordinals)
+    targets = data[at + 4 * count : at + (4 + _TARGET.size) * count]
+    return DispatchRecord(
+        DispatchMark.MOVED,
+        ordinals,
+        tuple(SchedulePlace(*each) for each in _TARGET.iter_unpack(targets)),
+    )
 
 
 class BucketInfo(NamedTuple):

@@ -47,12 +47,12 @@ from qmq.delay.buckets import (
     BucketInfo,
     BucketReader,
     Buckets,
+    DispatchMark,
     ReadAhead,
     ReadAheadPiece,
     ReadAheadResult,
     name_of,
 )
-from qmq.delay.dispatch_log import DispatchMark
 from qmq.delay.files import (
     DONE,
     IDX,
