@@ -3,7 +3,7 @@ are due. docs/DELAY.md.
 
     Schedule    (schedule.py)       where each message is on disk, and its state: the projection
     Wheel       (wheel.py)          the near messages by due time
-    Loader      (loader.py)         advances the horizon
+    Loader      (wheel.py)          advances the horizon
     Engine      (engine.py)         ticks, plans, cancels: the only writer of actions
     Dispatcher  (dispatcher/)       brings due messages to the real-time brokers
 """

@@ -20,7 +20,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Callable, Coroutine
 from typing import Any, Final, NamedTuple, TypeVar
 
 import numpy as np
@@ -31,10 +31,9 @@ from qmq.delay.batches import DueMessage, Places, SchedulePlace
 from qmq.delay.buckets import PAUSE_S, BucketInfo
 from qmq.delay.config import DelayConfig
 from qmq.delay.dispatcher.dispatcher import DueDispatcher
-from qmq.delay.loader import Loader
 from qmq.delay.plan_log import StorePlanLog, is_half, is_seed, places_of
 from qmq.delay.schedule import Schedule
-from qmq.delay.wheel import Wheel
+from qmq.delay.wheel import InThread, Loader, Wheel
 from qmq.errors import InvariantBroken, NotMaster
 from qmq.limits import MIB
 from qmq.log.actions import Close, PlanAction
@@ -51,8 +50,6 @@ check must fit above this.
 SETTLE_S: Final = 0.05
 _ORDERED: Final = int(BatchFlag.ORDERED)
 _T = TypeVar("_T")
-Run = Callable[[Callable[[], Any]], Awaitable[Any]]
-"""Runs a blocking function elsewhere; the simulator has no threads."""
 
 
 class BucketStatus(NamedTuple):
@@ -85,7 +82,7 @@ class Engine:
         make_dispatcher: Callable[[StorePlanLog], DueDispatcher],
         fatal: Callable[[BaseException], None],
         timekeeper: SteadyClock | None = None,
-        run: Run | None = None,
+        run: InThread | None = None,
     ) -> None:
         self.schedule = schedule
         self._unsubscribe: Callable[[], None] = lambda: None
