@@ -39,7 +39,7 @@ from typing import Any, Final, NamedTuple, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from qmq.errors import CorruptBatch
+from qmq.errors import CorruptBatch, DelayTooLong, InvalidArgument
 from qmq.limits import KIB, MIB
 from qmq.model import PLANNED, SCHEDULE_ID
 from qmq.text import whole_number
@@ -126,6 +126,20 @@ class DueMessage:
     flags: int
     append_ms: int = 0
     """When the delay group stored its batch."""
+
+
+def check_due(due_ms: int, now_ms: int, delay_ms_max: int) -> None:
+    """Refuse a due time that is farther away than the group allows, or is none. Raises
+    DelayTooLong, InvalidArgument.
+    """
+    if due_ms < 0:
+        raise InvalidArgument(f"a due time is milliseconds since 1970, not {due_ms}")
+    if due_ms - now_ms > delay_ms_max:
+        days = delay_ms_max / 86_400_000
+        raise DelayTooLong(
+            f"due in {(due_ms - now_ms) / 86_400_000:.1f} days, but {days:g} is the limit: "
+            "use a shorter delay"
+        )
 
 
 def id_of(producer_id: int, batch_sequence: int, place: int) -> bytes:

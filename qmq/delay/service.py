@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import grpc
 
-from qmq.delay.admin import EngineAdmin, ListMark, listing, mark_of, new_due_ms
+from qmq.delay.admin import EngineAdmin, listing, mark_of, new_due_ms
 from qmq.delay.batches import DueMessage
 from qmq.delay.buckets import BucketInfo, is_file_name
 from qmq.delay.files import ReplicaScheduleFiles
@@ -136,16 +136,14 @@ class DelayService(delay_pb2_grpc.DelayControlServicer):
     @answering
     async def ListDelayed(self, request: pb.ListDelayedRequest) -> pb.ListDelayedResponse:
         wanted, admin = listing(request), self._admin()
-        found, behind = await admin.listed(*wanted)
+        found, behind = await admin.listed(wanted)
         messages = [
             self._message(each, str(admin.id_of(each)), _spoken(each, "pending")) for each in found
         ]
         page = _within(messages, PAGE_BYTES_MAX)
         if len(page) < len(messages):
             behind = mark_of(page[-1])
-        return pb.ListDelayedResponse(
-            messages=page, next=str(ListMark(*behind)) if behind is not None else ""
-        )
+        return pb.ListDelayedResponse(messages=page, next=str(behind) if behind is not None else "")
 
     @answering
     async def DescribeDelay(self, request: pb.DescribeDelayRequest) -> pb.DelayDescription:

@@ -13,6 +13,7 @@ from typing import Any
 import grpc
 import pytest
 
+from qmq.delay.admin import Listing, ListMark
 from qmq.delay.batches import DueMessage, SchedulePlace
 from qmq.delay.buckets import BucketInfo
 from qmq.delay.engine import BucketStatus
@@ -93,15 +94,8 @@ class FakeDelayAdmin:
         self.messages[str(delayed)] = moved, "pending"
         return moved
 
-    async def listed(
-        self,
-        subject: str,
-        from_ms: int,
-        to_ms: int,
-        after: tuple[int, str],
-        most: int,
-        is_half: bool,
-    ) -> tuple[list[DueMessage], tuple[int, str] | None]:
+    async def listed(self, wanted: Listing) -> tuple[list[DueMessage], ListMark | None]:
+        subject, from_ms, to_ms, after, most, is_half = wanted
         found = [
             (each.due_ms, text, each)
             for text, (each, state) in self.messages.items()
@@ -111,9 +105,8 @@ class FakeDelayAdmin:
             and from_ms <= each.due_ms < (to_ms or 1 << 62)
         ]
         behind = sorted(each for each in found if each[:2] > after)
-        return [each[2] for each in behind[:most]], behind[most - 1][:2] if len(
-            behind
-        ) > most else None
+        last = ListMark(*behind[most - 1][:2]) if len(behind) > most else None
+        return [each[2] for each in behind[:most]], last
 
     def standing(self) -> BucketStatus:
         buckets = [BucketInfo(10, 5, 0, 100), BucketInfo(11, 7, 4, 200), BucketInfo(30, 2, 2, 300)]
