@@ -11,13 +11,12 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 from qmq.columns import offsets
 from qmq.columns.files.log import FileAddress, FileLog
 from qmq.columns.model import (
     CommittedLog,
-    LogAddress,
     QueueKey,
     QueuePiece,
     ReadSelection,
@@ -71,6 +70,11 @@ class RoutedAddress:
 
     def open(self) -> CommittedLog:
         return RoutedLog(self.files.open(), self.servers.open())
+
+
+LogAddress: TypeAlias = ServerAddress | FileAddress | RoutedAddress
+"""The address of a log; small and picklable for executors. Its `open` opens the log in this
+process, and raises InvalidArgument, NotConnected, LogDamaged."""
 
 
 class RoutedLog:

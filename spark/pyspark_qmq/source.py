@@ -23,8 +23,7 @@ from pyspark.sql.types import StructType
 from pyspark_qmq.reader import LogReader
 from pyspark_qmq.source_schema import check_schema, default_schema
 from qmq.columns import options
-from qmq.columns.model import LogAddress
-from qmq.columns.reading import address_of
+from qmq.columns.reading import LogAddress, address_of
 from qmq.errors import InvalidArgument
 
 if TYPE_CHECKING:
