@@ -16,10 +16,6 @@ from qmq_coordination.coordination_store import (
     CoordinationStore,
     LeaseId,
     Put,
-    TxnDecision,
-    TxnFate,
-    absent,
-    txn_decided,
     unchanged,
 )
 from qmq_coordination.etcd.process import EtcdCluster, EtcdProcess
@@ -302,12 +298,8 @@ async def test_a_grant_whose_answer_is_lost_is_repeated_and_finds_its_own_lease(
 
 
 @asynccontextmanager
-async def losing(
-    server: EtcdProcess, *, requests: bool = False
-) -> AsyncIterator[tuple[CoordinationStore, EtcdStore]]:
-    """A store that loses the answer to each transaction (or the request itself), and one that loses
-    nothing.
-    """
+async def losing(server: EtcdProcess) -> AsyncIterator[tuple[CoordinationStore, EtcdStore]]:
+    """A store that loses the answer to each transaction, and one that loses nothing."""
     async with (
         proxied(server.client_port) as proxy,
         opened([proxy.endpoint]) as lossy,
@@ -315,7 +307,7 @@ async def losing(
     ):
 
         async def lose() -> None:
-            proxy.loses_requests, proxy.loses_answers = requests, not requests
+            proxy.loses_answers = True
 
         # Connected before anything is lost: without a connection nothing is sent, and so nothing
         # unknown.
@@ -334,33 +326,7 @@ async def test_a_lost_answer_is_reported_as_unknown_and_nothing_is_repeated(
         assert found.version == 1
 
 
-async def test_a_done_transaction_is_found_by_its_proof(own_etcd: EtcdProcess) -> None:
-    async with losing(own_etcd) as (lossy, direct):
-        proof = Put("k", b"mine")
-        decision = await txn_decided(lossy, [absent("k")], [proof, Put("other", b"")], proof=proof)
-        found = await direct.get("k")
-        assert found is not None
-        assert decision == TxnDecision(TxnFate.DONE, found.mod_revision)
-
-
-async def test_a_request_that_never_arrived_is_not_done_yet_while_it_still_could_be(
-    own_etcd: EtcdProcess,
-) -> None:
-    async with losing(own_etcd, requests=True) as (lossy, direct):
-        await direct.put("k", b"old")
-        item = await direct.get("k")
-        assert item is not None
-        proof = Put("k", b"mine")
-        assert (
-            await txn_decided(lossy, [unchanged(item)], [proof], proof=proof)
-        ).fate is TxnFate.NOT_YET
-        with pytest.raises(CoordinationUnknown, match="does not exist now"):
-            await txn_decided(
-                lossy, [absent("none")], [Put("none", b"mine")], proof=Put("none", b"mine")
-            )
-
-
-async def test_a_member_that_wakes_with_an_old_request_cannot_undo_a_decision(
+async def test_a_member_that_wakes_with_an_old_request_cannot_undo_a_later_change(
     cluster: EtcdCluster,
 ) -> None:
     """The request waits in the stopped member's buffer, another client changes the guarded key, and
@@ -377,12 +343,10 @@ async def test_a_member_that_wakes_with_an_old_request_cannot_undo_a_decision(
         async def change_the_key() -> None:
             await put_surely(other, "k", b"theirs")
 
-        proof = Put("k", b"mine")
         lossy = FaultyStore(store, before=stop_the_contacted, after=change_the_key)
         try:
-            assert (
-                await txn_decided(lossy, [unchanged(item)], [proof], proof=proof)
-            ).fate is TxnFate.NOT_DONE
+            with pytest.raises(CoordinationUnknown):
+                await lossy.txn([unchanged(item)], [Put("k", b"mine")])
         finally:
             cluster.members[0].resume()
         async with opened([cluster.members[0].endpoint], total_s=30) as woken:
