@@ -164,7 +164,6 @@ _HEX: Final = np.frombuffer("".join(f"{each:02x}" for each in range(256)).encode
 """The two hexadecimal digits of each byte value, as one number."""
 _PLACES: Final = np.frombuffer("".join(f"{each:04x}" for each in range(65_536)).encode(), "S4")
 """The last four digits of the message id, for each position in a batch."""
-ID_DIGITS: Final = 32
 
 
 class Strings(NamedTuple):

@@ -76,14 +76,6 @@ class Lateness:
         """The histogram of all messages, in seconds."""
         return Histogram(BOUNDS_S, self._bins.tolist(), self._sum_ms / 1000)
 
-    def p50(self, now_ms: int) -> int:
-        """The median of the last minute, in milliseconds; 0 without messages."""
-        return self.percentile(now_ms, 50)
-
-    def p99(self, now_ms: int) -> int:
-        """The 99th percentile of the last minute, in milliseconds; 0 without messages."""
-        return self.percentile(now_ms, 99)
-
     def percentile(self, now_ms: int, percent: int) -> int:
         """A percentile of the last minute, in milliseconds; 0 without messages."""
         now = now_ms // SLOT_MS

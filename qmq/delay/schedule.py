@@ -739,12 +739,6 @@ class Schedule:
         """The bucket's index at this moment, for reading in a thread. Raises MessageNotFound."""
         return BucketReader(self._disk, self._files, self._buckets.require(bucket))
 
-    def rows(self, bucket: int, first: int, end: int) -> npt.NDArray[np.void]:
-        """Rows of the bucket's index (INDEX_ROW), including those that are only in memory. Raises
-        MessageNotFound, LogDamaged.
-        """
-        return self._buckets.require(bucket).rows(first, end)
-
     def read(self, places: Places) -> list[DueMessage]:
         """The messages in the order of the places; each batch is read once.
         Raises MessageNotFound, LogDamaged.

@@ -370,17 +370,6 @@ class Wheel:
             self._runs = [run for run in self._runs if id(run) not in gone]
         return places
 
-    def next_due_ms(self) -> int | None:
-        """When the next message leaves: its due time, rounded up to a tick.
-        None if the wheel is empty.
-        """
-        if not self._count:
-            return None
-        heads = [run.head_ms for run in self._runs]
-        if self._gathered:
-            heads.append(int(self._due_times_ms[: self._gathered].min()))
-        return -(-min(heads) // self.tick_ms) * self.tick_ms
-
     # --- giving back ------------------------------------------------------------------------------
 
     def shrink(self, messages: int, first_ms: int = _NEVER) -> int | None:

@@ -20,7 +20,7 @@ from typing import Any, Final, NamedTuple
 import grpc
 from google.protobuf import text_format
 
-from qmq.errors import AccessDenied, Overloaded, QmqError
+from qmq.errors import Overloaded, QmqError
 from qmq.rpc.channel import abort
 from qmq.rpc.server import RequestBodies, late_stream, late_unary
 from qmq.security.access import AccessControl, AccessState, Caller
@@ -276,7 +276,6 @@ ACCESS_RULES: Final[Mapping[str, RpcRule]] = {
 """The rules for the metaserver's administration of access."""
 
 _SERVER: Final = RpcRule(servers_only=True)
-_OPERATE: Final = RpcRule(_cluster(O.OPERATE))
 _DESCRIBE: Final = RpcRule(_cluster(O.DESCRIBE))
 
 CONTROL_RULES: Final[Mapping[str, RpcRule]] = {
@@ -604,11 +603,3 @@ def _request_id(context: Any) -> str:
 
 def _short(method: str) -> str:
     return method.rpartition("/")[2]
-
-
-def require_caller() -> Caller:
-    """The caller of the current call. Raises AccessDenied outside a call."""
-    caller = CALLER.get()
-    if not caller.address:
-        raise AccessDenied("this can be used only within a call")
-    return caller

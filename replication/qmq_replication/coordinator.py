@@ -145,13 +145,7 @@ class Coordinator:
     def _key(self, what: str) -> str:
         return group_key(self._group, what)
 
-    # --- the beginning ----------------------------------------------------------------------------
-
-    async def bootstrap(self, voters: tuple[str, ...]) -> ReplicaMembership:
-        """The group's membership. If there is no group, create it with `voters`.
-        Raises CoordinationError.
-        """
-        return await found_group(self._store, self._group, voters)
+    # --- epochs -----------------------------------------------------------------------------------
 
     async def look_up(self) -> tuple[int, ReplicaMembership | None]:
         """Read the group's highest epoch and its membership. Raises CoordinationError."""
@@ -159,8 +153,6 @@ class Coordinator:
         return state.claim.epoch, None if state.members is None else ReplicaMembership.decode(
             state.members
         )
-
-    # --- epochs -----------------------------------------------------------------------------------
 
     async def campaign(self, promised: int | None = None, *, above: int = 0) -> Won | None:
         """Try once to win the next epoch, even if there is a master. None if another replica won

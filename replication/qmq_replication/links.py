@@ -336,11 +336,6 @@ class Link:
         self._proved = asyncio.Event()
         self._ended = asyncio.Event()
 
-    @property
-    def is_open(self) -> bool:
-        """True if the link can send messages."""
-        return self._stream is not None and self._stream.is_open
-
     async def _stay_connected(self) -> None:
         failures = 0
         while not self._is_closed:

@@ -9,6 +9,7 @@ from qmq_replication.history import EpochRun
 from qmq_replication.membership import ReplicaMembership
 from qmq_replication.ready import Ack, Append, LogReset, Mismatch, Promise, Refusal, Role, Timing
 from replication_world import Group
+from sim.histories import kept_from
 
 from qmq.errors import ProtocolViolation
 
@@ -21,7 +22,8 @@ def outrun(group: Group) -> None:
         group.append("a", 1)
         group.settle()
     group.log["a"].forget_to(4)
-    group.core["a"].state.history.drop_before(5)
+    state = group.core["a"].state
+    state.history = kept_from(state.history, 5)
     group.heal()
 
 
