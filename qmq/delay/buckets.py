@@ -37,7 +37,6 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from enum import IntEnum
-from itertools import groupby
 from operator import itemgetter
 from pathlib import Path
 from struct import Struct, error
@@ -596,22 +595,7 @@ SORTED_MAX: Final = 200_000
 _CHUNK: Final = 256
 PICKED_MAX: Final = 8
 """If more messages of a batch are wanted together, the whole batch is read."""
-_FIRST: Final = itemgetter(0)
 _POSITION: Final = itemgetter(1)
-
-
-def read(bucket_of: Callable[[int], Bucket], cache: BatchCache, places: Places) -> list[DueMessage]:
-    found: list[DueMessage | None] = [None] * len(places)
-    order = np.lexsort((places.ordinals, places.buckets))  # so that a batch's messages are adjacent
-    numbers, ordinals = places.buckets[order].tolist(), places.ordinals[order].tolist()
-    wheres = iter(order.tolist())
-    for number, same in groupby(zip(numbers, ordinals, strict=True), _FIRST):
-        messages = _of_bucket(bucket_of(number), cache, [each for _, each in same])
-        for message, where in zip(
-            messages, wheres, strict=False
-        ):  # in this order: it is the messages that end
-            found[where] = message
-    return [each for each in found if each is not None]
 
 
 def readable(reading: Callable[[Places], list[DueMessage]], places: Places) -> list[DueMessage]:
@@ -626,9 +610,9 @@ def readable(reading: Callable[[Places], list[DueMessage]], places: Places) -> l
     return readable(reading, places[:middle]) + readable(reading, places[middle:])
 
 
-def _of_bucket(bucket: Bucket, cache: BatchCache, ordinals: list[int]) -> Iterator[DueMessage]:
-    """Messages of one bucket, in ascending order. One or a few messages of a large checked batch
-    are read singly; otherwise the whole batch is read.
+def messages_of(bucket: Bucket, cache: BatchCache, ordinals: list[int]) -> Iterator[DueMessage]:
+    """Messages of one bucket, in ascending order of ordinals. One or a few messages of a large
+    checked batch are read singly; otherwise the whole batch is read.
     """
     rows = list(bucket.rows_of(ordinals))
     wanted = Counter(map(_POSITION, rows))

@@ -102,7 +102,9 @@ class Engine:
             slice_messages_max=config.slice_messages_max,
             load_ahead_ms=config.load_ahead_ms,
         )
-        self.plan_log = StorePlanLog(writer, schedule, clock.time_ms, self.wake)
+        self._awake = asyncio.Event()
+        """There may be due messages, or room for them in the dispatcher."""
+        self.plan_log = StorePlanLog(writer, schedule, clock.time_ms, self._awake.set)
         self.dispatcher = make_dispatcher(self.plan_log)
         self._held: deque[Places] = deque()
         """Due messages of ordered subjects that wait until late ones are sent."""
@@ -117,7 +119,6 @@ class Engine:
         self.full_buckets: set[int] = set()
         """Buckets whose files have reached their largest size."""
         self._tasks: list[asyncio.Task[None]] = []
-        self._awake = asyncio.Event()
         self._is_late_turn = False
         self._boundary_ms = 0
 
@@ -200,15 +201,11 @@ class Engine:
         await self.dispatcher.stop()
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
-    def wake(self) -> None:
-        """There may be due messages, or room for them in the dispatcher."""
-        self._awake.set()
-
     def _pending(self, places: Places) -> None:
         """Messages became pending: they were stored, moved, or are next runs."""
         self.loader.stored(places)
         if int(places.due_times_ms.min()) <= self._boundary_ms:
-            self.wake()
+            self._awake.set()
 
     # --- time -------------------------------------------------------------------------------------
 
@@ -218,7 +215,7 @@ class Engine:
             now_ms = self.clock.time_ms()
             self._boundary_ms = now_ms // tick_ms * tick_ms
             self._reviving = deque(self._parked)
-            self.wake()
+            self._awake.set()
             left_ms = tick_ms - self.clock.time_ms() % tick_ms
             await asyncio.sleep(max(left_ms, self.config.pause_ms) / 1000)
 
@@ -226,7 +223,7 @@ class Engine:
         """Advance the horizon beside the ticks, since reading a slice takes a while."""
         while True:
             while await self.loader.ahead(self.clock.time_ms()):
-                self.wake()
+                self._awake.set()
             await asyncio.sleep(max(self.config.tick_ms, self.config.pause_ms) / 1000)
 
     async def _read_ahead(self) -> None:
@@ -246,10 +243,10 @@ class Engine:
         while not self.loader.is_late_done:
             if len(self.loader.late) < self.config.read_messages:
                 await self.loader.more_late()
-                self.wake()
+                self._awake.set()
             else:
                 await asyncio.sleep(self.config.tick_ms / 5000)
-        self.wake()
+        self._awake.set()
 
     async def _close(self) -> None:
         """Close finished buckets, up to the first one that is not."""

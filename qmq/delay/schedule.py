@@ -30,6 +30,8 @@ import logging
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from itertools import groupby
+from operator import itemgetter
 from pathlib import Path
 from struct import Struct, unpack_from
 from typing import Any, Final, cast
@@ -743,7 +745,19 @@ class Schedule:
         """The messages in the order of the places; each batch is read once.
         Raises MessageNotFound, LogDamaged.
         """
-        return buckets.read(self._buckets.require, self._cache, places)
+        found: list[DueMessage | None] = [None] * len(places)
+        # so that a batch's messages are adjacent
+        order = np.lexsort((places.ordinals, places.buckets))
+        numbers, ordinals = places.buckets[order].tolist(), places.ordinals[order].tolist()
+        wheres = iter(order.tolist())
+        for number, same in groupby(zip(numbers, ordinals, strict=True), itemgetter(0)):
+            messages = buckets.messages_of(
+                self._buckets.require(number), self._cache, [each for _, each in same]
+            )
+            # in this order: it is the messages that end
+            for message, where in zip(messages, wheres, strict=False):
+                found[where] = message
+        return [each for each in found if each is not None]
 
     def read_ahead(self, from_ms: int, to_ms: int) -> ReadAheadPiece | None:
         """The function to run in a thread so that messages due in this span can be read quickly;

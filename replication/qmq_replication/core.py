@@ -159,7 +159,8 @@ class Replica:
 
     def take(self) -> Ready:
         """Take the work to be done now; each item is returned once."""
-        return self.state.take()
+        ready, self.state.ready = self.state.ready, Ready()
+        return ready
 
     def tick(self, now_ms: int, late_ms: int = 0) -> None:
         """Time has passed. `late_ms` is the delay of this call:

@@ -376,11 +376,6 @@ class ReplicaState:
 
     # --- work for the driver ----------------------------------------------------------------------
 
-    def take(self) -> Ready:
-        """Take the work to be done now; each item is returned once."""
-        ready, self.ready = self.ready, Ready()
-        return ready
-
     def save(self) -> None:
         """Request that the state is saved on disk."""
         self.ready.save = DurableState(self.promised, self.is_whole, self.resetting_until)

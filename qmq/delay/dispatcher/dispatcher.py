@@ -363,7 +363,8 @@ class SubjectDispatcher:
                 self._destination, lambda group, _: group.may_admit(self._loop.time())
             )
             for batch in resumed:
-                self._destination(batch.draft.broker_group, batch.draft.partition).admit(batch)
+                destination = self._destination(batch.draft.broker_group, batch.draft.partition)
+                destination.flight.append(batch)
         else:
             self._keys = Keys(ordering.route.logical_partitions)
             self._way = way = Partitioner(lambda part: self._destination(part.group, part.number))
@@ -375,7 +376,7 @@ class SubjectDispatcher:
                 keyed = [
                     message for message in batch.draft.messages if message.key
                 ]  # all, unless the subject was unordered then
-                way.resume(part, self.lps(keyed)).admit(batch)
+                way.resume(part, self.lps(keyed)).flight.append(batch)
         self._locator.listen(self.subject, self._rerouted)
         self._rerouted()
         self._add(waiting)
@@ -768,7 +769,7 @@ class DueDispatcher:
         the dispatcher is told when it may be sent.
         """
         batch = DueBatch(draft, size=size)
-        destination.admit(batch)
+        destination.flight.append(batch)
         self.planned += len(draft.messages)
         for message in draft.messages:
             del self._waiting[message.place]

@@ -189,7 +189,7 @@ class PartitionedDueKind(StreamKind):
                 else (1, next(self.numbers))
             )
             draft = Draft("s", self.window.partition, "g", *number, [self.pool.popleft()])  # type: ignore[list-item]
-            self.window.admit(batch := DueBatch(draft, size=1))
+            self.window.flight.append(batch := DueBatch(draft, size=1))
             self.window.planned(batch, PlanAction(1, *draft[:5], ()))
         return self.window.next(now)
 

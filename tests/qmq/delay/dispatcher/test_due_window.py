@@ -57,7 +57,7 @@ class Driven:
                 else (5, next(self._numbers))
             )
             batch = DueBatch(Draft("s", self.window.partition, "g", *number, [due(1)]), size=10)
-            self.window.admit(batch)
+            self.window.flight.append(batch)
             if is_planned:
                 self.plan(batch)
             found.append(batch)
@@ -71,7 +71,7 @@ class Driven:
         batch = DueBatch(
             draft, PlanAction(next(self._plans), *draft[:5], ()), size=10, is_uncertain=True
         )
-        self.window.admit(batch)
+        self.window.flight.append(batch)
         return batch
 
     def sent(self) -> list[DueBatch]:
