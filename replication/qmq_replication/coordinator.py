@@ -1,4 +1,4 @@
-"""A replica's operations on the coordination store: win an epoch, hold the master's key, change the
+"""A replica's operations on the coordination store: win an epoch, keep the master's key, change the
 membership.
 
 Answers may be lost, so each operation has a way to find its outcome:
@@ -10,7 +10,7 @@ Answers may be lost, so each operation has a way to find its outcome:
 * *change*: a compare-and-swap that cannot happen twice; it is repeated until its outcome is
   certain. If this master was superseded in the meantime, the outcome stays open, because the master
   will commit nothing more.
-* *hold*: a lost lease does not end the mastership, because a majority of the group decides that.
+* *renew*: a lost lease does not end the mastership, because a majority of the group decides that.
   The key is set again under a new lease, if the Claim is still this replica's and there is no other
   master.
 
@@ -225,14 +225,14 @@ class Coordinator:
             with suppress(CoordinationError):
                 await self._store.revoke(lease)
 
-    # --- holding ----------------------------------------------------------------------------------
+    # --- keeping the key --------------------------------------------------------------------------
 
     @property
     def lease_s(self) -> float:
         """The lifetime of a lease without a keep-alive, in seconds."""
         return self._lease_s
 
-    async def hold(self) -> Holding:
+    async def renew_key(self) -> Holding:
         """Renew the lease of the master's key, or set the key again. If the highest epoch is not
         ours, we were superseded. Call this only while an epoch is won and not given back. Raises
         CoordinationError if the state is unknown; the master continues to serve, because the

@@ -217,7 +217,7 @@ class Replica:
             self._look_up_again_ms = self.state.now_ms + self.state.timing.poll_ms
             self.state.request(LookUp())
 
-    def looked_up(
+    def on_lookup(
         self, now_ms: int, epoch: int, membership: ReplicaMembership | None = None
     ) -> None:
         """The coordination store has `epoch` as the highest epoch, and this membership.
@@ -436,8 +436,8 @@ class Replica:
 
     # --- the slave's side -------------------------------------------------------------------------
 
-    def _heed(self, sender: str, epoch: int) -> bool:
-        """True if the replica obeys the master of `epoch`. Raises ProtocolViolation if that epoch
+    def _accept_master(self, sender: str, epoch: int) -> bool:
+        """True if the replica follows the master of `epoch`. Raises ProtocolViolation if that epoch
         is ours, or another replica's.
         """
         if epoch < self.state.promised:
@@ -474,7 +474,7 @@ class Replica:
                 f"{sender} sends entries {message.prev_index + 1} to {message.last_index} "
                 "that cannot follow each other in a log"
             )
-        if not self._heed(sender, message.epoch) or not self.continues(message):
+        if not self._accept_master(sender, message.epoch) or not self.continues(message):
             return
         if message.last_index > self.state.history.last_index:
             self.state.history.extend(message.runs, message.last_index)
@@ -541,7 +541,7 @@ class Replica:
             )
 
     def _on_reset(self, sender: str, message: LogReset) -> None:
-        if not self._heed(sender, message.epoch):
+        if not self._accept_master(sender, message.epoch):
             return
         # A log that is empty after its start is in step with any log there; only the Reset says
         # where the master's files continue.

@@ -168,7 +168,7 @@ class InboundConnection(Protocol):
 
 class InboundLinks:
     """All proved links, by name. `members` returns who may connect,
-    `heard` gets a peer's frames.
+    `on_message` gets a peer's frames.
     """
 
     def __init__(
@@ -178,13 +178,13 @@ class InboundLinks:
         *,
         secret: Callable[[], bytes],
         members: Callable[[], tuple[str, ...]],
-        heard: Callable[[str, Frame], None],
+        on_message: Callable[[str, Frame], None],
     ) -> None:
         self.group = group
         self.name = name
         self.secret = secret
         self.members = members
-        self.heard = heard
+        self.on_message = on_message
         self.refused = 0
         """Hellos and proofs that were refused."""
         self.proved: dict[str, InboundLink] = {}
@@ -252,7 +252,7 @@ class InboundLink:
             return
         if frame.kind != FrameKind.REPLICA:
             raise ProtocolViolation(f"a replica does not send frames of kind {frame.kind}")
-        self._arrivals.heard(self._hello.replica, frame)
+        self._arrivals.on_message(self._hello.replica, frame)
 
     def _check_proof(self, frame: Frame) -> None:
         hello, secret = self._hello, self._arrivals.secret()
@@ -297,9 +297,9 @@ class Secret:
     def __init__(self, value: bytes = b"") -> None:
         self.value = value
         self.known = asyncio.Event()
-        self.know(value)
+        self.set(value)
 
-    def know(self, value: bytes) -> None:
+    def set(self, value: bytes) -> None:
         if value:
             self.value = value
             self.known.set()

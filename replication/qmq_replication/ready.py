@@ -230,7 +230,7 @@ class MembershipChange:
 
 @dataclass(frozen=True, slots=True)
 class LookUp:
-    """Read the group's highest epoch and its membership, and call `looked_up`; no call follows if
+    """Read the group's highest epoch and its membership, and call `on_lookup`; no call follows if
     the store is unreachable.
     """
 
@@ -403,6 +403,6 @@ class ReplicaState:
             self.commit = index
             self.ready.commit = index
 
-    def let_go(self, index: int) -> None:
+    def flushed_to(self, index: int) -> None:
         """Entries up to `index` are committed, and flushed on a majority of the voters."""
         self.ready.flushed = index

@@ -161,7 +161,7 @@ async def test_a_lease_that_ended_is_replaced_and_the_key_set_again(store: Fault
     state = await read_group(store, "g")
     await store.revoke(state.items["master"].lease)
     assert (await read_group(store, "g")).master is None
-    assert (await a.hold()).epoch == 1
+    assert (await a.renew_key()).epoch == 1
     assert (await read_group(store, "g")).master == state.master
 
 
@@ -173,7 +173,7 @@ async def test_who_was_superseded_learns_it_and_does_not_set_the_key_again(
     await a.campaign()
     await b.campaign()
     await b.resign(2)
-    assert (await a.hold()).epoch == 2
+    assert (await a.renew_key()).epoch == 2
     assert (await read_group(store, "g")).master is None
 
 
@@ -241,6 +241,6 @@ async def test_a_key_that_never_arrived_is_set_while_the_lease_lives(store: Faul
     state = await read_group(store, "g")
     lease = state.items["master"].lease
     await store.delete(state.items["master"].key)
-    held = await a.hold()
+    held = await a.renew_key()
     assert (held.epoch, held.lease) == (1, lease)
     assert (await read_group(store, "g")).master == state.master

@@ -148,7 +148,7 @@ def test_a_reset_below_what_is_committed_is_refused() -> None:
 def test_a_replica_that_would_cut_what_is_committed_says_so_until_it_follows_again() -> None:
     group = Group(logs={"a": (1, 1), "b": (1,), "c": (1,)}, epoch=1)
     core = group.core["a"]
-    core.looked_up(0, 3)
+    core.on_lookup(0, 3)
     core.state.commit_to(2)
     with pytest.raises(
         ProtocolViolation,
@@ -271,11 +271,11 @@ def test_a_replica_that_knows_a_newer_membership_than_the_store_does_not_lead() 
     group = Group()
     core = group.core["a"]
     newer = ReplicaMembership(core.state.membership.version + 3, ("a", "b", "d"), ())
-    core.looked_up(0, 0, newer)
+    core.on_lookup(0, 0, newer)
     group.campaign("a")
     assert core.state.membership == newer
     assert core.state.role is Role.SLAVE
-    core.looked_up(0, 0, group.membership)
+    core.on_lookup(0, 0, group.membership)
     epoch = group.epoch
     for _ in range(100):
         group.pass_time(100, "a")

@@ -207,14 +207,14 @@ in_replica("commit before the log is known to match", continues=_believe_the_com
 
 def _obey_anyone(self: Replica, sender: str, epoch: int) -> bool:
     if epoch >= self.state.promised:
-        return Replica._heed(self, sender, epoch)
+        return Replica._accept_master(self, sender, epoch)
     self.become_slave()
     self.master, self.is_master_lost, self.heard_ms = sender, False, self.state.now_ms
     self.expect_master()
     return True
 
 
-in_replica("take entries of an older epoch", _heed=_obey_anyone)
+in_replica("take entries of an older epoch", _accept_master=_obey_anyone)
 
 
 def _promise_everyone(self: Replica, sender: str, request: PromiseRequest) -> None:
