@@ -27,7 +27,7 @@ from qmq.proto.v1 import delay_pb2 as pb
 from qmq.wire.batch_columns import BatchFlag
 
 if TYPE_CHECKING:
-    from qmq.delay.engine import BucketStatus, Engine
+    from qmq.delay.engine import DeliveryStatus, Engine
     from qmq.delay.schedule import Schedule
 
 TRIES: Final = 10
@@ -270,5 +270,5 @@ class EngineAdmin:
             digits = first.decode()
         return DelayedId(MessageId.parse(digits), message.due_ms, message.append_ms, self._group)
 
-    def standing(self) -> BucketStatus:
-        return self._engine().standing()
+    def status(self) -> DeliveryStatus:
+        return self._engine().status()

@@ -52,7 +52,7 @@ _ORDERED: Final = int(BatchFlag.ORDERED)
 _T = TypeVar("_T")
 
 
-class BucketStatus(NamedTuple):
+class DeliveryStatus(NamedTuple):
     """The state of delivery, for people. See DelayDescription in delay.proto."""
 
     buckets: list[BucketInfo]
@@ -404,14 +404,14 @@ class Engine:
         parked = sum(len(places) for chunks in self._parked.values() for places in chunks)
         return self.dispatcher.waiting + sum(map(len, self._held)) + parked + len(self.loader.late)
 
-    def standing(self) -> BucketStatus:
+    def status(self) -> DeliveryStatus:
         """The state of delivery, for operators."""
         dispatcher, lateness, now_ms = self.dispatcher, self.plan_log.lateness, self.clock.time_ms()
         damaged = [
             (f"bucket {place.bucket}, message {place.ordinal}", 1, why)
             for place, why in self.damaged
         ]
-        return BucketStatus(
+        return DeliveryStatus(
             [info for info in self.schedule.buckets() if info.pending],
             len(self.wheel),
             self.wheel.nbytes,

@@ -418,7 +418,7 @@ class Schedule:
             ordinal = self._buckets.add(
                 first, index, append_time_ms, region, region_crc, flags & _FLAGS, due_times_ms
             )
-            self._tell(
+            self._report_pending(
                 due_times_ms,
                 np.full(count, first, np.int32),
                 np.arange(ordinal, ordinal + count, dtype=np.uint32),
@@ -438,7 +438,7 @@ class Schedule:
 
         return unsubscribe
 
-    def _tell(
+    def _report_pending(
         self,
         due_times_ms: npt.NDArray[np.int64],
         buckets: npt.NDArray[np.int32],
@@ -453,7 +453,7 @@ class Schedule:
         number = max(due_ms // self.bucket_ms, self.closed_before)
         ordinal = self._buckets.add(number, index, append_ms, region, crc, flags & _FLAGS, due_ms)
         if self._on_pending is not None:
-            self._tell(
+            self._report_pending(
                 np.array([due_ms], np.int64),
                 np.array([number], np.int32),
                 np.array([ordinal], np.uint32),
@@ -482,7 +482,7 @@ class Schedule:
                 int(numbers[0]), index, append_ms, region, crc, flags, due_times_ms
             )
             ordinals = np.arange(first, first + len(due_times_ms), dtype=np.uint32)
-        self._tell(due_times_ms, numbers, ordinals)
+        self._report_pending(due_times_ms, numbers, ordinals)
 
     def _add_pieces(
         self,

@@ -370,7 +370,7 @@ class Wheel:
             self._runs = [run for run in self._runs if id(run) not in gone]
         return places
 
-    # --- giving back ------------------------------------------------------------------------------
+    # --- shrinking --------------------------------------------------------------------------------
 
     def shrink(self, messages: int, first_ms: int = _NEVER) -> int | None:
         """Remove the messages with the latest due times, so that at most `messages` stay. Returns
@@ -572,7 +572,7 @@ class Loader:
         """
         if self._aside is not None:
             return False
-        self._give_back()
+        self._shrink_wheel()
         target_ms = now_ms + self._load_ahead_ms
         if (
             self.horizon_ms >= target_ms
@@ -588,7 +588,7 @@ class Loader:
         await self._load(bucket, first_ms)
         return True
 
-    def _give_back(self) -> None:
+    def _shrink_wheel(self) -> None:
         """Remove enough from the wheel that half a slice has room; otherwise it would be loaded
         again immediately.
         """

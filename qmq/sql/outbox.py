@@ -411,9 +411,9 @@ class Outbox:
                 raise
             await self._target.close(kind, error, trace)
         except BaseException as failure:
-            self._tell(failure)
+            self._report_outcome(failure)
             raise
-        self._tell(error)
+        self._report_outcome(error)
 
     async def _insert(self) -> None:
         """Insert through the target's connection, in its transaction."""
@@ -438,7 +438,7 @@ class Outbox:
 
             self._target.when(committing, rolled_back)
 
-    def _tell(self, error: BaseException | None) -> None:
+    def _report_outcome(self, error: BaseException | None) -> None:
         """Tell interceptors whether their messages are in the outbox."""
         for told in self._told:
             if error is None:

@@ -239,7 +239,7 @@ class LakeWriter:
         work = tasks(self._log(), topology, wanted, Plan(_PIECE_BYTES), ALL)
         made = self._run_tasks(self._source, list(work), output)
         bad = [each for each in made if each.is_rejected]
-        properties = dict(typed.told(each.location for each in bad)) if bad else {}
+        properties = dict(typed.pending_property(each.location for each in bad)) if bad else {}
         properties[COMPLETE_FROM] = encode_positions(
             subject, _complete_from(table, begin, end, wanted)
         )

@@ -16,7 +16,7 @@ import pytest
 from qmq.delay.admin import Listing, ListMark
 from qmq.delay.batches import DueMessage, SchedulePlace
 from qmq.delay.buckets import BucketInfo
-from qmq.delay.engine import BucketStatus
+from qmq.delay.engine import DeliveryStatus
 from qmq.delay.files import SCHEDULE, ReplicaScheduleFiles
 from qmq.delay.service import PAGE_BYTES_MAX, READ_BYTES_MAX, DelayIdentity, DelayService
 from qmq.errors import (
@@ -108,9 +108,9 @@ class FakeDelayAdmin:
         last = ListMark(*behind[most - 1][:2]) if len(behind) > most else None
         return [each[2] for each in behind[:most]], last
 
-    def standing(self) -> BucketStatus:
+    def status(self) -> DeliveryStatus:
         buckets = [BucketInfo(10, 5, 0, 100), BucketInfo(11, 7, 4, 200), BucketInfo(30, 2, 2, 300)]
-        return BucketStatus(
+        return DeliveryStatus(
             buckets,
             6,
             96,
