@@ -258,7 +258,9 @@ class Replica:
 
     def stored(self, index: int) -> None:
         """Entries up to `index` are as durable as the flush policy requires."""
-        self.state.durable = max(self.state.durable, min(index, self.state.history.last_index))
+        self.state.stored_index = max(
+            self.state.stored_index, min(index, self.state.history.last_index)
+        )
         if self.leader is not None:
             self.leader.advance()
         elif self.in_step:
@@ -519,7 +521,7 @@ class Replica:
         """
         self._require_committed_after(index)
         self.state.history.truncate(index)
-        self.state.durable = min(self.state.durable, index)
+        self.state.stored_index = min(self.state.stored_index, index)
         self.state.flushed_index, self.flush_wanted = (
             min(self.state.flushed_index, index),
             min(self.flush_wanted, index),
@@ -558,7 +560,7 @@ class Replica:
         self.state.history = History(
             (), message.start_index, message.start_index, message.start_epoch
         )
-        self.state.durable = self.state.commit = self.state.flushed_index = message.start_index
+        self.state.stored_index = self.state.commit = self.state.flushed_index = message.start_index
         self.state.is_whole, self.state.resetting_until, self._asks_reset = (
             False,
             message.until_index,
@@ -582,7 +584,7 @@ class Replica:
         ack = Ack(
             self.state.promised,
             self.round,
-            self.state.stored_index(),
+            self.state.stored_index,
             last,
             self.state.log.place(),
             min(self.state.flushed_index, last),
@@ -611,7 +613,7 @@ class Replica:
         """
         if (self.state.is_whole and not self.state.resetting_until) or not self.master_commit:
             return
-        held = self.state.stored_index()
+        held = self.state.stored_index
         if (
             held >= max(self.master_commit, self.state.resetting_until)
             and self.state.history.epoch_at(self.master_commit) == self.state.promised

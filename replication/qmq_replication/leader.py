@@ -345,7 +345,7 @@ class Leader:
         during a change, a majority of the old and of the new members.
         """
         held = {name: peer.match for name, peer in self.peers.items()}
-        held[self.state.name] = self.state.stored_index()
+        held[self.state.name] = self.state.stored_index
         return self._of_majority(held)
 
     def _of_majority(self, held: dict[str, int]) -> int:

@@ -350,8 +350,10 @@ class ReplicaState:
         self.now_ms = now_ms
         self.role = Role.SLAVE
         self.commit = commit
-        self.durable = history.last_index
-        """Entries up to this index are as durable as the flush policy requires."""
+        self.stored_index = history.last_index
+        """Entries up to this index are as durable as the flush policy requires. It is at most
+        `history.last_index`.
+        """
         self.flushed_index = 0
         """Entries up to this index survive a power cut of this replica, under any flush policy."""
         self.is_verified = True
@@ -369,10 +371,6 @@ class ReplicaState:
     def may_count(self) -> bool:
         """True if this replica surely has every entry that it ever acknowledged."""
         return self.is_verified and self.is_whole and not self.resetting_until
-
-    def stored_index(self) -> int:
-        """The index up to which the log is stored durably."""
-        return min(self.durable, self.history.last_index)
 
     # --- work for the driver ----------------------------------------------------------------------
 
