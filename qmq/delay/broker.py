@@ -37,7 +37,7 @@ from qmq.client.producing.producer import ProducerIds
 from qmq.delay.admin import EngineAdmin
 from qmq.delay.batches import check_due
 from qmq.delay.config import DelayConfig
-from qmq.delay.dispatcher.dispatcher import DueDispatcher
+from qmq.delay.dispatcher import DueDispatcher
 from qmq.delay.engine import Engine
 from qmq.delay.plan_log import StorePlanLog
 from qmq.delay.recurrence import check as check_recurrence

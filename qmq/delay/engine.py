@@ -30,7 +30,7 @@ from qmq.broker.timekeeper import SteadyClock
 from qmq.delay.batches import DueMessage, Places, SchedulePlace
 from qmq.delay.buckets import PAUSE_S, BucketInfo
 from qmq.delay.config import DelayConfig
-from qmq.delay.dispatcher.dispatcher import DueDispatcher
+from qmq.delay.dispatcher import DueDispatcher
 from qmq.delay.plan_log import StorePlanLog, is_half, is_seed, places_of
 from qmq.delay.schedule import Schedule
 from qmq.delay.wheel import InThread, Loader, Wheel

@@ -79,7 +79,7 @@ class RealTime:
 
 
 class SimDispatcher:
-    """In the place of `qmq.delay.dispatcher.dispatcher.DueDispatcher`."""
+    """In the place of `qmq.delay.dispatcher.DueDispatcher`."""
 
     def __init__(
         self,

@@ -25,7 +25,7 @@ from qmq.client.producing.batch import Batch, SenderWindow
 from qmq.client.producing.ordered.stream import OrderedBatch, Stream
 from qmq.client.producing.receipts import SplitTicket, Ticket
 from qmq.delay.batches import DueMessage, SchedulePlace
-from qmq.delay.dispatcher.due_window import DueBatch, DueWindow
+from qmq.delay.due_window import DueBatch, DueWindow
 from qmq.delay.plan_log import Draft
 from qmq.delivery.retries import DELAY_SERVER, ORDERED_SINK, PRODUCER, SINK
 from qmq.errors import (

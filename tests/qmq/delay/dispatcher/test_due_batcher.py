@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from qmq import model
 from qmq.delay.batches import DueMessage, SchedulePlace
-from qmq.delay.dispatcher.due_window import DueBatcher, Limits, encoded, size_of, sort_of
+from qmq.delay.due_window import DueBatcher, Limits, encoded, size_of, sort_of
 from qmq.delay.plan_log import Draft
 from qmq.wire.batch import BatchView, Envelope, Kind
 from qmq.wire.batch_columns import BatchFlag

@@ -315,7 +315,7 @@ def test_dispatchers_that_have_nothing_to_do_do_not_gather_for_ever(
         assert dispatcher.subjects <= 10
         await dispatcher.stop()
 
-    monkeypatch.setattr("qmq.delay.dispatcher.dispatcher.SUBJECTS_MAX", 10)
+    monkeypatch.setattr("qmq.delay.dispatcher.SUBJECTS_MAX", 10)
     play(scene)
 
 

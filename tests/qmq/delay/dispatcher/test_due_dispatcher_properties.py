@@ -22,7 +22,7 @@ from hypothesis import strategies as st
 from support.forms import examples
 
 from qmq.delay.batches import DueMessage, SchedulePlace
-from qmq.delay.dispatcher.dispatcher import DueDispatcher
+from qmq.delay.dispatcher import DueDispatcher
 
 SUBJECTS = ("plain", "sorted", "alone")
 

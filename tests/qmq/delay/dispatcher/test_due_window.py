@@ -7,7 +7,7 @@ import itertools
 import pytest
 from fake_brokers import due
 
-from qmq.delay.dispatcher.due_window import WINDOW, DueBatch, DueWindow
+from qmq.delay.due_window import WINDOW, DueBatch, DueWindow
 from qmq.delay.plan_log import Draft
 from qmq.delivery.retries import DELAY_SERVER
 from qmq.errors import (

@@ -39,7 +39,7 @@ from qmq.client.metadata.cache import Ordering
 from qmq.client.producing.group_sender import MasterConnection
 from qmq.client.producing.ordered.partition_sender import Keys
 from qmq.delay.batches import DueMessage, SchedulePlace
-from qmq.delay.dispatcher.due_window import (
+from qmq.delay.due_window import (
     DueBatch,
     DueBatcher,
     DueWindow,
