@@ -115,7 +115,7 @@ FindTime = Callable[[QueueKey, int], int]
 """The first sequence of a queue that was stored at or after a time, in ms."""
 
 
-def look(log: CommittedLog, choice: Choice) -> Topology:
+def topology_of(log: CommittedLog, choice: Choice) -> Topology:
     """The committed part of the selected queues. Raises UnknownSubject, InvalidArgument,
     NotConnected, LogDamaged.
     """

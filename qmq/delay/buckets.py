@@ -842,11 +842,11 @@ class ReadAheadPiece:
             if at + total > len(data):
                 return at, max(total, READ_BYTES)
             if total > OUTLINED_BYTES_MIN:
-                self._look(data[at : at + total], position + at, found)
+                self._outline(data[at : at + total], position + at, found)
             at += total
         return at, READ_BYTES
 
-    def _look(self, data: bytes, position: int, found: ReadAheadResult) -> None:
+    def _outline(self, data: bytes, position: int, found: ReadAheadResult) -> None:
         try:
             batch = StoredBatch(parse_envelope(data), data[ENVELOPE_BYTES:])
             if is_outlined(batch.view):

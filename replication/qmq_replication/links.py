@@ -386,7 +386,7 @@ class Link:
             await self._network.connect(self.address, lambda: stream)
             self._dialled = stream
             self._require_certificate(stream)
-            self._say(self._hello.pack())
+            self._send_step(self._hello.pack())
             await self._proved.wait()
         if self._stream is None:
             raise self._violation or ConnectionResetError(
@@ -408,7 +408,7 @@ class Link:
                 f"{self.name}`"
             )
 
-    def _say(self, payload: bytes) -> None:
+    def _send_step(self, payload: bytes) -> None:
         if self._dialled is None:
             raise InvariantBroken("nothing was dialled")
         self._dialled.put(frames.frame(FrameKind.REPLICA_HELLO, 0, payload))
@@ -431,7 +431,7 @@ class Link:
         secret = self._secret.value
         if not self._challenge:
             self._challenge = step.nonce
-            self._say(ProofStep(proof=prove(secret, DIALS, self._hello, step.nonce)).pack())
+            self._send_step(ProofStep(proof=prove(secret, DIALS, self._hello, step.nonce)).pack())
             return
         if not is_proof(step.proof, secret, LISTENS, self._hello, self._challenge):
             raise ProtocolViolation("it does not know the group's secret")

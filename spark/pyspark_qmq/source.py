@@ -55,7 +55,7 @@ class QmqDataSource(DataSource):
         """For `spark.read`. Raises InvalidArgument."""
         log = options.log_of(self.options)
         if log != "messages":
-            return DatasetReader(log, address_of(options.where(self.options)), schema)
+            return DatasetReader(log, address_of(options.start_position(self.options)), schema)
         check_schema(schema)
         asked = options.parse(self.options, is_stream=False)
         if asked.lake is not None:

@@ -237,14 +237,14 @@ class EtcdConnection:
                 grpc.ChannelConnectivity.TRANSIENT_FAILURE,
                 grpc.ChannelConnectivity.SHUTDOWN,
             ):
-                raise NotReady(await self._why())
+                raise NotReady(await self._failure_reason())
             if loop.time() >= until:
                 raise NotReady(f"{self.endpoint.address} did not complete the connection")
             # Polling, because waiting for a change of the state cannot be cancelled (grpc issue
             # 3064).
             await asyncio.sleep(_CONNECT_POLL_S)
 
-    async def _why(self) -> str:
+    async def _failure_reason(self) -> str:
         """The reason for the failure. gRPC tells it only to a call, and a call fails immediately in
         this state.
         """

@@ -614,7 +614,7 @@ class PartitionedRows(RowSender[int]):
             self._cut_one(self._waiting.popleft(), now)
 
     def _cut_one(self, load: Load, now: float) -> None:
-        self._come(load)
+        self._compare_with_earlier(load)
         rest = self._done.left(load)
         self.found += len(load.rows) - (0 if rest is None else len(rest.rows))
         if rest is None:
@@ -626,7 +626,7 @@ class PartitionedRows(RowSender[int]):
             piece = rest.pick(np.flatnonzero(tiles == tile))
             self._window(int(self._numbers[tile])).put(piece, now)
 
-    def _come(self, load: Load) -> None:
+    def _compare_with_earlier(self, load: Load) -> None:
         """Compare rows with those of earlier attempts."""
         self._compare(load, self._done.prints(load))
         if self._owed_ids and load.ids is not None:
