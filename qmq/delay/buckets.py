@@ -164,6 +164,17 @@ def _record(data: bytes, at: int, kind: int, count: int) -> DispatchRecord:
     )
 
 
+class ScheduledBatch(NamedTuple):
+    """A batch of delayed messages as the log's entry brought it, or a piece of one."""
+
+    index: int
+    append_ms: int
+    region: bytes
+    crc: int
+    flags: int
+    """The region's flags, as the index keeps them: 16 bits."""
+
+
 class BucketInfo(NamedTuple):
     """A bucket, as far as the schedule knows it without reading."""
 
@@ -203,18 +214,11 @@ class Bucket:
 
     # --- storing ----------------------------------------------------------------------------------
 
-    def add(
-        self,
-        index: int,
-        append_ms: int,
-        region: bytes,
-        crc: int,
-        flags: int,
-        due_times_ms: npt.NDArray[np.int64] | int,
-    ) -> int:
+    def add(self, batch: ScheduledBatch, due_times_ms: npt.NDArray[np.int64] | int) -> int:
         """Store a batch for this bucket, and return the ordinal of its first message.
         `due_times_ms`: its column, or the only time.
         """
+        index, append_ms, region, crc, flags = batch
         first, log = self.count, self.log
         total, position = ENVELOPE_BYTES + len(region), log.end
         assert position < LOG_BYTES_MAX, (
@@ -517,18 +521,11 @@ class Buckets:
     # --- storing, and what waits in memory --------------------------------------------------------
 
     def add(
-        self,
-        number: int,
-        index: int,
-        append_ms: int,
-        region: bytes,
-        crc: int,
-        flags: int,
-        due_times_ms: npt.NDArray[np.int64] | int,
+        self, number: int, batch: ScheduledBatch, due_times_ms: npt.NDArray[np.int64] | int
     ) -> int:
         """Store a batch that is all of one bucket; see `Bucket.add`."""
         bucket = self._buckets.get(number) or self._new(number)
-        ordinal = bucket.add(index, append_ms, region, crc, flags, due_times_ms)
+        ordinal = bucket.add(batch, due_times_ms)
         self.grew(bucket)
         return ordinal
 

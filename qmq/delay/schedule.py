@@ -28,7 +28,7 @@ from __future__ import annotations
 
 import logging
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import groupby
 from operator import itemgetter
@@ -53,6 +53,7 @@ from qmq.delay.buckets import (
     ReadAhead,
     ReadAheadPiece,
     ReadAheadResult,
+    ScheduledBatch,
     name_of,
 )
 from qmq.delay.files import (
@@ -141,26 +142,6 @@ class ScheduleState(msgspec.Struct, array_like=True):
             if done_bytes:
                 found.append((name + DONE, done_bytes))
         return found
-
-
-def capture(
-    bucket_ms: int,
-    index: int,
-    closed_before: int,
-    next_plan: int,
-    plans: Iterable[PlanAction],
-    aliases: dict[bytes, SchedulePlace],
-    buckets: Iterable[Bucket],
-    pending: dict[str, int],
-) -> ScheduleState:
-    """The current state, independent of later changes."""
-    rows = [
-        _BUCKET_ROW.pack(each.number, each.log.end, each.count, each.done.end, each.settled)
-        for each in buckets
-    ]
-    names = [each + _ALIASED.pack(*place) for each, place in aliases.items()]
-    packed = encode_actions(plans), b"".join(names), b"".join(rows)
-    return ScheduleState(VERSION, bucket_ms, index, closed_before, next_plan, *packed, pending)
 
 
 def restore(bucket_ms: int | None, state: Any) -> ScheduleState:
@@ -345,23 +326,31 @@ class Schedule:
     def begin_checkpoint(self, index: int = 0) -> SchedulePlan:
         if not self.is_whole:
             return SchedulePlan(None, self._files, [], {})
-        index = max(index, self.index)
-        state = capture(
-            self.bucket_ms,
-            index,
-            self.closed_before,
-            self.next_plan,
-            self.plans.values(),
-            self._aliases,
-            self._buckets,
-            self.pending.all(),
-        )
         return SchedulePlan(
-            state,
+            self._captured(max(index, self.index)),
             self._files,
             self._buckets.tails(),
             self._files.unsynced(),
             self._leftovers.captured(),
+        )
+
+    def _captured(self, index: int) -> ScheduleState:
+        """The current state, independent of later changes."""
+        rows = [
+            _BUCKET_ROW.pack(each.number, each.log.end, each.count, each.done.end, each.settled)
+            for each in self._buckets
+        ]
+        aliases = [each + _ALIASED.pack(*place) for each, place in self._aliases.items()]
+        return ScheduleState(
+            VERSION,
+            self.bucket_ms,
+            index,
+            self.closed_before,
+            self.next_plan,
+            encode_actions(self.plans.values()),
+            b"".join(aliases),
+            b"".join(rows),
+            self.pending.all(),
         )
 
     def end_checkpoint(self, plan: ProjectionPlan) -> None:
@@ -408,23 +397,21 @@ class Schedule:
         at = (
             len(region) - pad(body_bytes) - pad(4 * count + 4) - 8 * count
         )  # it is the last column before the bodies
+        batch = ScheduledBatch(index, append_time_ms, region, region_crc, flags & _FLAGS)
         if count == 1:
-            due_ms = unpack_from("<q", region, at)[0]
-            self._store_one(index, append_time_ms, region, region_crc, flags, due_ms)
+            self._store_one(batch, unpack_from("<q", region, at)[0])
             return
         due_times_ms = np.frombuffer(region, "<i8", count, at)
         first = max(int(due_times_ms.min()) // self.bucket_ms, self.closed_before)
         if max(int(due_times_ms.max()) // self.bucket_ms, self.closed_before) == first:
-            ordinal = self._buckets.add(
-                first, index, append_time_ms, region, region_crc, flags & _FLAGS, due_times_ms
-            )
+            ordinal = self._buckets.add(first, batch, due_times_ms)
             self._report_pending(
                 due_times_ms,
                 np.full(count, first, np.int32),
                 np.arange(ordinal, ordinal + count, dtype=np.uint32),
             )
         else:
-            self._cut(index, append_time_ms, region, region_crc, flags & _FLAGS, due_times_ms)
+            self._cut(batch, due_times_ms)
 
     def subscribe(self, on_pending: Callable[[Places], None]) -> Callable[[], None]:
         """Report messages immediately when they become pending (stored, moved, or next runs).
@@ -447,11 +434,9 @@ class Schedule:
         if self._on_pending is not None:
             self._on_pending(Places(due_times_ms, buckets, ordinals))
 
-    def _store_one(
-        self, index: int, append_ms: int, region: bytes, crc: int, flags: int, due_ms: int
-    ) -> SchedulePlace:
+    def _store_one(self, batch: ScheduledBatch, due_ms: int) -> SchedulePlace:
         number = max(due_ms // self.bucket_ms, self.closed_before)
-        ordinal = self._buckets.add(number, index, append_ms, region, crc, flags & _FLAGS, due_ms)
+        ordinal = self._buckets.add(number, batch, due_ms)
         if self._on_pending is not None:
             self._report_pending(
                 np.array([due_ms], np.int64),
@@ -460,39 +445,30 @@ class Schedule:
             )
         return SchedulePlace(number, ordinal)
 
-    def _cut(
-        self,
-        index: int,
-        append_ms: int,
-        region: bytes,
-        crc: int,
-        flags: int,
-        due_times_ms: npt.NDArray[np.int64],
-    ) -> None:
+    def _cut(self, batch: ScheduledBatch, due_times_ms: npt.NDArray[np.int64]) -> None:
         numbers = np.maximum(due_times_ms // self.bucket_ms, self.closed_before).astype(np.int32)
         try:
-            ordinals = self._add_pieces(
-                Pieces(region), index, append_ms, flags, due_times_ms, numbers
-            )
+            ordinals = self._add_pieces(Pieces(batch.region), batch, due_times_ms, numbers)
         except (
             UNREADABLE
         ):  # it can never be read; it is stored unchanged, and reading it raises the error
             numbers[:] = numbers.min()
-            first = self._buckets.add(
-                int(numbers[0]), index, append_ms, region, crc, flags, due_times_ms
-            )
+            first = self._buckets.add(int(numbers[0]), batch, due_times_ms)
             ordinals = np.arange(first, first + len(due_times_ms), dtype=np.uint32)
         self._report_pending(due_times_ms, numbers, ordinals)
 
     def _add_pieces(
         self,
         pieces: Pieces,
-        index: int,
-        append_ms: int,
-        flags: int,
+        batch: ScheduledBatch,
         due_times_ms: npt.NDArray[np.int64],
         numbers: npt.NDArray[np.int32],
     ) -> npt.NDArray[np.uint32]:
+        index, append_ms, _, _, flags = batch
+
+        def batch_of(piece: bytes) -> ScheduledBatch:
+            return ScheduledBatch(index, append_ms, piece, crc32c(piece), flags)
+
         add, ordinals = self._buckets.add, np.zeros(len(due_times_ms), np.uint32)
         order = np.argsort(numbers, kind="stable")
         ends = [*(np.flatnonzero(np.diff(numbers[order])) + 1).tolist(), len(order)]
@@ -501,20 +477,10 @@ class Schedule:
             if end == first + 1:
                 place = every[first]
                 piece = pieces.one(place)
-                ordinals[place] = add(
-                    number,
-                    index,
-                    append_ms,
-                    piece,
-                    crc32c(piece),
-                    flags,
-                    pieces.due_times_ms[place],
-                )
+                ordinals[place] = add(number, batch_of(piece), pieces.due_times_ms[place])
             else:
                 for places, piece in pieces.cut(every[first:end]):
-                    ordinal = add(
-                        number, index, append_ms, piece, crc32c(piece), flags, due_times_ms[places]
-                    )
+                    ordinal = add(number, batch_of(piece), due_times_ms[places])
                     ordinals[places] = np.arange(ordinal, ordinal + len(places), dtype=np.uint32)
             first = end
         return ordinals
@@ -608,7 +574,9 @@ class Schedule:
         known_as = first_id(pieces, at)
         pieces.decide()
         region = pieces.postponed(at, due_ms)
-        new = self._store_one(index, append_ms, region, crc32c(region), pieces.header.flags, due_ms)
+        flags = pieces.header.flags & _FLAGS
+        batch = ScheduledBatch(index, append_ms, region, crc32c(region), flags)
+        new = self._store_one(batch, due_ms)
         self._settle(self._marked(place.bucket), DispatchMark.MOVED, _u32(place.ordinal), (new,))
         self._alias(known_as, new)
 
@@ -620,10 +588,9 @@ class Schedule:
         known_as = first_id(pieces, at)
         self.pending.add(self._marked(place.bucket).subject_of(place.ordinal), 1)
         region = pieces.next_run(at, known_as, due_ms)
-        self._alias(
-            known_as,
-            self._store_one(index, append_ms, region, crc32c(region), pieces.header.flags, due_ms),
-        )
+        flags = pieces.header.flags & _FLAGS
+        batch = ScheduledBatch(index, append_ms, region, crc32c(region), flags)
+        self._alias(known_as, self._store_one(batch, due_ms))
 
     def _pieces(self, place: SchedulePlace) -> tuple[Pieces, int] | None:
         """The parsed batch, and the message's place in it; None if there is no such message, or the
