@@ -63,7 +63,7 @@ from qmq.delay.files import (
     TAIL_BYTES_MAX,
     AppendFile,
     AppendFiles,
-    Grown,
+    UnwrittenTail,
     damaged,
     read_written,
 )
@@ -559,16 +559,16 @@ class Buckets:
         else:
             self._dirty.pop(bucket.number, None)
 
-    def tails(self) -> list[Grown]:
+    def tails(self) -> list[UnwrittenTail]:
         """All tails."""
         return [
-            Grown(file, file.written, bytes(file.tail))
+            UnwrittenTail(file, file.written, bytes(file.tail))
             for number in self._dirty
             for file in self._buckets[number].growing
             if file.tail
         ]
 
-    def wrote(self, tails: Iterable[Grown]) -> None:
+    def wrote(self, tails: Iterable[UnwrittenTail]) -> None:
         """The bytes that are only in memory, of all buckets."""
         for tail in tails:
             tail.file.wrote(tail.at + len(tail.data))

@@ -163,7 +163,7 @@ class DueConnection(MasterConnection[DueBatch]):
         return False
 
 
-class Aside(NamedTuple):
+class SetAside(NamedTuple):
     """A message that is set aside."""
 
     message: DueMessage
@@ -237,7 +237,7 @@ class SubjectDispatcher:
         self._refusals = 0
         self._tries: dict[SchedulePlace, int] = {}
         self._is_closed = False
-        self.aside: dict[SchedulePlace, Aside] = {}
+        self.aside: dict[SchedulePlace, SetAside] = {}
         """Messages that cannot be delivered as they are."""
 
     # --- in ---------------------------------------------------------------------------------------
@@ -590,7 +590,7 @@ class SubjectDispatcher:
                 self.subject,
                 why,
             )
-        self.aside[place] = Aside(
+        self.aside[place] = SetAside(
             message, why, self._loop.call_later(pause_s(tries, why), self._try_again, place)
         )
 

@@ -61,8 +61,8 @@ from qmq.delay.files import (
     IDX,
     LOG,
     AppendFiles,
-    Grown,
     Leftovers,
+    UnwrittenTail,
     cut_back,
     delete_all,
     unlink,
@@ -230,7 +230,7 @@ class SchedulePlan:
 
     state: Any
     files: AppendFiles
-    tails: list[Grown]
+    tails: list[UnwrittenTail]
     unsynced: dict[str, int]
     unnamed: frozenset[str] = frozenset()
     """Files that exist and that the state does not name."""

@@ -36,7 +36,7 @@ from qmq.sql.outbox_runner import EngineRunner
 from qmq.sql.outbox_sender import Sender
 from qmq.sql.outbox_statements import Operations
 from qmq.sql.outbox_turns import (
-    Held,
+    HeldLease,
     LeaseRow,
     Patience,
     Step,
@@ -75,7 +75,7 @@ class Watchdog:
         self._rows, self._table = rows, rows.table
         self._holder, self._lease_s, self._look_s, self._now = holder, lease_s, look_s, now
         self._intake = intake
-        self._held: Held | None = None
+        self._held: HeldLease | None = None
         self._row: LeaseRow | None = None
         self._has_looked = False
         self._work = asyncio.Event()
@@ -146,7 +146,7 @@ class Watchdog:
     def _lease_ms(self) -> int:
         return int(self._lease_s * 1000)
 
-    def _set_lease(self, held: Held | None) -> None:
+    def _set_lease(self, held: HeldLease | None) -> None:
         if (held is None) != (self._held is None):
             log.info(
                 "watchdog %s of outbox %s %s",

@@ -71,7 +71,7 @@ class Holding:
 
 
 @dataclass(frozen=True, slots=True)
-class Won:
+class WonEpoch:
     """An epoch that we won, and the membership at that moment."""
 
     epoch: int
@@ -154,7 +154,7 @@ class Coordinator:
             state.members
         )
 
-    async def campaign(self, promised: int | None = None, *, above: int = 0) -> Won | None:
+    async def campaign(self, promised: int | None = None, *, above: int = 0) -> WonEpoch | None:
         """Try once to win the next epoch, even if there is a master. None if another replica won
         it, the outcome is unknown, or another try is under way.
 
@@ -174,7 +174,7 @@ class Coordinator:
         finally:
             self._is_campaigning = False
 
-    async def _campaign(self, promised: int | None, above: int) -> Won | None:
+    async def _campaign(self, promised: int | None, above: int) -> WonEpoch | None:
         lease = NO_LEASE
         try:
             state = await read_group(self._store, self._group)
@@ -191,7 +191,7 @@ class Coordinator:
             claim = EpochClaim(highest + 1, self._record().replica, self._new_attempt())
             if await self._claim_epoch(state, claim, lease):
                 self._claim, self._lease = claim, lease
-                return Won(claim.epoch, ReplicaMembership.decode(state.members))
+                return WonEpoch(claim.epoch, ReplicaMembership.decode(state.members))
         except CoordinationError:
             pass
         await self._drop(lease)

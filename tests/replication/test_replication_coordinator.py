@@ -11,7 +11,7 @@ import pytest
 from qmq_coordination.broker_groups import EpochClaim, MasterRecord, group_key, read_group
 from qmq_coordination.coordination_store import Compare, Operation, Put, TxnResult
 from qmq_coordination.embedded import EmbeddedStore
-from qmq_replication.coordinator import Coordinator, Won, found_group
+from qmq_replication.coordinator import Coordinator, WonEpoch, found_group
 from qmq_replication.membership import ReplicaMembership
 from support.stores import Fault, FaultyStore
 
@@ -48,8 +48,8 @@ async def test_the_first_one_founds_the_group_and_the_others_join_it(store: Faul
 async def test_epochs_rise_by_one_and_each_has_one_owner(store: FaultyStore) -> None:
     a, b = coordinator(store, "a"), coordinator(store, "b")
     await found_group(store, "g", VOTERS)
-    assert await a.campaign() == Won(1, ReplicaMembership(1, VOTERS))
-    assert await b.campaign() == Won(2, ReplicaMembership(1, VOTERS))
+    assert await a.campaign() == WonEpoch(1, ReplicaMembership(1, VOTERS))
+    assert await b.campaign() == WonEpoch(2, ReplicaMembership(1, VOTERS))
     state = await read_group(store, "g")
     assert state.claim.replica == "b"
     assert state.master is not None
@@ -61,10 +61,10 @@ async def test_a_campaign_waits_once_for_a_winner_since_the_last_promise(
 ) -> None:
     a, b = coordinator(store, "a"), coordinator(store, "b")
     await found_group(store, "g", VOTERS)
-    assert await a.campaign(0) == Won(1, ReplicaMembership(1, VOTERS))
+    assert await a.campaign(0) == WonEpoch(1, ReplicaMembership(1, VOTERS))
     assert await b.campaign(0) is None
-    assert await b.campaign(0) == Won(2, ReplicaMembership(1, VOTERS))
-    assert await a.campaign(2) == Won(3, ReplicaMembership(1, VOTERS))
+    assert await b.campaign(0) == WonEpoch(2, ReplicaMembership(1, VOTERS))
+    assert await a.campaign(2) == WonEpoch(3, ReplicaMembership(1, VOTERS))
 
 
 async def test_of_two_that_campaign_at_once_one_wins(store: FaultyStore) -> None:
@@ -79,7 +79,7 @@ async def test_a_lost_answer_is_read_back_as_won(store: FaultyStore) -> None:
     a = coordinator(store, "a")
     await found_group(store, "g", VOTERS)
     store.fail_next(Fault.UNANSWERED)
-    assert await a.campaign() == Won(1, ReplicaMembership(1, VOTERS))
+    assert await a.campaign() == WonEpoch(1, ReplicaMembership(1, VOTERS))
 
 
 async def test_a_lost_request_is_read_back_as_not_won(store: FaultyStore) -> None:
@@ -87,7 +87,7 @@ async def test_a_lost_request_is_read_back_as_not_won(store: FaultyStore) -> Non
     await found_group(store, "g", VOTERS)
     store.fail_next(Fault.LOST)
     assert await a.campaign() is None
-    assert await a.campaign() == Won(1, ReplicaMembership(1, VOTERS))
+    assert await a.campaign() == WonEpoch(1, ReplicaMembership(1, VOTERS))
 
 
 async def test_an_epoch_that_another_attempt_of_the_same_replica_won_is_not_ours(
@@ -115,7 +115,7 @@ async def test_an_epoch_comes_with_the_membership_of_the_same_moment(store: Faul
     after = ReplicaMembership(2, ("a", "b"))
     store.do_before_next(store.inner.put(group_key("g", "members"), after.encode()))
     assert await a.campaign() is None
-    assert await a.campaign() == Won(1, after)
+    assert await a.campaign() == WonEpoch(1, after)
 
 
 @pytest.mark.parametrize(
@@ -200,7 +200,7 @@ async def test_a_campaign_that_cannot_reach_the_store_is_lost(store: FaultyStore
 async def test_a_second_campaign_at_the_same_time_is_refused(store: FaultyStore) -> None:
     a = coordinator(store, "a")
     await found_group(store, "g", VOTERS)
-    seconds: list[Won | None] = []
+    seconds: list[WonEpoch | None] = []
 
     async def second() -> None:
         seconds.append(await a.campaign())
