@@ -10,11 +10,10 @@
 * A *watch* delivers every change from a revision on, once, in order, all changes of a revision
   together. A watch is a hint to read again, not a lock: transactions that depend on it compare
   revisions.
-
-A lost answer to a transaction leaves three possibilities: it was done; it was not done and never
-will be; or it is not done *yet*, because the request is in the buffer of a stopped member, which
-executes it when it continues. So a caller never repeats the request: it reads the keys again, and
-the new attempt compares what it has read.
+* If the answer to a transaction is lost, the transaction was done; or it was not done and never
+  will be; or it is not done *yet*, because the request is in the buffer of a stopped member, which
+  executes it when it continues. So the caller must not simply repeat it: it reads whether its own
+  value is there, or repeats a transaction that cannot happen twice.
 """
 
 from __future__ import annotations

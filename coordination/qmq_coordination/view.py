@@ -495,14 +495,14 @@ class ClusterView:
                 self._went_back,
             )
         self._heard_s = self._listed_s = self._monotonic_s()
-        self._tell(self._picture.show(listing))
+        self._notify(self._picture.show(listing))
 
     async def fetch(self, key: str) -> KeyValue | None:
         """Read one key from the store into the view. Raises CoordinationError."""
         item = await self._store.get(key)
         self._heard_s = self._monotonic_s()
         if item is not None:
-            self._tell(self._picture.learn(item))
+            self._notify(self._picture.learn(item))
         return item
 
     async def read_back(self, *keys: str) -> None:
@@ -518,7 +518,7 @@ class ClusterView:
         except CoordinationError as failure:
             log.info("reading a change back failed, the watch will deliver it: %s", failure)
 
-    def _tell(self, change: ViewChange) -> None:
+    def _notify(self, change: ViewChange) -> None:
         if not change:
             return
         for callback in list(self._callbacks):
@@ -534,7 +534,7 @@ class ClusterView:
                 async for changes in self._store.watch(ROOT, self._picture.revision + 1):
                     failures = 0
                     self._heard_s = self._monotonic_s()
-                    self._tell(self._picture.follow(changes))
+                    self._notify(self._picture.follow(changes))
                 return  # the store is closed
             except Compacted:
                 log.info(

@@ -92,7 +92,7 @@ COLD_TRIES: Final = 600
 store: a minute or two.
 """
 
-Told = Callable[[int], None]
+ReportBytes = Callable[[int], None]
 """Called with the number of bytes that were read or skipped."""
 
 
@@ -140,11 +140,13 @@ class Chunker:
 class GroupLogReader:
     """Reads from one replica's control port."""
 
-    def __init__(self, address: str, stub: Any, objects: BackupObjects, told: Told) -> None:
+    def __init__(
+        self, address: str, stub: Any, objects: BackupObjects, report: ReportBytes
+    ) -> None:
         self._address = address
         self._stub = stub
         self._objects = objects
-        self._told = told
+        self._report = report
 
     async def segments(
         self, log: int, held: pb.HeldLog, earlier: Iterable[BackedUpSegment]
@@ -160,7 +162,7 @@ class GroupLogReader:
             same = known.get(base)
             if is_sealed and same is not None and same.end == end:
                 found.append(same)
-                self._told(end - base)
+                self._report(end - base)
                 continue
             content = await self._read(log, base, end)
             if content is None:  # retention deleted it meanwhile, and all before it
@@ -191,7 +193,7 @@ class GroupLogReader:
                 )
             await chunker.add(data)
             position += len(data)
-            self._told(len(data))
+            self._report(len(data))
         return await chunker.end()
 
     async def _piece(self, log: int, position: int) -> bytes | None:
@@ -216,11 +218,13 @@ class GroupLogReader:
 class ScheduleReader:
     """Reads a delay group's schedule from the control port of a replica."""
 
-    def __init__(self, address: str, stub: Any, objects: BackupObjects, told: Told) -> None:
+    def __init__(
+        self, address: str, stub: Any, objects: BackupObjects, report: ReportBytes
+    ) -> None:
         self._address = address
         self._stub = stub
         self._objects = objects
-        self._told = told
+        self._report = report
 
     async def describe(self) -> delay_pb2.ScheduleDescription | None:
         """The newest checkpoint's state; None without a checkpoint. Call this before the moment, so
@@ -264,7 +268,7 @@ class ScheduleReader:
                 )
             await chunker.add(data)
             at += len(data)
-            self._told(len(data))
+            self._report(len(data))
         return await chunker.end()
 
 
@@ -407,7 +411,8 @@ async def _all(stubs: _Stubs, call: Callable[[Any], Coroutine[Any, Any, Any]]) -
     request holds a group afterwards.
     """
     answers = await asyncio.gather(
-        *[_asked(address, call(stub)) for address, stub in stubs.values()], return_exceptions=True
+        *[_answer_of(address, call(stub)) for address, stub in stubs.values()],
+        return_exceptions=True,
     )
     for answer in answers:
         if isinstance(answer, BaseException):
@@ -415,7 +420,7 @@ async def _all(stubs: _Stubs, call: Callable[[Any], Coroutine[Any, Any, Any]]) -
     return dict(zip(stubs, answers, strict=True))
 
 
-async def _asked(address: str, answer: Coroutine[Any, Any, Any]) -> Any:
+async def _answer_of(address: str, answer: Coroutine[Any, Any, Any]) -> Any:
     try:
         return await answer
     except grpc.RpcError as cause:
@@ -432,7 +437,7 @@ async def _release(stubs: _Stubs, token: str) -> list[QmqError]:
     request = pb.ReleaseWritesRequest(token=token)
     answers = await asyncio.gather(
         *[
-            _asked(address, stub.ReleaseWrites(request, timeout=HOLD_CALL_S))
+            _answer_of(address, stub.ReleaseWrites(request, timeout=HOLD_CALL_S))
             for address, stub in stubs.values()
         ],
         return_exceptions=True,
@@ -551,7 +556,7 @@ class BackupCreator:
             address = state.master.control_address
             async with self._channel(state, address) as channel:
                 described = await ScheduleReader(
-                    address, delay_pb2_grpc.DelayControlStub(channel), self._objects, self._told
+                    address, delay_pb2_grpc.DelayControlStub(channel), self._objects, self._report
                 ).describe()
             if described is not None:
                 found[name] = described
@@ -575,11 +580,11 @@ class BackupCreator:
         async with self._channel(state, address) as channel:
             if described is not None:
                 reader = ScheduleReader(
-                    address, delay_pb2_grpc.DelayControlStub(channel), self._objects, self._told
+                    address, delay_pb2_grpc.DelayControlStub(channel), self._objects, self._report
                 )
                 schedule = await reader.read(described)
             logs = GroupLogReader(
-                address, control_pb2_grpc.BrokerControlStub(channel), self._objects, self._told
+                address, control_pb2_grpc.BrokerControlStub(channel), self._objects, self._report
             )
             message = await logs.segments(0, held.logs.message, known[0])
             action = await logs.segments(1, held.logs.action, known[1])
@@ -587,7 +592,7 @@ class BackupCreator:
             state.name, lineage, held.logs.index, held.logs.epoch, message, action, schedule
         )
 
-    def _told(self, size: int) -> None:
+    def _report(self, size: int) -> None:
         self._done += size
         self._progress(self._done, max(self._total, self._done))
 

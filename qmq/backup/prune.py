@@ -186,7 +186,7 @@ class BackupPruner:
         self._seconds = seconds
         self._runs_s = runs_s
 
-    def look(self, rule: KeepRule) -> Pruned:
+    def preview(self, rule: KeepRule) -> Pruned:
         """The result that `prune` would have now.
         Raises StoreAway, BackupDamaged, BackupVersion.
         """

@@ -245,7 +245,7 @@ def prune(
 async def _prune(
     pruner: BackupPruner, rule: KeepRule, dry_run: bool, confirm_clock: bool
 ) -> Pruned:
-    return pruner.look(rule) if dry_run else pruner.prune(rule, is_clock_confirmed=confirm_clock)
+    return pruner.preview(rule) if dry_run else pruner.prune(rule, is_clock_confirmed=confirm_clock)
 
 
 @app.command("restore")

@@ -214,11 +214,3 @@ class CommittedLog(Protocol):
     def close(self) -> None:
         """Close files and connections."""
         ...
-
-
-class LogAddress(Protocol):
-    """The address of a log; small and picklable for executors."""
-
-    def open(self) -> CommittedLog:
-        """Open the log in this process. Raises InvalidArgument, NotConnected, LogDamaged."""
-        ...

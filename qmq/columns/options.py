@@ -206,21 +206,21 @@ class ReadOptions:
     lake: LakeAddress | None = None
 
 
-def _given(options: Mapping[str, str]) -> OptionValues:
+def _values_of(options: Mapping[str, str]) -> OptionValues:
     return OptionValues(options, NAMES)
 
 
 def log_of(options: Mapping[str, str]) -> str:
     """The dataset to read: messages by default. Raises InvalidArgument."""
-    name = _given(options).text("qmq.log", LOGS[0])
+    name = _values_of(options).text("qmq.log", LOGS[0])
     if name not in LOGS:
         raise InvalidArgument(f"option qmq.log must be one of {', '.join(LOGS)}, not {name!r}")
     return name
 
 
-def where(options: Mapping[str, str]) -> StartPosition:
+def start_position(options: Mapping[str, str]) -> StartPosition:
     """The location of the log. Raises InvalidArgument."""
-    given = _given(options)
+    given = _values_of(options)
     paths = given.words("qmq.path") + given.words("path")
     servers = given.text("qmq.servers")
     if not paths and not servers:
@@ -240,12 +240,12 @@ def where(options: Mapping[str, str]) -> StartPosition:
 
 def with_headers(options: Mapping[str, str]) -> bool:
     """Whether the default schema has the column `headers`. Raises InvalidArgument."""
-    return _given(options).flag("includeHeaders", False)
+    return _values_of(options).flag("includeHeaders", False)
 
 
 def parse(options: Mapping[str, str], *, is_stream: bool) -> ReadOptions:
     """Parse a user's options. Raises InvalidArgument, InvalidName."""
-    given = _given(options)
+    given = _values_of(options)
     for name in _BATCH_ONLY if is_stream else _STREAM_ONLY:
         if given.has(name):
             raise InvalidArgument(
@@ -253,7 +253,7 @@ def parse(options: Mapping[str, str], *, is_stream: bool) -> ReadOptions:
             )
     start_ms, end_ms = given.number("startingTimestamp"), given.number("endingTimestamp")
     return ReadOptions(
-        where(options),
+        start_position(options),
         _choice(given),
         _edge(given, "starting", start_ms, LATEST if is_stream else EARLIEST, is_stream),
         _edge(given, "ending", end_ms, LATEST, is_stream),

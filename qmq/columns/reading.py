@@ -11,13 +11,12 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 from qmq.columns import offsets
 from qmq.columns.files.log import FileAddress, FileLog
 from qmq.columns.model import (
     CommittedLog,
-    LogAddress,
     QueueKey,
     QueuePiece,
     ReadSelection,
@@ -73,6 +72,11 @@ class RoutedAddress:
         return RoutedLog(self.files.open(), self.servers.open())
 
 
+LogAddress: TypeAlias = ServerAddress | FileAddress | RoutedAddress
+"""The address of a log; small and picklable for executors. Its `open` opens the log in this
+process, and raises InvalidArgument, NotConnected, LogDamaged."""
+
+
 class RoutedLog:
     """A log whose messages come from files and whose routes come from brokers.
 
@@ -111,7 +115,7 @@ FindTime = Callable[[QueueKey, int], int]
 """The first sequence of a queue that was stored at or after a time, in ms."""
 
 
-def look(log: CommittedLog, choice: Choice) -> Topology:
+def topology_of(log: CommittedLog, choice: Choice) -> Topology:
     """The committed part of the selected queues. Raises UnknownSubject, InvalidArgument,
     NotConnected, LogDamaged.
     """

@@ -51,7 +51,7 @@ class ReplayJob:
     failure: str = ""
     _task: asyncio.Task[None] | None = None
 
-    def tell(self, count: int) -> None:
+    def set_count(self, count: int) -> None:
         """Set the number of finished letters."""
         self.count = count
 

@@ -19,15 +19,15 @@ from contextlib import asynccontextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from qmq.delay.interfaces import BucketStatus, DueMessage, Places, SchedulePlace
-from qmq.errors import CallerError, DelayTooLong, InvalidArgument, TooLate
+from qmq.delay.batches import DueMessage, Places, SchedulePlace, check_due
+from qmq.errors import CallerError, InvalidArgument, TooLate
 from qmq.log.actions import Cancel, Postpone, ScheduleAction
 from qmq.model import SCHEDULE_ID, DelayedId, MessageId, check_name
 from qmq.proto.v1 import delay_pb2 as pb
 from qmq.wire.batch_columns import BatchFlag
 
 if TYPE_CHECKING:
-    from qmq.delay.engine import Engine
+    from qmq.delay.engine import DeliveryStatus, Engine
     from qmq.delay.schedule import Schedule
 
 TRIES: Final = 10
@@ -41,6 +41,91 @@ HIGHEST_ID: Final = "~"
 _CANCELLED: Final = "cancelled"
 _DIGITS: Final = re.compile(rb"[0-9a-f]{32}")
 _RECURRING: Final = int(BatchFlag.RECURRING)
+LIST_MAX: Final = 1_000
+LIST_DEFAULT: Final = 100
+_MARK: Final = re.compile(r"(-?[0-9]{1,19}):(.*)\Z", re.DOTALL)
+
+
+class ListMark(NamedTuple):
+    """A place in a list: after the message with this due time and id. With an empty id: before the
+    first of that due time.
+    """
+
+    due_ms: int
+    id: str
+
+    def __str__(self) -> str:
+        return f"{self.due_ms}:{self.id}"
+
+    @classmethod
+    def parse(cls, text: str) -> ListMark:
+        """Parse a mark; an empty text is the beginning. Raises InvalidArgument."""
+        if not text:
+            return BEGINNING
+        match = _MARK.match(text)
+        if match is None:
+            raise InvalidArgument(
+                f"{text!r} is not a place in a list of delayed messages: give the `next` of "
+                "the previous page"
+            )
+        return cls(int(match[1]), match[2])
+
+
+BEGINNING: Final = ListMark(-(1 << 63), "")
+
+
+class Listing(NamedTuple):
+    """A checked ListDelayedRequest: at most `most` pending messages of the subject ("": of all)
+    with from <= due < to (0: no limit), after that place in the list. With `is_half`, only messages
+    that wait for a decision.
+    """
+
+    subject: str
+    from_ms: int
+    to_ms: int
+    after: ListMark
+    most: int
+    is_half: bool = False
+
+
+def listing(request: pb.ListDelayedRequest) -> Listing:
+    """Check a request. Raises InvalidName, InvalidArgument."""
+    if request.subject:
+        check_name("subject", request.subject)
+    if request.from_ms < 0 or request.to_ms < 0:
+        raise InvalidArgument(
+            "times are milliseconds since 1970, or 0 for no limit, not "
+            f"{min(request.from_ms, request.to_ms)}"
+        )
+    if request.to_ms and request.to_ms <= request.from_ms:
+        raise InvalidArgument(
+            f"the list is to end at {request.to_ms} ms, which is not after its beginning, "
+            f"{request.from_ms} ms"
+        )
+    most = min(request.messages_max or LIST_DEFAULT, LIST_MAX)
+    return Listing(
+        request.subject,
+        request.from_ms,
+        request.to_ms,
+        ListMark.parse(request.after),
+        most,
+        request.is_half,
+    )
+
+
+def mark_of(message: pb.DelayedMessage) -> ListMark:
+    """The place of a message in lists."""
+    return ListMark(message.due_ms, message.id)
+
+
+def new_due_ms(request: pb.MoveDelayedRequest) -> int:
+    """The due time in a request. Raises InvalidArgument if there is none."""
+    if request.due_ms <= 0:
+        raise InvalidArgument(
+            f"give the due time in milliseconds since 1970, not {request.due_ms}; a past "
+            "time means immediately"
+        )
+    return request.due_ms
 
 
 class EngineAdmin:
@@ -133,37 +218,22 @@ class EngineAdmin:
     def _message(self, place: SchedulePlace) -> DueMessage:
         return self._engine().schedule.read(Places.of([place]))[0]
 
-    async def listed(
-        self,
-        subject: str,
-        from_ms: int,
-        to_ms: int,
-        after: tuple[int, str],
-        most: int,
-        is_half: bool = False,
-    ) -> tuple[list[DueMessage], tuple[int, str] | None]:
-        """Pending messages of the subject ("": of all) with from <= due < to (0: no limit), after
-        (due, id), in that order. With `is_half`, only messages that wait for a decision. Also
-        returns the (due, id) after which the next page begins, or None at the end: a page may have
-        fewer messages than asked for although more follow. One call examines a few thousand
-        messages, while deliveries wait. Raises InvalidArgument.
+    async def listed(self, wanted: Listing) -> tuple[list[DueMessage], ListMark | None]:
+        """A page of pending messages, by due time and then by id. Also returns the place after
+        which the next page begins, or None at the end: a page may have fewer messages than asked
+        for although more follow. One call examines a few thousand messages, while deliveries wait.
+        Raises InvalidArgument.
         """
         async with self._committed_read() as schedule:
-            return self._page(schedule, subject, from_ms, to_ms, after, most, is_half)
+            return self._page(schedule, wanted)
 
     def _page(
-        self,
-        schedule: Schedule,
-        subject: str,
-        from_ms: int,
-        to_ms: int,
-        after: tuple[int, str],
-        most: int,
-        is_half: bool,
-    ) -> tuple[list[DueMessage], tuple[int, str] | None]:
+        self, schedule: Schedule, wanted: Listing
+    ) -> tuple[list[DueMessage], ListMark | None]:
+        subject, from_ms, to_ms, after, most, is_half = wanted
         found: list[DueMessage] = []
         last: DueMessage | None = None
-        begin_ms = max(from_ms, after[0] + (after[1] >= HIGHEST_ID))
+        begin_ms = max(from_ms, after.due_ms + (after.id >= HIGHEST_ID))
         flags = int(BatchFlag.HALF) if is_half else 0
         for looked, message in enumerate(schedule.scan("", begin_ms, to_ms, flags=flags)):
             if (
@@ -187,10 +257,10 @@ class EngineAdmin:
         found.sort(key=self._order)
         if len(found) > most:
             return found[:most], self._order(found[most - 1])
-        return found, None if last is None else (last.due_ms, HIGHEST_ID)
+        return found, None if last is None else ListMark(last.due_ms, HIGHEST_ID)
 
-    def _order(self, message: DueMessage) -> tuple[int, str]:
-        return message.due_ms, str(self.id_of(message))
+    def _order(self, message: DueMessage) -> ListMark:
+        return ListMark(message.due_ms, str(self.id_of(message)))
 
     def id_of(self, message: DueMessage) -> DelayedId:
         """The message's public id; a run has the id of its recurring message."""
@@ -200,102 +270,5 @@ class EngineAdmin:
             digits = first.decode()
         return DelayedId(MessageId.parse(digits), message.due_ms, message.append_ms, self._group)
 
-    def standing(self) -> BucketStatus:
-        return self._engine().standing()
-
-
-def check_due(due_ms: int, now_ms: int, delay_ms_max: int) -> None:
-    """Raises DelayTooLong, InvalidArgument."""
-    if due_ms < 0:
-        raise InvalidArgument(f"a due time is milliseconds since 1970, not {due_ms}")
-    if due_ms - now_ms > delay_ms_max:
-        days = delay_ms_max / 86_400_000
-        raise DelayTooLong(
-            f"due in {(due_ms - now_ms) / 86_400_000:.1f} days, but {days:g} is the limit: "
-            "use a shorter delay"
-        )
-
-
-LIST_MAX: Final = 1_000
-LIST_DEFAULT: Final = 100
-
-_MARK: Final = re.compile(r"(-?[0-9]{1,19}):(.*)\Z", re.DOTALL)
-
-
-class ListMark(NamedTuple):
-    """A place in a list: after the message with this due time and id. With an empty id: before the
-    first of that due time.
-    """
-
-    due_ms: int
-    id: str
-
-    def __str__(self) -> str:
-        return f"{self.due_ms}:{self.id}"
-
-    @classmethod
-    def parse(cls, text: str) -> ListMark:
-        """Parse a mark; an empty text is the beginning. Raises InvalidArgument."""
-        if not text:
-            return BEGINNING
-        match = _MARK.match(text)
-        if match is None:
-            raise InvalidArgument(
-                f"{text!r} is not a place in a list of delayed messages: give the `next` of "
-                "the previous page"
-            )
-        return cls(int(match[1]), match[2])
-
-
-BEGINNING: Final = ListMark(-(1 << 63), "")
-
-
-class Listing(NamedTuple):
-    """A checked ListDelayedRequest."""
-
-    subject: str
-    from_ms: int
-    to_ms: int
-    after: ListMark
-    most: int
-    is_half: bool
-
-
-def listing(request: pb.ListDelayedRequest) -> Listing:
-    """Check a request. Raises InvalidName, InvalidArgument."""
-    if request.subject:
-        check_name("subject", request.subject)
-    if request.from_ms < 0 or request.to_ms < 0:
-        raise InvalidArgument(
-            "times are milliseconds since 1970, or 0 for no limit, not "
-            f"{min(request.from_ms, request.to_ms)}"
-        )
-    if request.to_ms and request.to_ms <= request.from_ms:
-        raise InvalidArgument(
-            f"the list is to end at {request.to_ms} ms, which is not after its beginning, "
-            f"{request.from_ms} ms"
-        )
-    most = min(request.messages_max or LIST_DEFAULT, LIST_MAX)
-    return Listing(
-        request.subject,
-        request.from_ms,
-        request.to_ms,
-        ListMark.parse(request.after),
-        most,
-        request.is_half,
-    )
-
-
-def mark_of(message: pb.DelayedMessage) -> ListMark:
-    """The place of a message in lists."""
-    return ListMark(message.due_ms, message.id)
-
-
-def new_due_ms(request: pb.MoveDelayedRequest) -> int:
-    """The due time in a request. Raises InvalidArgument if there is none."""
-    if request.due_ms <= 0:
-        raise InvalidArgument(
-            f"give the due time in milliseconds since 1970, not {request.due_ms}; a past "
-            "time means immediately"
-        )
-    return request.due_ms
+    def status(self) -> DeliveryStatus:
+        return self._engine().status()

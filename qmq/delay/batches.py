@@ -18,6 +18,9 @@ small reads: its due time, its offsets, its bytes.
 An outline is made only after the batch's checksum was verified in this process. Later damage is
 noticed only if values become impossible. An outline takes about 250 bytes. Batches that are
 compressed, or so small that reading them whole costs as much, have none.
+
+A message is named by its `SchedulePlace`. Arrays of places travel together as `Places`; a message
+on its way out is a `DueMessage`.
 """
 
 from __future__ import annotations
@@ -25,18 +28,18 @@ from __future__ import annotations
 import hashlib
 import sys
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from functools import lru_cache
 from itertools import chain, pairwise
 from struct import Struct, pack, unpack, unpack_from
-from typing import Final, TypeVar
+from typing import Any, Final, NamedTuple, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
-from qmq.delay.interfaces import DueMessage, SchedulePlace
-from qmq.errors import CorruptBatch
+from qmq.errors import CorruptBatch, DelayTooLong, InvalidArgument
 from qmq.limits import KIB, MIB
 from qmq.model import PLANNED, SCHEDULE_ID
 from qmq.text import whole_number
@@ -70,6 +73,73 @@ _PLANNED_MAX: Final = 10**18 - 1
 _SCHEDULE_ID: Final = SCHEDULE_ID.encode()
 _PLANNED: Final = PLANNED.encode()
 _T = TypeVar("_T")
+
+
+class SchedulePlace(NamedTuple):
+    """The place of a delayed message: the `ordinal`-th of bucket number `due_ms // bucket_ms`."""
+
+    bucket: int
+    ordinal: int
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Places:
+    """Many messages as three arrays of the same length; their order is up to the caller."""
+
+    due_times_ms: npt.NDArray[np.int64]
+    buckets: npt.NDArray[np.int32]
+    ordinals: npt.NDArray[np.uint32]
+
+    def __len__(self) -> int:
+        return len(self.due_times_ms)
+
+    def __getitem__(self, which: slice | npt.NDArray[Any]) -> Places:
+        """A selection: by slice, mask, or indexes in any order."""
+        return Places(self.due_times_ms[which], self.buckets[which], self.ordinals[which])
+
+    def __iter__(self) -> Iterator[SchedulePlace]:
+        return map(SchedulePlace, self.buckets.tolist(), self.ordinals.tolist())
+
+    @classmethod
+    def of(cls, places: Sequence[SchedulePlace], due_times_ms: Sequence[int] = ()) -> Places:
+        """Make arrays of places; without `due_times_ms` (for reading only) due times are 0."""
+        return cls(
+            np.array(due_times_ms or [0] * len(places), np.int64),
+            np.array([each.bucket for each in places], np.int32),
+            np.array([each.ordinal for each in places], np.uint32),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class DueMessage:
+    """One message from the schedule log. `message_id` is 16 bytes; `flags` are its batch's."""
+
+    place: SchedulePlace
+    due_ms: int
+    subject: str
+    body: bytes
+    key: bytes
+    tags: tuple[str, ...]
+    headers: dict[str, bytes]
+    create_time_ms: int
+    message_id: bytes
+    flags: int
+    append_ms: int = 0
+    """When the delay group stored its batch."""
+
+
+def check_due(due_ms: int, now_ms: int, delay_ms_max: int) -> None:
+    """Refuse a due time that is farther away than the group allows, or is none. Raises
+    DelayTooLong, InvalidArgument.
+    """
+    if due_ms < 0:
+        raise InvalidArgument(f"a due time is milliseconds since 1970, not {due_ms}")
+    if due_ms - now_ms > delay_ms_max:
+        days = delay_ms_max / 86_400_000
+        raise DelayTooLong(
+            f"due in {(due_ms - now_ms) / 86_400_000:.1f} days, but {days:g} is the limit: "
+            "use a shorter delay"
+        )
 
 
 def id_of(producer_id: int, batch_sequence: int, place: int) -> bytes:

@@ -27,15 +27,17 @@ from collections.abc import Callable, Collection
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 from qmq_coordination.broker_groups import DelaySettings
 
 from qmq.broker.parts import Admit, KindParts, ServingBroker
 from qmq.broker.produce_checks import CheckDueTimes, Destination, FindSubject
 from qmq.broker.timekeeper import SteadyClock
 from qmq.client.producing.producer import ProducerIds
-from qmq.delay.admin import EngineAdmin, check_due
+from qmq.delay.admin import EngineAdmin
+from qmq.delay.batches import check_due
 from qmq.delay.config import DelayConfig
-from qmq.delay.dispatcher.dispatcher import DueDispatcher
+from qmq.delay.dispatcher import DueDispatcher
 from qmq.delay.engine import Engine
 from qmq.delay.plan_log import StorePlanLog
 from qmq.delay.recurrence import check as check_recurrence
@@ -97,13 +99,16 @@ class DelayDestinations:
                     "subject's broker group"
                 )
             now_ms = self._now_ms()
-            check_due(latest_due(region, header, layout), now_ms, self._settings.delay_ms_max)
+            due_times_ms = np.frombuffer(region, "<i8", header.count, layout.due)
+            earliest_ms, latest_ms = int(due_times_ms.min()), int(due_times_ms.max())
+            for due_ms in (earliest_ms, latest_ms):
+                check_due(due_ms, now_ms, self._settings.delay_ms_max)
             if header.compression:
                 raise InvalidArgument(
                     "a delayed batch is cut by due time, so its bodies must not be "
                     "compressed: compress each, if need be"
                 )
-            self._require_room(region, header, layout)
+            self._require_room(due_times_ms)
             if bool(header.flags & _ORDERED) != is_ordered:
                 raise OrderMismatch(
                     f"subject {config.name!r} is {'' if is_ordered else 'not '}ordered, and "
@@ -117,7 +122,7 @@ class DelayDestinations:
                         "a recurring message cannot wait for a decision: send it when it is decided"
                     )
                 check_recurring(region, header)
-            if header.flags & _HALF and earliest_due(region, header, layout) <= now_ms:
+            if header.flags & _HALF and earliest_ms <= now_ms:
                 raise InvalidArgument(
                     "the half message would be rolled back at once: its limit has passed by "
                     "the delay group's time (check the clock)"
@@ -125,29 +130,17 @@ class DelayDestinations:
 
         return check
 
-    def _require_room(self, region: bytes, header: RegionHeader, layout: Layout) -> None:
+    def _require_room(self, due_times_ms: npt.NDArray[np.int64]) -> None:
         full_buckets, bucket_ms = self._full_buckets(), self._settings.bucket_ms
         if not full_buckets:
             return
-        wanted = set((np.frombuffer(region, "<i8", header.count, layout.due) // bucket_ms).tolist())
+        wanted = set((due_times_ms // bucket_ms).tolist())
         full = wanted.intersection(full_buckets)
         if full:
             raise Overloaded(
                 f"the hour that begins at {min(full) * bucket_ms} ms is full: "
                 "send to another delay group, or create one with shorter buckets"
             )
-
-
-def earliest_due(region: bytes, header: RegionHeader, layout: Layout) -> int:
-    """The earliest due time of a batch."""
-    return int(np.frombuffer(region, "<i8", header.count, layout.due).min())
-
-
-def latest_due(region: bytes, header: RegionHeader, layout: Layout) -> int:
-    """The latest due time of a batch; a negative one if the batch has any."""
-    due_times_ms = np.frombuffer(region, "<i8", header.count, layout.due)
-    earliest = int(due_times_ms.min())
-    return earliest if earliest < 0 else int(due_times_ms.max())
 
 
 def check_recurring(region: bytes, header: RegionHeader) -> None:

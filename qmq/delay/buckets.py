@@ -6,10 +6,16 @@ A bucket has the messages that are due in one span of time, in three append file
     NAME.log     the batches; an envelope's base_sequence is the ordinal of its first message, its
                  epoch and flushed_position are 0
     NAME.idx     INDEX_ROW for each ordinal
-    NAME.done    the dispatch log (dispatch_log.py)
+    NAME.done    the dispatch log: the messages' final states
 
 NAME is the bucket's beginning in UTC. The state of each message (`DispatchMark`) is read from the
 dispatch log at first use: most buckets are not used for months.
+
+    a record     crc u32 | kind u16 | 0 u16 | count u32 | 0 u32 | ordinals u32 * count | of MOVED:
+                 (bucket i32, ordinal u32) * count | pad8
+
+The dispatch log has a message at most once. It does not have planned messages: plans are in the
+action log and in checkpoints.
 
 Reading ahead: the schedule logs of near buckets are read once, in order, before their messages
 become due. Each large batch is checked and gets an outline (batches.py), so that its messages can
@@ -30,7 +36,7 @@ from bisect import bisect_left
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
-from itertools import groupby
+from enum import IntEnum
 from operator import itemgetter
 from pathlib import Path
 from struct import Struct, error
@@ -38,9 +44,18 @@ from typing import Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
+from google_crc32c import value as crc32c
 
-from qmq.delay.batches import OUTLINED_BYTES_MIN, BatchCache, BatchOutline, StoredBatch, is_outlined
-from qmq.delay.dispatch_log import DispatchMark, decode_records, encode_record
+from qmq.delay.batches import (
+    OUTLINED_BYTES_MIN,
+    BatchCache,
+    BatchOutline,
+    DueMessage,
+    Places,
+    SchedulePlace,
+    StoredBatch,
+    is_outlined,
+)
 from qmq.delay.files import (
     DONE,
     IDX,
@@ -48,11 +63,10 @@ from qmq.delay.files import (
     TAIL_BYTES_MAX,
     AppendFile,
     AppendFiles,
-    Grown,
+    UnwrittenTail,
     damaged,
     read_written,
 )
-from qmq.delay.interfaces import INDEX_ROW, DueMessage, Places, SchedulePlace
 from qmq.errors import CorruptBatch, DiskFull, LogDamaged, MessageNotFound
 from qmq.limits import BATCH_BYTES_MAX, KIB, MIB
 from qmq.log.disk import Disk
@@ -60,12 +74,19 @@ from qmq.wire.batch import BATCH_BYTES_MIN, ENVELOPE_BYTES, Kind, parse_envelope
 from qmq.wire.batch_columns import REGION, REGION_BYTES, UNREADABLE, RegionHeader
 
 _FILE: Final = re.compile(r"[0-9]{8}T[0-9]{6}Z\.(log|idx|done)")
+INDEX_ROW: Final = np.dtype(
+    [("due", "<i8"), ("position8", "<u4"), ("place", "<u2"), ("flags", "<u2")]
+)
+"""A line of a bucket's index file, the `ordinal`-th: due time in ms, position of its batch in the
+schedule log divided by 8, its place in the batch, and the `BatchFlag`s of the batch."""
 ROW_BYTES: Final = INDEX_ROW.itemsize
 LOG_BYTES_MAX: Final = 8 << 32
 """A row of the index has 32 bits for a position, in units of 8 bytes."""
 _ROW: Final = Struct("<qIHH")
 _PLACES: Final = np.arange(65_536, dtype="<u2")
 _READ_AHEAD: Final = 4096
+_RECORD_HEAD: Final = Struct("<IHHII")
+_TARGET: Final = Struct("<iI")
 _SUBJECT_BYTES: Final = RegionHeader._fields.index("subject_bytes")
 _ROWS_AHEAD: Final = 256
 """Wanted index rows that are no farther apart are read together."""
@@ -81,6 +102,87 @@ def is_file_name(name: str) -> bool:
     backups, and become paths.
     """
     return _FILE.fullmatch(name) is not None
+
+
+class DispatchMark(IntEnum):
+    """The state of a message: one byte of memory for each message of a loaded bucket."""
+
+    PENDING = 0
+    DELIVERED = 1
+    CANCELLED = 2
+    MOVED = 3
+    PLANNED = 4
+
+
+_MARKS: Final = frozenset(DispatchMark)
+
+
+class DispatchRecord(NamedTuple):
+    """Messages that got the same final state together."""
+
+    mark: DispatchMark
+    ordinals: npt.NDArray[np.uint32]
+    targets: tuple[SchedulePlace, ...] = ()
+    """For MOVED: the new place of each."""
+
+
+def encode_record(
+    mark: DispatchMark, ordinals: bytes, targets: Sequence[SchedulePlace] = ()
+) -> bytes:
+    """`ordinals` are little-endian u32."""
+    data = ordinals + b"".join(_TARGET.pack(*each) for each in targets)
+    rest = _RECORD_HEAD.pack(0, mark, 0, len(ordinals) // 4, 0)[4:] + data + bytes(-len(data) & 7)
+    return int(crc32c(rest)).to_bytes(4, "little") + rest
+
+
+def decode_records(data: bytes) -> Iterator[tuple[int, DispatchRecord]]:
+    """(position after it, record). Raises CorruptBatch at the first bad one."""
+    at = 0
+    while at < len(data):
+        if at + _RECORD_HEAD.size > len(data):
+            raise CorruptBatch("the head of a record is incomplete")
+        crc, kind, _, count, _ = _RECORD_HEAD.unpack_from(data, at)
+        size = 4 * count + (_TARGET.size * count if kind == DispatchMark.MOVED else 0)
+        end = at + _RECORD_HEAD.size + size + (-size & 7)
+        if end > len(data) or crc32c(data[at + 4 : end]) != crc:
+            raise CorruptBatch("the checksum of a record is wrong")
+        if kind not in _MARKS:
+            raise CorruptBatch(f"this version of QMQ knows no record of kind {kind}")
+        yield end, _record(data, at + _RECORD_HEAD.size, kind, count)
+        at = end
+
+
+def _record(data: bytes, at: int, kind: int, count: int) -> DispatchRecord:
+    ordinals = np.frombuffer(data, "<u4", count, at)
+    if kind != DispatchMark.MOVED:
+        return DispatchRecord(DispatchMark(kind), ordinals)
+    targets = data[at + 4 * count : at + (4 + _TARGET.size) * count]
+    return DispatchRecord(
+        DispatchMark.MOVED,
+        ordinals,
+        tuple(SchedulePlace(*each) for each in _TARGET.iter_unpack(targets)),
+    )
+
+
+class ScheduledBatch(NamedTuple):
+    """A batch of delayed messages as the log's entry brought it, or a piece of one."""
+
+    index: int
+    append_ms: int
+    region: bytes
+    crc: int
+    flags: int
+    """The region's flags, as the index keeps them: 16 bits."""
+
+
+class BucketInfo(NamedTuple):
+    """A bucket, as far as the schedule knows it without reading."""
+
+    bucket: int
+    messages: int
+    pending: int
+    """Messages that are not delivered, cancelled or moved; planned ones count."""
+    stored_bytes: int
 
 
 class Bucket:
@@ -112,18 +214,11 @@ class Bucket:
 
     # --- storing ----------------------------------------------------------------------------------
 
-    def add(
-        self,
-        index: int,
-        append_ms: int,
-        region: bytes,
-        crc: int,
-        flags: int,
-        due_times_ms: npt.NDArray[np.int64] | int,
-    ) -> int:
+    def add(self, batch: ScheduledBatch, due_times_ms: npt.NDArray[np.int64] | int) -> int:
         """Store a batch for this bucket, and return the ordinal of its first message.
         `due_times_ms`: its column, or the only time.
         """
+        index, append_ms, region, crc, flags = batch
         first, log = self.count, self.log
         total, position = ENVELOPE_BYTES + len(region), log.end
         assert position < LOG_BYTES_MAX, (
@@ -426,18 +521,11 @@ class Buckets:
     # --- storing, and what waits in memory --------------------------------------------------------
 
     def add(
-        self,
-        number: int,
-        index: int,
-        append_ms: int,
-        region: bytes,
-        crc: int,
-        flags: int,
-        due_times_ms: npt.NDArray[np.int64] | int,
+        self, number: int, batch: ScheduledBatch, due_times_ms: npt.NDArray[np.int64] | int
     ) -> int:
         """Store a batch that is all of one bucket; see `Bucket.add`."""
         bucket = self._buckets.get(number) or self._new(number)
-        ordinal = bucket.add(index, append_ms, region, crc, flags, due_times_ms)
+        ordinal = bucket.add(batch, due_times_ms)
         self.grew(bucket)
         return ordinal
 
@@ -471,16 +559,16 @@ class Buckets:
         else:
             self._dirty.pop(bucket.number, None)
 
-    def tails(self) -> list[Grown]:
+    def tails(self) -> list[UnwrittenTail]:
         """All tails."""
         return [
-            Grown(file, file.written, bytes(file.tail))
+            UnwrittenTail(file, file.written, bytes(file.tail))
             for number in self._dirty
             for file in self._buckets[number].growing
             if file.tail
         ]
 
-    def wrote(self, tails: Iterable[Grown]) -> None:
+    def wrote(self, tails: Iterable[UnwrittenTail]) -> None:
         """The bytes that are only in memory, of all buckets."""
         for tail in tails:
             tail.file.wrote(tail.at + len(tail.data))
@@ -504,21 +592,7 @@ SORTED_MAX: Final = 200_000
 _CHUNK: Final = 256
 PICKED_MAX: Final = 8
 """If more messages of a batch are wanted together, the whole batch is read."""
-_FIRST: Final = itemgetter(0)
 _POSITION: Final = itemgetter(1)
-
-
-def read(bucket_of: Callable[[int], Bucket], cache: BatchCache, places: Places) -> list[DueMessage]:
-    found: list[DueMessage | None] = [None] * len(places)
-    order = np.lexsort((places.ordinals, places.buckets))  # so that a batch's messages are adjacent
-    numbers, ordinals = places.buckets[order].tolist(), places.ordinals[order].tolist()
-    wheres = iter(order.tolist())
-    for number, same in groupby(zip(numbers, ordinals, strict=True), _FIRST):
-        messages = _of_bucket(bucket_of(number), cache, [each for _, each in same])
-        # the messages first: when they end, `zip` has taken no place too many
-        for message, where in zip(messages, wheres, strict=False):
-            found[where] = message
-    return [each for each in found if each is not None]
 
 
 def readable(reading: Callable[[Places], list[DueMessage]], places: Places) -> list[DueMessage]:
@@ -533,9 +607,9 @@ def readable(reading: Callable[[Places], list[DueMessage]], places: Places) -> l
     return readable(reading, places[:middle]) + readable(reading, places[middle:])
 
 
-def _of_bucket(bucket: Bucket, cache: BatchCache, ordinals: list[int]) -> Iterator[DueMessage]:
-    """Messages of one bucket, in ascending order. One or a few messages of a large checked batch
-    are read singly; otherwise the whole batch is read.
+def messages_of(bucket: Bucket, cache: BatchCache, ordinals: list[int]) -> Iterator[DueMessage]:
+    """Messages of one bucket, in ascending order of ordinals. One or a few messages of a large
+    checked batch are read singly; otherwise the whole batch is read.
     """
     rows = list(bucket.rows_of(ordinals))
     wanted = Counter(map(_POSITION, rows))
@@ -765,11 +839,11 @@ class ReadAheadPiece:
             if at + total > len(data):
                 return at, max(total, READ_BYTES)
             if total > OUTLINED_BYTES_MIN:
-                self._look(data[at : at + total], position + at, found)
+                self._outline(data[at : at + total], position + at, found)
             at += total
         return at, READ_BYTES
 
-    def _look(self, data: bytes, position: int, found: ReadAheadResult) -> None:
+    def _outline(self, data: bytes, position: int, found: ReadAheadResult) -> None:
         try:
             batch = StoredBatch(parse_envelope(data), data[ENVELOPE_BYTES:])
             if is_outlined(batch.view):

@@ -20,21 +20,20 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Awaitable, Callable, Coroutine
-from typing import Any, Final, TypeVar
+from collections.abc import Callable, Coroutine
+from typing import Any, Final, NamedTuple, TypeVar
 
 import numpy as np
 
 from qmq.broker.parts import ServingBroker
 from qmq.broker.timekeeper import SteadyClock
-from qmq.delay.buckets import PAUSE_S
+from qmq.delay.batches import DueMessage, Places, SchedulePlace
+from qmq.delay.buckets import PAUSE_S, BucketInfo
 from qmq.delay.config import DelayConfig
-from qmq.delay.dispatcher.dispatcher import DueDispatcher
-from qmq.delay.interfaces import BucketStatus, DueMessage, Places, SchedulePlace
-from qmq.delay.loader import Loader
+from qmq.delay.dispatcher import DueDispatcher
 from qmq.delay.plan_log import StorePlanLog, is_half, is_seed, places_of
 from qmq.delay.schedule import Schedule
-from qmq.delay.wheel import Wheel
+from qmq.delay.wheel import InThread, Loader, Wheel
 from qmq.errors import InvariantBroken, NotMaster
 from qmq.limits import MIB
 from qmq.log.actions import Close, PlanAction
@@ -45,14 +44,30 @@ log = logging.getLogger("qmq.delay")
 
 CLOSE_S: Final = 10.0
 BUCKET_BYTES_MAX: Final = 24 * 1024 * MIB
-"""An index row can address 32 GiB (interfaces.INDEX_ROW); messages that arrive before the next
+"""An index row can address 32 GiB (buckets.INDEX_ROW); messages that arrive before the next
 check must fit above this.
 """
 SETTLE_S: Final = 0.05
 _ORDERED: Final = int(BatchFlag.ORDERED)
 _T = TypeVar("_T")
-Run = Callable[[Callable[[], Any]], Awaitable[Any]]
-"""Runs a blocking function elsewhere; the simulator has no threads."""
+
+
+class DeliveryStatus(NamedTuple):
+    """The state of delivery, for people. See DelayDescription in delay.proto."""
+
+    buckets: list[BucketInfo]
+    wheel_messages: int
+    wheel_bytes: int
+    horizon_ms: int
+    waiting: int
+    planned: int
+    lateness_p50_ms: int
+    lateness_p99_ms: int
+    delivered: int
+    troubles: list[tuple[str, int, str]]
+    """(subject, waiting messages, reason)."""
+    time_ms: int
+    clock_step_ms: int
 
 
 class Engine:
@@ -67,7 +82,7 @@ class Engine:
         make_dispatcher: Callable[[StorePlanLog], DueDispatcher],
         fatal: Callable[[BaseException], None],
         timekeeper: SteadyClock | None = None,
-        run: Run | None = None,
+        run: InThread | None = None,
     ) -> None:
         self.schedule = schedule
         self._unsubscribe: Callable[[], None] = lambda: None
@@ -87,7 +102,9 @@ class Engine:
             slice_messages_max=config.slice_messages_max,
             load_ahead_ms=config.load_ahead_ms,
         )
-        self.plan_log = StorePlanLog(writer, schedule, clock.time_ms, self.wake)
+        self._awake = asyncio.Event()
+        """There may be due messages, or room for them in the dispatcher."""
+        self.plan_log = StorePlanLog(writer, schedule, clock.time_ms, self._awake.set)
         self.dispatcher = make_dispatcher(self.plan_log)
         self._held: deque[Places] = deque()
         """Due messages of ordered subjects that wait until late ones are sent."""
@@ -102,7 +119,6 @@ class Engine:
         self.full_buckets: set[int] = set()
         """Buckets whose files have reached their largest size."""
         self._tasks: list[asyncio.Task[None]] = []
-        self._awake = asyncio.Event()
         self._is_late_turn = False
         self._boundary_ms = 0
 
@@ -185,15 +201,11 @@ class Engine:
         await self.dispatcher.stop()
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
-    def wake(self) -> None:
-        """There may be due messages, or room for them in the dispatcher."""
-        self._awake.set()
-
     def _pending(self, places: Places) -> None:
         """Messages became pending: they were stored, moved, or are next runs."""
         self.loader.stored(places)
         if int(places.due_times_ms.min()) <= self._boundary_ms:
-            self.wake()
+            self._awake.set()
 
     # --- time -------------------------------------------------------------------------------------
 
@@ -203,7 +215,7 @@ class Engine:
             now_ms = self.clock.time_ms()
             self._boundary_ms = now_ms // tick_ms * tick_ms
             self._reviving = deque(self._parked)
-            self.wake()
+            self._awake.set()
             left_ms = tick_ms - self.clock.time_ms() % tick_ms
             await asyncio.sleep(max(left_ms, self.config.pause_ms) / 1000)
 
@@ -211,7 +223,7 @@ class Engine:
         """Advance the horizon beside the ticks, since reading a slice takes a while."""
         while True:
             while await self.loader.ahead(self.clock.time_ms()):
-                self.wake()
+                self._awake.set()
             await asyncio.sleep(max(self.config.tick_ms, self.config.pause_ms) / 1000)
 
     async def _read_ahead(self) -> None:
@@ -231,10 +243,10 @@ class Engine:
         while not self.loader.is_late_done:
             if len(self.loader.late) < self.config.read_messages:
                 await self.loader.more_late()
-                self.wake()
+                self._awake.set()
             else:
                 await asyncio.sleep(self.config.tick_ms / 5000)
-        self.wake()
+        self._awake.set()
 
     async def _close(self) -> None:
         """Close finished buckets, up to the first one that is not."""
@@ -392,22 +404,22 @@ class Engine:
         parked = sum(len(places) for chunks in self._parked.values() for places in chunks)
         return self.dispatcher.waiting + sum(map(len, self._held)) + parked + len(self.loader.late)
 
-    def standing(self) -> BucketStatus:
+    def status(self) -> DeliveryStatus:
         """The state of delivery, for operators."""
         dispatcher, lateness, now_ms = self.dispatcher, self.plan_log.lateness, self.clock.time_ms()
         damaged = [
             (f"bucket {place.bucket}, message {place.ordinal}", 1, why)
             for place, why in self.damaged
         ]
-        return BucketStatus(
+        return DeliveryStatus(
             [info for info in self.schedule.buckets() if info.pending],
             len(self.wheel),
             self.wheel.nbytes,
             self.loader.horizon_ms,
             self.waiting,
             dispatcher.planned,
-            lateness.p50(now_ms),
-            lateness.p99(now_ms),
+            lateness.percentile(now_ms, 50),
+            lateness.percentile(now_ms, 99),
             lateness.delivered,
             dispatcher.troubles() + damaged,
             now_ms,

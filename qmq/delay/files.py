@@ -57,7 +57,7 @@ class AppendFile:
             self.written = end
 
 
-class Grown(NamedTuple):
+class UnwrittenTail(NamedTuple):
     """A file's tail at one moment."""
 
     file: AppendFile
@@ -159,7 +159,7 @@ class AppendFiles:
             if self._unsynced.get(name) == number:
                 del self._unsynced[name]
 
-    def write_and_sync(self, tails: list[Grown], others: dict[str, int]) -> None:
+    def write_and_sync(self, tails: list[UnwrittenTail], others: dict[str, int]) -> None:
         """Write tails, and sync them and other files. Safe in a thread.
         Raises DiskFull, FlushFailed.
         """

@@ -17,14 +17,13 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable, Sequence
 from itertools import groupby
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from qmq.broker.parts import ServingBroker
-from qmq.delay.batches import planned_ms
-from qmq.delay.interfaces import Draft, DueMessage, SchedulePlace
+from qmq.delay.batches import DueMessage, SchedulePlace, planned_ms
 from qmq.delay.recurrence import next_run
 from qmq.errors import InvalidArgument, MessageNotFound
 from qmq.log.actions import Cancel, PlanAction, PlanDone, PlanVoid, Recur
@@ -77,14 +76,6 @@ class Lateness:
         """The histogram of all messages, in seconds."""
         return Histogram(BOUNDS_S, self._bins.tolist(), self._sum_ms / 1000)
 
-    def p50(self, now_ms: int) -> int:
-        """The median of the last minute, in milliseconds; 0 without messages."""
-        return self.percentile(now_ms, 50)
-
-    def p99(self, now_ms: int) -> int:
-        """The 99th percentile of the last minute, in milliseconds; 0 without messages."""
-        return self.percentile(now_ms, 99)
-
     def percentile(self, now_ms: int, percent: int) -> int:
         """A percentile of the last minute, in milliseconds; 0 without messages."""
         now = now_ms // SLOT_MS
@@ -114,6 +105,17 @@ def _highest(place: int) -> int:
 log = logging.getLogger("qmq.delay")
 
 _RECURRING, _HALF = int(BatchFlag.RECURRING), int(BatchFlag.HALF)
+
+
+class Draft(NamedTuple):
+    """A batch that a dispatcher wants to send."""
+
+    subject: str
+    partition: int
+    broker_group: str
+    producer_id: int
+    batch_sequence: int
+    messages: Sequence[DueMessage]
 
 
 class StorePlanLog:

@@ -28,8 +28,10 @@ from __future__ import annotations
 
 import logging
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from itertools import groupby
+from operator import itemgetter
 from pathlib import Path
 from struct import Struct, unpack_from
 from typing import Any, Final, cast
@@ -40,30 +42,31 @@ import numpy.typing as npt
 from google_crc32c import value as crc32c
 
 from qmq.delay import buckets
-from qmq.delay.batches import BatchCache, Pieces, first_id
+from qmq.delay.batches import BatchCache, DueMessage, Pieces, Places, SchedulePlace, first_id
 from qmq.delay.buckets import (
     ROW_BYTES,
     Bucket,
+    BucketInfo,
     BucketReader,
     Buckets,
+    DispatchMark,
     ReadAhead,
     ReadAheadPiece,
     ReadAheadResult,
+    ScheduledBatch,
     name_of,
 )
-from qmq.delay.dispatch_log import DispatchMark
 from qmq.delay.files import (
     DONE,
     IDX,
     LOG,
     AppendFiles,
-    Grown,
     Leftovers,
+    UnwrittenTail,
     cut_back,
     delete_all,
     unlink,
 )
-from qmq.delay.interfaces import BucketInfo, DueMessage, Places, SchedulePlace
 from qmq.errors import InvalidArgument, InvariantBroken, LogDamaged, MessageNotFound, check
 from qmq.limits import MIB
 from qmq.log.actions import (
@@ -139,26 +142,6 @@ class ScheduleState(msgspec.Struct, array_like=True):
             if done_bytes:
                 found.append((name + DONE, done_bytes))
         return found
-
-
-def capture(
-    bucket_ms: int,
-    index: int,
-    closed_before: int,
-    next_plan: int,
-    plans: Iterable[PlanAction],
-    aliases: dict[bytes, SchedulePlace],
-    buckets: Iterable[Bucket],
-    pending: dict[str, int],
-) -> ScheduleState:
-    """The current state, independent of later changes."""
-    rows = [
-        _BUCKET_ROW.pack(each.number, each.log.end, each.count, each.done.end, each.settled)
-        for each in buckets
-    ]
-    names = [each + _ALIASED.pack(*place) for each, place in aliases.items()]
-    packed = encode_actions(plans), b"".join(names), b"".join(rows)
-    return ScheduleState(VERSION, bucket_ms, index, closed_before, next_plan, *packed, pending)
 
 
 def restore(bucket_ms: int | None, state: Any) -> ScheduleState:
@@ -247,7 +230,7 @@ class SchedulePlan:
 
     state: Any
     files: AppendFiles
-    tails: list[Grown]
+    tails: list[UnwrittenTail]
     unsynced: dict[str, int]
     unnamed: frozenset[str] = frozenset()
     """Files that exist and that the state does not name."""
@@ -343,23 +326,31 @@ class Schedule:
     def begin_checkpoint(self, index: int = 0) -> SchedulePlan:
         if not self.is_whole:
             return SchedulePlan(None, self._files, [], {})
-        index = max(index, self.index)
-        state = capture(
-            self.bucket_ms,
-            index,
-            self.closed_before,
-            self.next_plan,
-            self.plans.values(),
-            self._aliases,
-            self._buckets,
-            self.pending.all(),
-        )
         return SchedulePlan(
-            state,
+            self._captured(max(index, self.index)),
             self._files,
             self._buckets.tails(),
             self._files.unsynced(),
             self._leftovers.captured(),
+        )
+
+    def _captured(self, index: int) -> ScheduleState:
+        """The current state, independent of later changes."""
+        rows = [
+            _BUCKET_ROW.pack(each.number, each.log.end, each.count, each.done.end, each.settled)
+            for each in self._buckets
+        ]
+        aliases = [each + _ALIASED.pack(*place) for each, place in self._aliases.items()]
+        return ScheduleState(
+            VERSION,
+            self.bucket_ms,
+            index,
+            self.closed_before,
+            self.next_plan,
+            encode_actions(self.plans.values()),
+            b"".join(aliases),
+            b"".join(rows),
+            self.pending.all(),
         )
 
     def end_checkpoint(self, plan: ProjectionPlan) -> None:
@@ -406,23 +397,21 @@ class Schedule:
         at = (
             len(region) - pad(body_bytes) - pad(4 * count + 4) - 8 * count
         )  # it is the last column before the bodies
+        batch = ScheduledBatch(index, append_time_ms, region, region_crc, flags & _FLAGS)
         if count == 1:
-            due_ms = unpack_from("<q", region, at)[0]
-            self._store_one(index, append_time_ms, region, region_crc, flags, due_ms)
+            self._store_one(batch, unpack_from("<q", region, at)[0])
             return
         due_times_ms = np.frombuffer(region, "<i8", count, at)
         first = max(int(due_times_ms.min()) // self.bucket_ms, self.closed_before)
         if max(int(due_times_ms.max()) // self.bucket_ms, self.closed_before) == first:
-            ordinal = self._buckets.add(
-                first, index, append_time_ms, region, region_crc, flags & _FLAGS, due_times_ms
-            )
-            self._tell(
+            ordinal = self._buckets.add(first, batch, due_times_ms)
+            self._report_pending(
                 due_times_ms,
                 np.full(count, first, np.int32),
                 np.arange(ordinal, ordinal + count, dtype=np.uint32),
             )
         else:
-            self._cut(index, append_time_ms, region, region_crc, flags & _FLAGS, due_times_ms)
+            self._cut(batch, due_times_ms)
 
     def subscribe(self, on_pending: Callable[[Places], None]) -> Callable[[], None]:
         """Report messages immediately when they become pending (stored, moved, or next runs).
@@ -436,7 +425,7 @@ class Schedule:
 
         return unsubscribe
 
-    def _tell(
+    def _report_pending(
         self,
         due_times_ms: npt.NDArray[np.int64],
         buckets: npt.NDArray[np.int32],
@@ -445,51 +434,40 @@ class Schedule:
         if self._on_pending is not None:
             self._on_pending(Places(due_times_ms, buckets, ordinals))
 
-    def _store_one(
-        self, index: int, append_ms: int, region: bytes, crc: int, flags: int, due_ms: int
-    ) -> SchedulePlace:
+    def _store_one(self, batch: ScheduledBatch, due_ms: int) -> SchedulePlace:
         number = max(due_ms // self.bucket_ms, self.closed_before)
-        ordinal = self._buckets.add(number, index, append_ms, region, crc, flags & _FLAGS, due_ms)
+        ordinal = self._buckets.add(number, batch, due_ms)
         if self._on_pending is not None:
-            self._tell(
+            self._report_pending(
                 np.array([due_ms], np.int64),
                 np.array([number], np.int32),
                 np.array([ordinal], np.uint32),
             )
         return SchedulePlace(number, ordinal)
 
-    def _cut(
-        self,
-        index: int,
-        append_ms: int,
-        region: bytes,
-        crc: int,
-        flags: int,
-        due_times_ms: npt.NDArray[np.int64],
-    ) -> None:
+    def _cut(self, batch: ScheduledBatch, due_times_ms: npt.NDArray[np.int64]) -> None:
         numbers = np.maximum(due_times_ms // self.bucket_ms, self.closed_before).astype(np.int32)
         try:
-            ordinals = self._add_pieces(
-                Pieces(region), index, append_ms, flags, due_times_ms, numbers
-            )
+            ordinals = self._add_pieces(Pieces(batch.region), batch, due_times_ms, numbers)
         except UNREADABLE:
             # it can never be read; it is stored unchanged, and reading it raises the error
             numbers[:] = numbers.min()
-            first = self._buckets.add(
-                int(numbers[0]), index, append_ms, region, crc, flags, due_times_ms
-            )
+            first = self._buckets.add(int(numbers[0]), batch, due_times_ms)
             ordinals = np.arange(first, first + len(due_times_ms), dtype=np.uint32)
-        self._tell(due_times_ms, numbers, ordinals)
+        self._report_pending(due_times_ms, numbers, ordinals)
 
     def _add_pieces(
         self,
         pieces: Pieces,
-        index: int,
-        append_ms: int,
-        flags: int,
+        batch: ScheduledBatch,
         due_times_ms: npt.NDArray[np.int64],
         numbers: npt.NDArray[np.int32],
     ) -> npt.NDArray[np.uint32]:
+        index, append_ms, _, _, flags = batch
+
+        def batch_of(piece: bytes) -> ScheduledBatch:
+            return ScheduledBatch(index, append_ms, piece, crc32c(piece), flags)
+
         add, ordinals = self._buckets.add, np.zeros(len(due_times_ms), np.uint32)
         order = np.argsort(numbers, kind="stable")
         ends = [*(np.flatnonzero(np.diff(numbers[order])) + 1).tolist(), len(order)]
@@ -498,20 +476,10 @@ class Schedule:
             if end == first + 1:
                 place = every[first]
                 piece = pieces.one(place)
-                ordinals[place] = add(
-                    number,
-                    index,
-                    append_ms,
-                    piece,
-                    crc32c(piece),
-                    flags,
-                    pieces.due_times_ms[place],
-                )
+                ordinals[place] = add(number, batch_of(piece), pieces.due_times_ms[place])
             else:
                 for places, piece in pieces.cut(every[first:end]):
-                    ordinal = add(
-                        number, index, append_ms, piece, crc32c(piece), flags, due_times_ms[places]
-                    )
+                    ordinal = add(number, batch_of(piece), due_times_ms[places])
                     ordinals[places] = np.arange(ordinal, ordinal + len(places), dtype=np.uint32)
             first = end
         return ordinals
@@ -605,7 +573,9 @@ class Schedule:
         known_as = first_id(pieces, at)
         pieces.decide()
         region = pieces.postponed(at, due_ms)
-        new = self._store_one(index, append_ms, region, crc32c(region), pieces.header.flags, due_ms)
+        flags = pieces.header.flags & _FLAGS
+        batch = ScheduledBatch(index, append_ms, region, crc32c(region), flags)
+        new = self._store_one(batch, due_ms)
         self._settle(self._marked(place.bucket), DispatchMark.MOVED, _u32(place.ordinal), (new,))
         self._alias(known_as, new)
 
@@ -617,10 +587,9 @@ class Schedule:
         known_as = first_id(pieces, at)
         self.pending.add(self._marked(place.bucket).subject_of(place.ordinal), 1)
         region = pieces.next_run(at, known_as, due_ms)
-        self._alias(
-            known_as,
-            self._store_one(index, append_ms, region, crc32c(region), pieces.header.flags, due_ms),
-        )
+        flags = pieces.header.flags & _FLAGS
+        batch = ScheduledBatch(index, append_ms, region, crc32c(region), flags)
+        self._alias(known_as, self._store_one(batch, due_ms))
 
     def _pieces(self, place: SchedulePlace) -> tuple[Pieces, int] | None:
         """The parsed batch, and the message's place in it; None if there is no such message, or the
@@ -738,17 +707,23 @@ class Schedule:
         """The bucket's index at this moment, for reading in a thread. Raises MessageNotFound."""
         return BucketReader(self._disk, self._files, self._buckets.require(bucket))
 
-    def rows(self, bucket: int, first: int, end: int) -> npt.NDArray[np.void]:
-        """Rows of the bucket's index (INDEX_ROW), including those that are only in memory. Raises
-        MessageNotFound, LogDamaged.
-        """
-        return self._buckets.require(bucket).rows(first, end)
-
     def read(self, places: Places) -> list[DueMessage]:
         """The messages in the order of the places; each batch is read once.
         Raises MessageNotFound, LogDamaged.
         """
-        return buckets.read(self._buckets.require, self._cache, places)
+        found: list[DueMessage | None] = [None] * len(places)
+        # so that a batch's messages are adjacent
+        order = np.lexsort((places.ordinals, places.buckets))
+        numbers, ordinals = places.buckets[order].tolist(), places.ordinals[order].tolist()
+        wheres = iter(order.tolist())
+        for number, same in groupby(zip(numbers, ordinals, strict=True), itemgetter(0)):
+            messages = buckets.messages_of(
+                self._buckets.require(number), self._cache, [each for _, each in same]
+            )
+            # in this order: it is the messages that end
+            for message, where in zip(messages, wheres, strict=False):
+                found[where] = message
+        return [each for each in found if each is not None]
 
     def read_ahead(self, from_ms: int, to_ms: int) -> ReadAheadPiece | None:
         """The function to run in a thread so that messages due in this span can be read quickly;

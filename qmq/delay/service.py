@@ -15,14 +15,14 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterable
-from typing import Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import grpc
 
-from qmq.delay.admin import EngineAdmin, ListMark, listing, mark_of, new_due_ms
-from qmq.delay.buckets import is_file_name
+from qmq.delay.admin import EngineAdmin, listing, mark_of, new_due_ms
+from qmq.delay.batches import DueMessage
+from qmq.delay.buckets import BucketInfo, is_file_name
 from qmq.delay.files import ReplicaScheduleFiles
-from qmq.delay.interfaces import BucketInfo, BucketStatus, DueMessage
 from qmq.delay.plan_log import is_half
 from qmq.errors import InvalidArgument, MessageNotFound, NotMaster, TooLate, Unavailable
 from qmq.limits import MIB
@@ -31,6 +31,9 @@ from qmq.proto.v1 import control_pb2, delay_pb2_grpc
 from qmq.proto.v1 import delay_pb2 as pb
 from qmq.rpc.channel import answering
 from qmq.wire.batch_columns import BatchFlag
+
+if TYPE_CHECKING:
+    from qmq.delay.engine import DeliveryStatus
 
 _TIME_MS_MAX: Final = (1 << 63) - 1
 """An older version accepted later ones."""
@@ -105,7 +108,7 @@ class DelayService(delay_pb2_grpc.DelayControlServicer):
     async def ShowDelayed(self, request: pb.ShowDelayedRequest) -> pb.DelayedMessage:
         delayed = self._id(request.id)
         found, state = await self._admin().show(delayed)
-        shown = self._message(found, str(delayed), _spoken(found, state))
+        shown = self._message(found, str(delayed), _shown_state(found, state))
         shown.body = found.body
         return shown
 
@@ -133,42 +136,41 @@ class DelayService(delay_pb2_grpc.DelayControlServicer):
     @answering
     async def ListDelayed(self, request: pb.ListDelayedRequest) -> pb.ListDelayedResponse:
         wanted, admin = listing(request), self._admin()
-        found, behind = await admin.listed(*wanted)
+        found, behind = await admin.listed(wanted)
         messages = [
-            self._message(each, str(admin.id_of(each)), _spoken(each, "pending")) for each in found
+            self._message(each, str(admin.id_of(each)), _shown_state(each, "pending"))
+            for each in found
         ]
         page = _within(messages, PAGE_BYTES_MAX)
         if len(page) < len(messages):
             behind = mark_of(page[-1])
-        return pb.ListDelayedResponse(
-            messages=page, next=str(ListMark(*behind)) if behind is not None else ""
-        )
+        return pb.ListDelayedResponse(messages=page, next=str(behind) if behind is not None else "")
 
     @answering
     async def DescribeDelay(self, request: pb.DescribeDelayRequest) -> pb.DelayDescription:
-        return self._description(self._admin().standing())
+        return self._description(self._admin().status())
 
-    def _description(self, standing: BucketStatus) -> pb.DelayDescription:
-        pending = [each for each in standing.buckets if each.pending]
+    def _description(self, status: DeliveryStatus) -> pb.DelayDescription:
+        pending = [each for each in status.buckets if each.pending]
         return pb.DelayDescription(
             group=self._identity.group,
             replica=self._identity.replica,
             buckets=[self._bucket(each) for each in pending],
             pending=sum([each.pending for each in pending]),
-            wheel_messages=standing.wheel_messages,
-            wheel_bytes=standing.wheel_bytes,
-            horizon_ms=standing.horizon_ms,
-            waiting=standing.waiting,
-            planned=standing.planned,
-            lateness_p50_ms=standing.lateness_p50_ms,
-            lateness_p99_ms=standing.lateness_p99_ms,
-            delivered=standing.delivered,
+            wheel_messages=status.wheel_messages,
+            wheel_bytes=status.wheel_bytes,
+            horizon_ms=status.horizon_ms,
+            waiting=status.waiting,
+            planned=status.planned,
+            lateness_p50_ms=status.lateness_p50_ms,
+            lateness_p99_ms=status.lateness_p99_ms,
+            delivered=status.delivered,
             troubles=[
                 pb.DelayTrouble(subject=subject, waiting=waiting, reason=reason)
-                for subject, waiting, reason in standing.troubles
+                for subject, waiting, reason in status.troubles
             ],
-            time_ms=standing.time_ms,
-            clock_step_ms=standing.clock_step_ms,
+            time_ms=status.time_ms,
+            clock_step_ms=status.clock_step_ms,
         )
 
     def _bucket(self, info: BucketInfo) -> pb.DelayBucket:
@@ -217,7 +219,7 @@ class DelayService(delay_pb2_grpc.DelayControlServicer):
         return pb.ReadScheduleResponse(data=data)
 
 
-def _spoken(message: DueMessage, state: str) -> str:
+def _shown_state(message: DueMessage, state: str) -> str:
     """A message's state as shown to people. A pending half message has the state "half"."""
     return "half" if state == "pending" and is_half(message) else state
 

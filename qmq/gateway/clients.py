@@ -106,7 +106,7 @@ class ClientSessions:
     def __len__(self) -> int:
         return len(self._sessions)
 
-    def hear(self, client_id: str) -> ClientSession:
+    def touch(self, client_id: str) -> ClientSession:
         """Record a sign of life of the client, and return its session. Raises Refused for a long
         name, or if all places have streams.
         """

@@ -53,7 +53,7 @@ class GatewayParts:
 
     async def close(self) -> None:
         """Return the messages that clients hold, and leave the groups."""
-        self.receiving.give_back_all()
+        self.receiving.release_all()
         await self._readers.close()
 
 

@@ -120,7 +120,7 @@ class GroupReceiving:
             )
         finally:
             for each in held[sent:]:  # the client has disconnected, and never saw these
-                self._give_back(each)
+                self._release(each)
 
     async def _receive(
         self, request: calls.ReceiveMessageRequest, client_id: str, remaining_s: float | None
@@ -325,11 +325,11 @@ class GroupReceiving:
                 failure,
             )
 
-    def _give_back(self, held: Held) -> None:
+    def _release(self, held: Held) -> None:
         self._settled(held)
         held.message.message.release()
 
-    def give_back_all(self) -> None:
+    def release_all(self) -> None:
         """Release all messages at the gateway's end. Each is delivered again when its invisible
         time ends, as if the gateway were still running.
         """

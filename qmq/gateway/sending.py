@@ -170,11 +170,11 @@ class CheckPlan:
         """True if the transaction has had its last check."""
         return self._checks.get(half.id, (0, 0))[0] >= self.timing.checks_max
 
-    def asked(self, half: DelayedMessage, now_ms: int) -> None:
+    def note_check(self, half: DelayedMessage, now_ms: int) -> None:
         """Record a check of the transaction."""
         self._pause(half, now_ms, 1)
 
-    def failed(self, half: DelayedMessage, now_ms: int) -> None:
+    def note_failure(self, half: DelayedMessage, now_ms: int) -> None:
         """Record that the transaction could not be checked: that is no check, and the next try
         comes after the same pause.
         """
@@ -271,7 +271,7 @@ class TopicTransactions:
 
     # --- asking -----------------------------------------------------------------------------------
 
-    async def look(self) -> None:
+    async def check_due(self) -> None:
         """Ask about transactions that are due, and roll back those with too many checks. Failures
         are logged, and the next look tries again.
         """
@@ -306,7 +306,7 @@ class TopicTransactions:
             await self._check(half)
         except Exception:
             log.exception("transaction %s cannot be checked, and the next one is", half.id)
-            self._plan.failed(half, self._clock.monotonic_ms())
+            self._plan.note_failure(half, self._clock.monotonic_ms())
         finally:
             self._places.release()
 
@@ -317,7 +317,7 @@ class TopicTransactions:
         if self._plan.is_over(half):
             await self._give_up(half)
         elif await self._ask(half):
-            self._plan.asked(half, now_ms)
+            self._plan.note_check(half, now_ms)
 
     async def _ask(self, half: DelayedMessage) -> bool:
         """Ask a producer about the transaction. Returns False if no producer could be asked: that

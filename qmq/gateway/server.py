@@ -172,7 +172,7 @@ class GatewayServer:
             # read, delays no other.
             for each in self.all_parts:
                 if each not in self._looks:
-                    self._looks[each] = loop.create_task(each.transactions.look())
+                    self._looks[each] = loop.create_task(each.transactions.check_due())
                     self._looks[each].add_done_callback(partial(self._looked, each))
 
     def _looked(self, parts: GatewayParts, look: asyncio.Task[None]) -> None:

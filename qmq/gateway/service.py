@@ -93,7 +93,7 @@ def answered(
             try:
                 found = await serve(self, request, self.caller(serve.__name__, headers, context))
             except Exception as failure:
-                found = answer(status=_told(failure))
+                found = answer(status=_status_of(failure))
             self.counters.note(serve.__name__, headers.get(LANGUAGE, ""), found.status.code)
             return found
 
@@ -123,8 +123,10 @@ def streamed(
             try:
                 caller = self.caller(serve.__name__, headers, context)
             except Exception as failure:
-                self.counters.note(serve.__name__, headers.get(LANGUAGE, ""), _told(failure).code)
-                yield answer(status=_told(failure))
+                self.counters.note(
+                    serve.__name__, headers.get(LANGUAGE, ""), _status_of(failure).code
+                )
+                yield answer(status=_status_of(failure))
                 return
             is_first = True
             async with aclosing(serve(self, request, caller)) as answers:
@@ -223,7 +225,7 @@ class MessagingService(service_pb2_grpc.MessagingServiceServicer):
         self, request: calls.HeartbeatRequest, caller: MessagingCaller
     ) -> calls.HeartbeatResponse:
         check_client_type(request.client_type)
-        caller.parts.sessions.hear(caller.client_id)
+        caller.parts.sessions.touch(caller.client_id)
         return calls.HeartbeatResponse(status=OK)
 
     @answered(calls.NotifyClientTerminationResponse)
@@ -248,16 +250,16 @@ class MessagingService(service_pb2_grpc.MessagingServiceServicer):
         try:
             caller = self.caller("Telemetry", headers, context)
         except Exception as failure:
-            await stream.send(calls.TelemetryCommand(status=_told(failure)))
+            await stream.send(calls.TelemetryCommand(status=_status_of(failure)))
             return
         sessions = caller.parts.sessions
-        session = sessions.hear(caller.client_id)
+        session = sessions.touch(caller.client_id)
         session.streams.append(stream)
         try:
             async for command in requests:
-                sessions.hear(caller.client_id)
+                sessions.touch(caller.client_id)
                 if command.HasField("settings"):
-                    answer = await self._settled(caller.parts, command.settings)
+                    answer = await self._settings_command(caller.parts, command.settings)
                     if answer.settings.HasField("publishing"):
                         session.published |= {
                             subject_of_topic(each) for each in answer.settings.publishing.topics
@@ -266,7 +268,7 @@ class MessagingService(service_pb2_grpc.MessagingServiceServicer):
         except DecodeError:
             await stream.send(
                 calls.TelemetryCommand(
-                    status=_told(InvalidArgument("the bytes of the stream are not a command"))
+                    status=_status_of(InvalidArgument("the bytes of the stream are not a command"))
                 )
             )
         except asyncio.CancelledError:
@@ -284,7 +286,9 @@ class MessagingService(service_pb2_grpc.MessagingServiceServicer):
             f"Telemetry: {what}", headers.get(LANGUAGE, ""), command.status.code or api.OK
         )
 
-    async def _settled(self, parts: GatewayParts, told: api.Settings) -> calls.TelemetryCommand:
+    async def _settings_command(
+        self, parts: GatewayParts, told: api.Settings
+    ) -> calls.TelemetryCommand:
         try:
             check_client_type(told.client_type)
             settings = (
@@ -293,7 +297,7 @@ class MessagingService(service_pb2_grpc.MessagingServiceServicer):
                 else self._producer_settings(told)
             )
         except Exception as failure:
-            return calls.TelemetryCommand(status=_told(failure))
+            return calls.TelemetryCommand(status=_status_of(failure))
         return calls.TelemetryCommand(status=OK, settings=settings)
 
     def _producer_settings(self, told: api.Settings) -> api.Settings:
@@ -336,7 +340,7 @@ class MessagingService(service_pb2_grpc.MessagingServiceServicer):
         self, request: calls.SendMessageRequest, caller: MessagingCaller
     ) -> calls.SendMessageResponse:
         if any(each.system_properties.message_type == api.TRANSACTION for each in request.messages):
-            caller.parts.sessions.hear(caller.client_id).published |= {
+            caller.parts.sessions.touch(caller.client_id).published |= {
                 subject_of_topic(each.topic) for each in request.messages
             }
         return await caller.parts.sending.send(request)
@@ -357,7 +361,7 @@ class MessagingService(service_pb2_grpc.MessagingServiceServicer):
     def ReceiveMessage(
         self, request: calls.ReceiveMessageRequest, caller: MessagingCaller
     ) -> AsyncGenerator[calls.ReceiveMessageResponse, None]:
-        caller.parts.sessions.hear(caller.client_id)
+        caller.parts.sessions.touch(caller.client_id)
         return caller.parts.receiving.receive(request, caller.client_id, caller.remaining_s)
 
     @answered(calls.AckMessageResponse)
@@ -384,7 +388,7 @@ class MessagingService(service_pb2_grpc.MessagingServiceServicer):
     def PullMessage(
         self, request: calls.PullMessageRequest, caller: MessagingCaller
     ) -> AsyncGenerator[calls.PullMessageResponse, None]:
-        caller.parts.sessions.hear(caller.client_id)
+        caller.parts.sessions.touch(caller.client_id)
         return caller.parts.pulling.pull(request, caller.remaining_s)
 
     @answered(calls.UpdateOffsetResponse)
@@ -453,7 +457,7 @@ def _own_task() -> asyncio.Task[Any]:
     return task
 
 
-def _told(failure: Exception) -> api.Status:
+def _status_of(failure: Exception) -> api.Status:
     if not isinstance(failure, Refused | QmqError):
         log.error("a call failed", exc_info=failure)
     return status_of_failure(failure)

@@ -494,7 +494,7 @@ async def _answer(call: Any) -> Any:
     """The result of a call under way. Raises grpc.RpcError."""
     loop = asyncio.get_running_loop()
     ended = loop.create_future()
-    call.add_done_callback(lambda _: _tell(loop, _resolve, ended))
+    call.add_done_callback(lambda _: _call_in(loop, _resolve, ended))
     try:
         await ended
     except asyncio.CancelledError:
@@ -508,7 +508,7 @@ def _resolve(ended: asyncio.Future[None]) -> None:
         ended.set_result(None)
 
 
-def _tell(
+def _call_in(
     loop: asyncio.AbstractEventLoop, callback: Callable[..., None], *arguments: object
 ) -> None:
     """Call back in a loop. A closed loop is ignored: nothing waits in it any more."""
@@ -528,11 +528,11 @@ async def _answers(call: Any) -> AsyncIterator[Any]:
         failure: BaseException | None = None
         try:
             for each in call:
-                _tell(loop, arrived.put_nowait, (each, None))
+                _call_in(loop, arrived.put_nowait, (each, None))
                 room.acquire()
         except grpc.RpcError as cause:
             failure = cause
-        _tell(loop, arrived.put_nowait, (None, failure or StopAsyncIteration()))
+        _call_in(loop, arrived.put_nowait, (None, failure or StopAsyncIteration()))
 
     threading.Thread(target=read, name="qmq-rpc-stream", daemon=True).start()
     try:

@@ -315,7 +315,7 @@ class RelayedConnection(asyncio.Protocol):
         self.peer.resume_reading()
 
     def data_received(self, data: bytes) -> None:
-        self._relay.heard(self)
+        self._relay.note_activity(self)
         self.messages.sent(data)
         if self.messages.is_over:
             return
@@ -455,7 +455,7 @@ class RpcRelay(RpcPort):
         self.connections.add(connection)
         self._by_network.setdefault(connection.network, {})[connection] = None
 
-    def heard(self, connection: RelayedConnection) -> None:
+    def note_activity(self, connection: RelayedConnection) -> None:
         """A peer has sent something."""
         of_network = self._by_network.get(connection.network, {})
         if connection in of_network:

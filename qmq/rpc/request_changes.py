@@ -52,13 +52,13 @@ def whole_request() -> Iterator[None]:
     try:
         yield
     except QmqError as failure:
-        _tell(failure, changes)
+        _correct_outcome(failure, changes)
         raise
     finally:
         _CHANGES.reset(before)
 
 
-def _tell(failure: QmqError, changes: _Changes) -> None:
+def _correct_outcome(failure: QmqError, changes: _Changes) -> None:
     if failure.outcome is not Outcome.NOT_STORED or isinstance(failure, CallerError):
         return
     if changes.are_possible:

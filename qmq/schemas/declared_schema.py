@@ -14,7 +14,7 @@ from typing import Final
 from qmq.errors import IncompatibleSchema, InvalidArgument
 from qmq.model import Compatibility, DeclaredSchema, SchemaFormat, utf8
 from qmq.schemas import avro_schema, json_schema
-from qmq.schemas.field_types import WIDER, Field, ListOf, MapOf, Scalar, Struct, Type, spoken
+from qmq.schemas.field_types import WIDER, Field, ListOf, MapOf, Scalar, Struct, Type, type_name
 
 __all__ = ["Compatibility", "DeclaredSchema", "SchemaFormat", "require", "struct_of"]
 
@@ -122,8 +122,8 @@ def _unfit_type(reader: Type, writer: Type, path: str, is_backward: bool) -> Ite
     elif reader != writer and not (isinstance(reader, Scalar) and (writer, reader) in WIDER):
         old, new = (writer, reader) if is_backward else (reader, writer)
         yield (
-            f"field {path!r} changes from {spoken(old)} to {spoken(new)}: give the field another "
-            "name"
+            f"field {path!r} changes from {type_name(old)} to {type_name(new)}: give the field "
+            "another name"
         )
 
 

@@ -114,7 +114,7 @@ def field_name(name: str) -> str:
     return name
 
 
-def spoken(kind: Type) -> str:
+def type_name(kind: Type) -> str:
     """The name of a type in an error."""
     if isinstance(kind, Scalar):
         return kind.value

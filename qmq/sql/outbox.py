@@ -32,8 +32,8 @@ Rules:
 SQLAlchemy's events report, for each engine, when a connection's outermost transaction is about to
 be committed or rolled back.
 
-    when(connection, committing, rolled_back)   one of the two is called, once, in the thread that
-                                                ends the transaction
+    on_end(connection, committing, rolled_back)   one of the two is called, once, in the thread
+                                                  that ends the transaction
 
 Savepoints are not reported, and need not be: the outbox reads in its table which messages were
 committed. `committing` is called just *before* the commit, with a function that says whether the
@@ -111,7 +111,7 @@ class Target:
         """
         raise NotImplementedError
 
-    def when(self, committing: Callable[[IsOver], None], rolled_back: Callable[[], None]) -> None:
+    def on_end(self, committing: Callable[[IsOver], None], rolled_back: Callable[[], None]) -> None:
         """Have one of the two functions called when the transaction ends."""
         raise NotImplementedError
 
@@ -157,9 +157,9 @@ class AlchemyTarget(Target):
         """See `Target`. Engines that share a pool reach one database."""
         return self._sync.engine.pool, EngineRunner(self._connection.engine)
 
-    def when(self, committing: Callable[[IsOver], None], rolled_back: Callable[[], None]) -> None:
+    def on_end(self, committing: Callable[[IsOver], None], rolled_back: Callable[[], None]) -> None:
 
-        when(self._sync, committing, rolled_back)
+        on_end(self._sync, committing, rolled_back)
 
     @property
     def is_in_transaction(self) -> bool:
@@ -409,9 +409,9 @@ class Outbox:
                 raise
             await self._target.close(kind, error, trace)
         except BaseException as failure:
-            self._tell(failure)
+            self._report_outcome(failure)
             raise
-        self._tell(error)
+        self._report_outcome(error)
 
     async def _insert(self) -> None:
         """Insert through the target's connection, in its transaction."""
@@ -434,9 +434,9 @@ class Outbox:
                 self._committed = committed
                 committed.forget()
 
-            self._target.when(committing, rolled_back)
+            self._target.on_end(committing, rolled_back)
 
-    def _tell(self, error: BaseException | None) -> None:
+    def _report_outcome(self, error: BaseException | None) -> None:
         """Tell interceptors whether their messages are in the outbox."""
         for told in self._told:
             if error is None:
@@ -584,7 +584,7 @@ class _Commits:
             each.rolled_back()
 
 
-def when(
+def on_end(
     connection: Connection,
     committing: Callable[[Callable[[], bool]], None],
     rolled_back: Callable[[], None],

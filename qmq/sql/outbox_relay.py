@@ -90,7 +90,7 @@ class OutboxSender:
             if message.message_id in found
         ]
         mine.sort(key=lambda row: row[0])
-        held = await self._held(subject, mine)
+        held = await self._must_wait(subject, mine)
         going = [
             (RowName(number, message.message_id), message)
             for number, message in mine
@@ -144,7 +144,7 @@ class OutboxSender:
 
     # --- order ------------------------------------------------------------------------------------
 
-    async def _held(self, subject: str, mine: Sequence[tuple[int, OutboxMessage]]) -> set[int]:
+    async def _must_wait(self, subject: str, mine: Sequence[tuple[int, OutboxMessage]]) -> set[int]:
         """Rows that must wait for an earlier row of their key."""
         hashes = {number: message.key_hash for number, message in mine}
         keys = sorted({each for each in hashes.values() if each is not None})
@@ -302,10 +302,10 @@ class _Line:
         is_stuck = False
         try:
             while self._queue or self._held:
-                await self._rest(is_stuck)
+                await self._wait_for_messages(is_stuck)
                 entries = self._take()
                 is_full = bool(self._queue)
-                await self._look(entries)
+                await self._send_ended(entries)
                 is_stuck = is_full and len(self._held) == len(
                     entries
                 )  # the round was full, and no message of it was decided
@@ -314,7 +314,7 @@ class _Line:
             for entry in (*self._held, *self._queue):
                 self._decided(entry, False)
 
-    async def _rest(self, is_stuck: bool) -> None:
+    async def _wait_for_messages(self, is_stuck: bool) -> None:
         """Wait for new messages. Held messages are checked from time to time only."""
         self._arrived.clear()
         if not self._queue or is_stuck:
@@ -334,7 +334,7 @@ class _Line:
             size += entries[-1].message.size
         return entries
 
-    async def _look(self, entries: list[_Entry]) -> None:
+    async def _send_ended(self, entries: list[_Entry]) -> None:
         """Send the committed messages; those that are still being committed are checked
         again in a moment.
         """
@@ -349,10 +349,10 @@ class _Line:
             min(self._pause_s + 0.001, 0.02) if early and not over else 0.0 if early else HELD_S
         )
         if over:
-            await self._round(over)
+            await self._send_round(over)
         self._held += early
 
-    async def _round(self, entries: list[_Entry]) -> None:
+    async def _send_round(self, entries: list[_Entry]) -> None:
         relay = self._relay
         sent: frozenset[bytes] = frozenset()
         held: frozenset[bytes] = frozenset()

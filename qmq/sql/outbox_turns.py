@@ -119,7 +119,7 @@ class Step(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Held:
+class HeldLease:
     """A lease that this watchdog holds or held: since when and until when, in seconds of the
     watchdog's monotonic clock.
     """
@@ -133,7 +133,7 @@ class Held:
         return now < self.until
 
 
-def next_step(held: Held | None, row: LeaseRow | None, now: float) -> Step:
+def next_step(held: HeldLease | None, row: LeaseRow | None, now: float) -> Step:
     """The watchdog's next action. `row` is used only while it does not hold the lease."""
     if held is not None:
         return Step.RENEW if now >= held.asked_at + (held.until - held.asked_at) / 3 else Step.WORK
@@ -142,12 +142,12 @@ def next_step(held: Held | None, row: LeaseRow | None, now: float) -> Step:
     return Step.WAIT if row.left_ms > 0 else Step.TAKE
 
 
-def after_asking(token: int, is_changed: bool, asked_at: float, lease_s: float) -> Held | None:
+def after_asking(token: int, is_changed: bool, asked_at: float, lease_s: float) -> HeldLease | None:
     """The held lease after taking it (with the row's new token) or renewing it."""
-    return Held(token, asked_at, asked_at + lease_s) if is_changed else None
+    return HeldLease(token, asked_at, asked_at + lease_s) if is_changed else None
 
 
-def wait_s(held: Held | None, row: LeaseRow | None, now: float, poll_s: float) -> float:
+def wait_s(held: HeldLease | None, row: LeaseRow | None, now: float, poll_s: float) -> float:
     """How long until the next step is due."""
     if held is not None:
         return max(held.asked_at + (held.until - held.asked_at) / 3 - now, 0.0)

@@ -36,7 +36,7 @@ from qmq.sql.outbox_runner import EngineRunner
 from qmq.sql.outbox_sender import Sender
 from qmq.sql.outbox_statements import Operations
 from qmq.sql.outbox_turns import (
-    Held,
+    HeldLease,
     LeaseRow,
     Patience,
     Step,
@@ -75,7 +75,7 @@ class Watchdog:
         self._rows, self._table = rows, rows.table
         self._holder, self._lease_s, self._look_s, self._now = holder, lease_s, look_s, now
         self._intake = intake
-        self._held: Held | None = None
+        self._held: HeldLease | None = None
         self._row: LeaseRow | None = None
         self._has_looked = False
         self._work = asyncio.Event()
@@ -97,7 +97,7 @@ class Watchdog:
                 group.create_task(self._send_all())
         finally:
             await self._finish()
-            await self._leave()
+            await self._release_lease()
 
     async def _finish(self) -> None:
         """Wait a short time for unfinished work, so that sent rows are deleted."""
@@ -134,19 +134,19 @@ class Watchdog:
             is_changed = await self._table.changed(
                 self._table.statements.take_lease(self._holder, token, self._lease_ms)
             )
-            self._believe(after_asking(token + 1, is_changed, asked_at, self._lease_s))
+            self._set_lease(after_asking(token + 1, is_changed, asked_at, self._lease_s))
         elif step is Step.RENEW and self._held is not None:
             token = self._held.token
             is_changed = await self._table.changed(
                 self._table.statements.renew_lease(self._holder, token, self._lease_ms)
             )
-            self._believe(after_asking(token, is_changed, asked_at, self._lease_s))
+            self._set_lease(after_asking(token, is_changed, asked_at, self._lease_s))
 
     @property
     def _lease_ms(self) -> int:
         return int(self._lease_s * 1000)
 
-    def _believe(self, held: Held | None) -> None:
+    def _set_lease(self, held: HeldLease | None) -> None:
         if (held is None) != (self._held is None):
             log.info(
                 "watchdog %s of outbox %s %s",
@@ -160,7 +160,7 @@ class Watchdog:
         else:
             self._work.clear()
 
-    async def _leave(self) -> None:
+    async def _release_lease(self) -> None:
         held, self._held = self._held, None
         if held is None:
             return
@@ -188,10 +188,10 @@ class Watchdog:
                 before_sleep=self._complain,
             ):
                 with attempt:
-                    is_news = self.is_working and await self.look()
-            await self._rest(is_news)
+                    is_news = self.is_working and await self.start_deliveries()
+            await self._wait_for_work(is_news)
 
-    async def _rest(self, is_news: bool) -> None:
+    async def _wait_for_work(self, is_news: bool) -> None:
         """Wait until a subject's task has ended or some time has passed."""
         if self._busy and is_news:
             await asyncio.wait(
@@ -200,7 +200,7 @@ class Watchdog:
         else:
             await asyncio.sleep(self._look_s)
 
-    async def look(self) -> bool:
+    async def start_deliveries(self) -> bool:
         """Start tasks for subjects with waiting messages. Returns whether any task is running."""
         if self._intake is not None:
             await self._intake.move()

@@ -1,4 +1,4 @@
-"""A replica's operations on the coordination store: win an epoch, hold the master's key, change the
+"""A replica's operations on the coordination store: win an epoch, keep the master's key, change the
 membership.
 
 Answers may be lost, so each operation has a way to find its outcome:
@@ -10,7 +10,7 @@ Answers may be lost, so each operation has a way to find its outcome:
 * *change*: a compare-and-swap that cannot happen twice; it is repeated until its outcome is
   certain. If this master was superseded in the meantime, the outcome stays open, because the master
   will commit nothing more.
-* *hold*: a lost lease does not end the mastership, because a majority of the group decides that.
+* *renew*: a lost lease does not end the mastership, because a majority of the group decides that.
   The key is set again under a new lease, if the Claim is still this replica's and there is no other
   master.
 
@@ -71,7 +71,7 @@ class Holding:
 
 
 @dataclass(frozen=True, slots=True)
-class Won:
+class WonEpoch:
     """An epoch that we won, and the membership at that moment."""
 
     epoch: int
@@ -145,13 +145,7 @@ class Coordinator:
     def _key(self, what: str) -> str:
         return group_key(self._group, what)
 
-    # --- the beginning ----------------------------------------------------------------------------
-
-    async def bootstrap(self, voters: tuple[str, ...]) -> ReplicaMembership:
-        """The group's membership. If there is no group, create it with `voters`.
-        Raises CoordinationError.
-        """
-        return await found_group(self._store, self._group, voters)
+    # --- epochs -----------------------------------------------------------------------------------
 
     async def look_up(self) -> tuple[int, ReplicaMembership | None]:
         """Read the group's highest epoch and its membership. Raises CoordinationError."""
@@ -160,9 +154,7 @@ class Coordinator:
             state.members
         )
 
-    # --- epochs -----------------------------------------------------------------------------------
-
-    async def campaign(self, promised: int | None = None, *, above: int = 0) -> Won | None:
+    async def campaign(self, promised: int | None = None, *, above: int = 0) -> WonEpoch | None:
         """Try once to win the next epoch, even if there is a master. None if another replica won
         it, the outcome is unknown, or another try is under way.
 
@@ -182,7 +174,7 @@ class Coordinator:
         finally:
             self._is_campaigning = False
 
-    async def _campaign(self, promised: int | None, above: int) -> Won | None:
+    async def _campaign(self, promised: int | None, above: int) -> WonEpoch | None:
         lease = NO_LEASE
         try:
             state = await read_group(self._store, self._group)
@@ -199,7 +191,7 @@ class Coordinator:
             claim = EpochClaim(highest + 1, self._record().replica, self._new_attempt())
             if await self._claim_epoch(state, claim, lease):
                 self._claim, self._lease = claim, lease
-                return Won(claim.epoch, ReplicaMembership.decode(state.members))
+                return WonEpoch(claim.epoch, ReplicaMembership.decode(state.members))
         except CoordinationError:
             pass
         await self._drop(lease)
@@ -233,14 +225,14 @@ class Coordinator:
             with suppress(CoordinationError):
                 await self._store.revoke(lease)
 
-    # --- holding ----------------------------------------------------------------------------------
+    # --- keeping the key --------------------------------------------------------------------------
 
     @property
     def lease_s(self) -> float:
         """The lifetime of a lease without a keep-alive, in seconds."""
         return self._lease_s
 
-    async def hold(self) -> Holding:
+    async def renew_key(self) -> Holding:
         """Renew the lease of the master's key, or set the key again. If the highest epoch is not
         ours, we were superseded. Call this only while an epoch is won and not given back. Raises
         CoordinationError if the state is unknown; the master continues to serve, because the

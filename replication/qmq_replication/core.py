@@ -159,7 +159,8 @@ class Replica:
 
     def take(self) -> Ready:
         """Take the work to be done now; each item is returned once."""
-        return self.state.take()
+        ready, self.state.ready = self.state.ready, Ready()
+        return ready
 
     def tick(self, now_ms: int, late_ms: int = 0) -> None:
         """Time has passed. `late_ms` is the delay of this call:
@@ -216,7 +217,7 @@ class Replica:
             self._look_up_again_ms = self.state.now_ms + self.state.timing.poll_ms
             self.state.request(LookUp())
 
-    def looked_up(
+    def on_lookup(
         self, now_ms: int, epoch: int, membership: ReplicaMembership | None = None
     ) -> None:
         """The coordination store has `epoch` as the highest epoch, and this membership.
@@ -257,7 +258,9 @@ class Replica:
 
     def stored(self, index: int) -> None:
         """Entries up to `index` are as durable as the flush policy requires."""
-        self.state.durable = max(self.state.durable, min(index, self.state.history.last_index))
+        self.state.stored_index = max(
+            self.state.stored_index, min(index, self.state.history.last_index)
+        )
         if self.leader is not None:
             self.leader.advance()
         elif self.in_step:
@@ -435,8 +438,8 @@ class Replica:
 
     # --- the slave's side -------------------------------------------------------------------------
 
-    def _heed(self, sender: str, epoch: int) -> bool:
-        """True if the replica obeys the master of `epoch`. Raises ProtocolViolation if that epoch
+    def _accept_master(self, sender: str, epoch: int) -> bool:
+        """True if the replica follows the master of `epoch`. Raises ProtocolViolation if that epoch
         is ours, or another replica's.
         """
         if epoch < self.state.promised:
@@ -473,7 +476,7 @@ class Replica:
                 f"{sender} sends entries {message.prev_index + 1} to {message.last_index} "
                 "that cannot follow each other in a log"
             )
-        if not self._heed(sender, message.epoch) or not self.continues(message):
+        if not self._accept_master(sender, message.epoch) or not self.continues(message):
             return
         if message.last_index > self.state.history.last_index:
             self.state.history.extend(message.runs, message.last_index)
@@ -518,7 +521,7 @@ class Replica:
         """
         self._require_committed_after(index)
         self.state.history.truncate(index)
-        self.state.durable = min(self.state.durable, index)
+        self.state.stored_index = min(self.state.stored_index, index)
         self.state.flushed_index, self.flush_wanted = (
             min(self.state.flushed_index, index),
             min(self.flush_wanted, index),
@@ -540,7 +543,7 @@ class Replica:
             )
 
     def _on_reset(self, sender: str, message: LogReset) -> None:
-        if not self._heed(sender, message.epoch):
+        if not self._accept_master(sender, message.epoch):
             return
         # A log that is empty after its start is in step with any log there; only the Reset says
         # where the master's files continue.
@@ -557,7 +560,7 @@ class Replica:
         self.state.history = History(
             (), message.start_index, message.start_index, message.start_epoch
         )
-        self.state.durable = self.state.commit = self.state.flushed_index = message.start_index
+        self.state.stored_index = self.state.commit = self.state.flushed_index = message.start_index
         self.state.is_whole, self.state.resetting_until, self._asks_reset = (
             False,
             message.until_index,
@@ -581,7 +584,7 @@ class Replica:
         ack = Ack(
             self.state.promised,
             self.round,
-            self.state.stored_index(),
+            self.state.stored_index,
             last,
             self.state.log.place(),
             min(self.state.flushed_index, last),
@@ -610,7 +613,7 @@ class Replica:
         """
         if (self.state.is_whole and not self.state.resetting_until) or not self.master_commit:
             return
-        held = self.state.stored_index()
+        held = self.state.stored_index
         if (
             held >= max(self.master_commit, self.state.resetting_until)
             and self.state.history.epoch_at(self.master_commit) == self.state.promised

@@ -94,17 +94,17 @@ class CoordinationRequests:
         coordinator: Coordinator,
         clock: Clock,
         *,
-        tell: Callable[[Callable[[int], object]], None],
+        call_core: Callable[[Callable[[int], object]], None],
         spawn: Callable[[Coroutine[Any, Any, None]], asyncio.Task[None]],
         on_held: Callable[[int, Holding, int], None],
     ) -> None:
-        """`clock` is the clock of the leases. `tell` passes news to the core, with the time.
+        """`clock` is the clock of the leases. `call_core` calls the core with the time.
         `spawn` runs a job until the driver stops.
         """
         self._core = core
         self._coordinator = coordinator
         self._clock = clock
-        self._tell = tell
+        self._call_core = call_core
         self._spawn = spawn
         self._on_held = on_held
         self._looking: asyncio.Task[None] | None = None
@@ -126,7 +126,7 @@ class CoordinationRequests:
         except CoordinationError as failure:
             log.debug("reading the epoch from the coordination store failed: %s", failure)
             return
-        self._tell(lambda now_ms: self._core.looked_up(now_ms, epoch, membership))
+        self._call_core(lambda now_ms: self._core.on_lookup(now_ms, epoch, membership))
 
     async def campaign(self) -> None:
         """Ask for a new epoch, if the core still campaigns."""
@@ -137,18 +137,18 @@ class CoordinationRequests:
             self._core.state.promised, above=self._core.refused_epoch
         )
         if won is None:
-            self._tell(lambda now_ms: self._core.campaign_lost(now_ms))
+            self._call_core(lambda now_ms: self._core.campaign_lost(now_ms))
         else:
             epoch, membership = won.epoch, won.membership
-            self._tell(lambda now_ms: self._core.campaign_won(now_ms, epoch, membership))
+            self._call_core(lambda now_ms: self._core.campaign_won(now_ms, epoch, membership))
 
     async def _change(self, request: MembershipChange) -> None:
         done = await self._coordinator.change(request.before, request.after)
         leader = self._core.leader
         if leader is not None and leader.epoch == request.epoch:
-            self._tell(lambda _: leader.changed(done))
+            self._call_core(lambda _: leader.changed(done))
 
-    async def hold(self, epoch: int) -> None:
+    async def keep_key(self, epoch: int) -> None:
         """Keep the master's key as long as the core leads in this epoch."""
         while True:
             leader = self._core.leader
@@ -156,7 +156,7 @@ class CoordinationRequests:
                 return
             asked_ms = self._clock.monotonic_ms()
             try:
-                held = await self._coordinator.hold()
+                held = await self._coordinator.renew_key()
             except CoordinationError as failure:
                 log.warning(
                     "the coordination store does not answer, the group continues without it: %s",
@@ -164,7 +164,7 @@ class CoordinationRequests:
                 )
             else:
                 self._on_held(epoch, held, asked_ms)
-                self._tell(
+                self._call_core(
                     lambda now_ms, highest=held.epoch: self._core.superseded(now_ms, highest)  # type: ignore[misc]
                 )
             await asyncio.sleep(HOLD_S)
@@ -309,7 +309,7 @@ class Driver:
             self.core,
             coordinator,
             surroundings.lease_clock,
-            tell=self._heard_of_store,
+            call_core=self._on_store_answer,
             spawn=self._spawn,
             on_held=calls.on_held,
         )
@@ -318,7 +318,7 @@ class Driver:
             identity.replica,
             secret=lambda: self.secret.value,
             members=lambda: self.core.members,
-            heard=self._heard,
+            on_message=self._on_message,
         )
         self.violations = 0
         """The number of messages from proved peers that no replica would send."""
@@ -368,13 +368,14 @@ class Driver:
             if self._held is not None or not self._is_saved:
                 self._try_again(due_ms)
             if not self.is_waiting:
-                self._with_core(
+                self.call_core(
                     lambda now_ms, due_ms=due_ms: self.core.tick(now_ms, now_ms - due_ms)  # type: ignore[misc]
                 )
 
-    def _with_core(self, act: Callable[[int], object], key: object = None) -> None:
+    def call_core(self, act: Callable[[int], object], key: object = None) -> None:
         """Call the core and carry out the result. While the store is being reopened or the disk is
-        full, the call waits, and replaces an earlier one with the same key.
+        full, the call waits, and replaces an earlier one with the same key: of news about the same
+        thing the newest counts.
 
         A broken invariant stops the process.
         """
@@ -398,7 +399,7 @@ class Driver:
         leader = self.core.leader
         if leader is None or index <= self.core.state.history.last_index:
             return
-        self._with_core(lambda _: self._written(index), "written")
+        self.call_core(lambda _: self._written(index), "written")
 
     def _written(self, index: int) -> None:
         leader = self.core.leader
@@ -417,12 +418,12 @@ class Driver:
         if self.is_waiting:
             return
 
-        def tell(_: int) -> None:
+        def report(_: int) -> None:
             if self.host.store.config.flush is Flush.SYNC:
                 self.core.stored(index)
             self.core.flushed(index)
 
-        self._with_core(tell)
+        self.call_core(report)
 
     def flush_wanted(self, index: int) -> None:
         if self.core.leader is not None:
@@ -447,14 +448,14 @@ class Driver:
             "violation": self.violations,
         }
 
-    def know_secret(self, secret: bytes) -> None:
+    def set_secret(self, secret: bytes) -> None:
         """Use this secret of the group, which the coordination store has."""
-        self.secret.know(secret)
+        self.secret.set(secret)
         if secret and self.identity.secret != secret.decode():
             self.identity = replace(self.identity, secret=secret.decode())
             self._saved()
 
-    def _heard(self, sender: str, frame: Frame) -> None:
+    def _on_message(self, sender: str, frame: Frame) -> None:
         """Handle a message of a proved peer. Raises ProtocolViolation or CorruptBatch, which close
         this peer's connection only.
         """
@@ -475,7 +476,7 @@ class Driver:
             except ProtocolViolation as violation:
                 refused.append(violation)
 
-        self._with_core(step)
+        self.call_core(step)
         if refused:
             self.violations += 1
             log.error(
@@ -505,7 +506,7 @@ class Driver:
         return True
 
     def _disconnected(self, peer: str) -> None:
-        self._with_core(lambda now_ms: self.core.disconnected(now_ms, peer), ("disconnected", peer))
+        self.call_core(lambda now_ms: self.core.disconnected(now_ms, peer), ("disconnected", peer))
 
     # --- carrying out -----------------------------------------------------------------------------
 
@@ -665,7 +666,7 @@ class Driver:
             return
         self._written(store.index)
         self.host.schedule()
-        self._spawn(self.requests.hold(epoch))
+        self._spawn(self.requests.keep_key(epoch))
 
     def _spawn(self, job: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         task = self._loop.create_task(job)
@@ -745,10 +746,10 @@ class Driver:
                 self.host.store.flushed_index
             )  # not before: until a cut is done, this index counts entries that are cut
 
-        self._with_core(handle)
-        self._with_core(lambda now_ms: self.core.tick(now_ms, now_ms - waits_since_ms))
+        self.call_core(handle)
+        self.call_core(lambda now_ms: self.core.tick(now_ms, now_ms - waits_since_ms))
         for key, each in waiting.items():
-            self._with_core(each, key)
+            self.call_core(each, key)
 
     # --- the identity -----------------------------------------------------------------------------
 
@@ -763,9 +764,9 @@ class Driver:
             self.identity = found
             self._saved()
 
-    def _heard_of_store(self, change: Callable[[int], object]) -> None:
+    def _on_store_answer(self, change: Callable[[int], object]) -> None:
         """Pass the store's answer to the core, and keep the membership that it may have changed."""
-        self._with_core(change)
+        self.call_core(change)
         self.remember(self.core.state.membership, self.identity.addresses)
 
     def grow(self, identity: ReplicaIdentity) -> None:
@@ -779,9 +780,9 @@ class Driver:
         """
         promised = max(self.identity.promised, epoch)
         self.grow(replace(self.identity, promised=promised, is_whole=False))
-        self._with_core(lambda now_ms: self.core.doubt(now_ms, epoch))
+        self.call_core(lambda now_ms: self.core.doubt(now_ms, epoch))
 
-    # --- news from the store, and operators -------------------------------------------------------
+    # --- operators, and the end -------------------------------------------------------------------
 
     def act(self, do: Callable[[int], object]) -> None:
         """Pass an operator's request to the core. Raises the errors of `do`, which then has begun
@@ -796,13 +797,7 @@ class Driver:
                 f"{self.identity.replica} waits for room on its disk: free some space"
             )
         do(self._clock.monotonic_ms())
-        self._with_core(lambda _: None)
-
-    def tell(self, about: str, news: Callable[[int], object]) -> None:
-        """Pass news of the coordination store to the core, now or when the replica need not wait
-        any more. Of news about the same thing the newest counts.
-        """
-        self._with_core(news, about)
+        self.call_core(lambda _: None)
 
     async def stop(self) -> None:
         """Stop when the store is open. A master deletes its key,

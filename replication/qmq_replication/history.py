@@ -94,20 +94,6 @@ class History:
             self._firsts.pop()
         self.last_index = index
 
-    def drop_before(self, index: int) -> None:
-        """Remove the entries before `index`: retention has deleted them."""
-        if index - 1 <= self.start_index:
-            return
-        epoch = self.epoch_at(index - 1)
-        if epoch is None:
-            raise InvariantBroken(
-                f"the epoch of index {index - 1} is forgotten, and it is behind what retention took"
-            )
-        self.start_epoch, self.start_index = epoch, index - 1
-        place = bisect_right(self._firsts, index) - 1
-        if place > 0:
-            del self.runs[:place], self._firsts[:place]
-
     def run_begin(self, index: int) -> int:
         """The first index of the run that contains `index`."""
         place = bisect_right(self._firsts, index) - 1

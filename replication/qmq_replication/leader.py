@@ -75,7 +75,7 @@ class PeerProgress:
         self.inflight: deque[tuple[int, int]] = deque()
         self.inflight_bytes = 0
 
-    def heard(self, now_ms: int) -> None:
+    def note_answer(self, now_ms: int) -> None:
         """Note an answer."""
         self.heard_ms, self.has_answered = now_ms, True
 
@@ -120,9 +120,9 @@ class Leader:
         """Requests wait for a flush of the entries up to this index."""
         self._changed_at = 0
         self._beat_ms = state.now_ms
-        self._meet()
+        self._update_peers()
 
-    def _meet(self) -> None:
+    def _update_peers(self) -> None:
         """Keep a PeerProgress for exactly the current peers."""
         members = [*self.state.membership.replicas, *(self.change.replicas if self.change else ())]
         for name in members:
@@ -258,7 +258,7 @@ class Leader:
         peer = self.peers.get(sender)
         if peer is None or ack.epoch != self.epoch:
             return
-        peer.heard(self.state.now_ms)
+        peer.note_answer(self.state.now_ms)
         if ack.round != peer.round:
             return  # sent before the peer lost its place, and may report entries that it lost, too
         last = self.state.history.last_index
@@ -285,10 +285,10 @@ class Leader:
         peer = self.peers.get(sender)
         if peer is None or mismatch.epoch != self.epoch:
             return
-        peer.heard(self.state.now_ms)
+        peer.note_answer(self.state.now_ms)
         if mismatch.round != peer.round:
             return
-        if not is_shape(mismatch):
+        if not is_possible_log(mismatch):
             raise ProtocolViolation(
                 f"{sender} describes an impossible log: {mismatch.runs[:3]} up to "
                 f"{mismatch.last_index}"
@@ -331,7 +331,7 @@ class Leader:
         index = min(self._of_majority(held), self.state.commit)
         if index > self.flushed and self.may_commit(index):
             self.flushed = index
-            self.state.let_go(index)
+            self.state.flushed_to(index)
 
     def want_flush(self, index: int) -> None:
         """A request waits until everything up to `index` is flushed.
@@ -344,7 +344,7 @@ class Leader:
         during a change, a majority of the old and of the new members.
         """
         held = {name: peer.match for name, peer in self.peers.items()}
-        held[self.state.name] = self.state.stored_index()
+        held[self.state.name] = self.state.stored_index
         return self._of_majority(held)
 
     def _of_majority(self, held: dict[str, int]) -> int:
@@ -370,7 +370,7 @@ class Leader:
             raise Unavailable("a change of the group's membership is under way: try again")
         self._require_majority(after)
         self.change = after
-        self._meet()
+        self._update_peers()
         self.state.request(MembershipChange(self.epoch, before, after))
 
     def _require_majority(self, after: ReplicaMembership) -> None:
@@ -400,7 +400,7 @@ class Leader:
         if membership is not None:
             self._changed_at = self.state.commit
             self.state.membership = membership
-        self._meet()
+        self._update_peers()
         self.advance()
 
     def _promote(self) -> None:
@@ -444,13 +444,13 @@ class Leader:
             self.state.send(self.transfer_to, TakeOver(self.epoch))
 
 
-def is_shape(told: Mismatch) -> bool:
+def is_possible_log(log: Mismatch) -> bool:
     """True if a log can have this shape. The oldest run may begin before the log's start."""
-    if not 0 <= told.start_index <= told.last_index:
+    if not 0 <= log.start_index <= log.last_index:
         return False
     ascend = all(
-        left.epoch < right.epoch and left.first < right.first for left, right in pairwise(told.runs)
+        left.epoch < right.epoch and left.first < right.first for left, right in pairwise(log.runs)
     )
     return ascend and (
-        not told.runs or (told.runs[0].first >= 0 and told.runs[-1].first <= told.last_index)
+        not log.runs or (log.runs[0].first >= 0 and log.runs[-1].first <= log.last_index)
     )

@@ -168,7 +168,7 @@ class InboundConnection(Protocol):
 
 class InboundLinks:
     """All proved links, by name. `members` returns who may connect,
-    `heard` gets a peer's frames.
+    `on_message` gets a peer's frames.
     """
 
     def __init__(
@@ -178,13 +178,13 @@ class InboundLinks:
         *,
         secret: Callable[[], bytes],
         members: Callable[[], tuple[str, ...]],
-        heard: Callable[[str, Frame], None],
+        on_message: Callable[[str, Frame], None],
     ) -> None:
         self.group = group
         self.name = name
         self.secret = secret
         self.members = members
-        self.heard = heard
+        self.on_message = on_message
         self.refused = 0
         """Hellos and proofs that were refused."""
         self.proved: dict[str, InboundLink] = {}
@@ -252,7 +252,7 @@ class InboundLink:
             return
         if frame.kind != FrameKind.REPLICA:
             raise ProtocolViolation(f"a replica does not send frames of kind {frame.kind}")
-        self._arrivals.heard(self._hello.replica, frame)
+        self._arrivals.on_message(self._hello.replica, frame)
 
     def _check_proof(self, frame: Frame) -> None:
         hello, secret = self._hello, self._arrivals.secret()
@@ -297,9 +297,9 @@ class Secret:
     def __init__(self, value: bytes = b"") -> None:
         self.value = value
         self.known = asyncio.Event()
-        self.know(value)
+        self.set(value)
 
-    def know(self, value: bytes) -> None:
+    def set(self, value: bytes) -> None:
         if value:
             self.value = value
             self.known.set()
@@ -335,11 +335,6 @@ class Link:
         self._task = asyncio.get_running_loop().create_task(self._stay_connected())
         self._proved = asyncio.Event()
         self._ended = asyncio.Event()
-
-    @property
-    def is_open(self) -> bool:
-        """True if the link can send messages."""
-        return self._stream is not None and self._stream.is_open
 
     async def _stay_connected(self) -> None:
         failures = 0
@@ -391,7 +386,7 @@ class Link:
             await self._network.connect(self.address, lambda: stream)
             self._dialled = stream
             self._require_certificate(stream)
-            self._say(self._hello.pack())
+            self._send_step(self._hello.pack())
             await self._proved.wait()
         if self._stream is None:
             raise self._violation or ConnectionResetError(
@@ -413,7 +408,7 @@ class Link:
                 f"{self.name}`"
             )
 
-    def _say(self, payload: bytes) -> None:
+    def _send_step(self, payload: bytes) -> None:
         if self._dialled is None:
             raise InvariantBroken("nothing was dialled")
         self._dialled.put(frames.frame(FrameKind.REPLICA_HELLO, 0, payload))
@@ -436,7 +431,7 @@ class Link:
         secret = self._secret.value
         if not self._challenge:
             self._challenge = step.nonce
-            self._say(ProofStep(proof=prove(secret, DIALS, self._hello, step.nonce)).pack())
+            self._send_step(ProofStep(proof=prove(secret, DIALS, self._hello, step.nonce)).pack())
             return
         if not is_proof(step.proof, secret, LISTENS, self._hello, self._challenge):
             raise ProtocolViolation("it does not know the group's secret")

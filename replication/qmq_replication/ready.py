@@ -230,7 +230,7 @@ class MembershipChange:
 
 @dataclass(frozen=True, slots=True)
 class LookUp:
-    """Read the group's highest epoch and its membership, and call `looked_up`; no call follows if
+    """Read the group's highest epoch and its membership, and call `on_lookup`; no call follows if
     the store is unreachable.
     """
 
@@ -350,8 +350,10 @@ class ReplicaState:
         self.now_ms = now_ms
         self.role = Role.SLAVE
         self.commit = commit
-        self.durable = history.last_index
-        """Entries up to this index are as durable as the flush policy requires."""
+        self.stored_index = history.last_index
+        """Entries up to this index are as durable as the flush policy requires. It is at most
+        `history.last_index`.
+        """
         self.flushed_index = 0
         """Entries up to this index survive a power cut of this replica, under any flush policy."""
         self.is_verified = True
@@ -370,16 +372,7 @@ class ReplicaState:
         """True if this replica surely has every entry that it ever acknowledged."""
         return self.is_verified and self.is_whole and not self.resetting_until
 
-    def stored_index(self) -> int:
-        """The index up to which the log is stored durably."""
-        return min(self.durable, self.history.last_index)
-
     # --- work for the driver ----------------------------------------------------------------------
-
-    def take(self) -> Ready:
-        """Take the work to be done now; each item is returned once."""
-        ready, self.ready = self.ready, Ready()
-        return ready
 
     def save(self) -> None:
         """Request that the state is saved on disk."""
@@ -408,6 +401,6 @@ class ReplicaState:
             self.commit = index
             self.ready.commit = index
 
-    def let_go(self, index: int) -> None:
+    def flushed_to(self, index: int) -> None:
         """Entries up to `index` are committed, and flushed on a majority of the voters."""
         self.ready.flushed = index

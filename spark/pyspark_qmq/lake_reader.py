@@ -27,7 +27,7 @@ from qmq.columns.model import QueueKey, Topology
 from qmq.columns.options import Choice, LakeAddress, ReadOptions
 from qmq.columns.planning import may_match, tasks
 from qmq.columns.projector import arrow_schema
-from qmq.columns.reading import address_of, assigned, log_at, look, read_task
+from qmq.columns.reading import address_of, assigned, log_at, read_task, topology_of
 from qmq.errors import InvalidArgument, UnknownSubject
 
 if TYPE_CHECKING:
@@ -71,7 +71,7 @@ class LakeReader(DataSourceReader):
             CatalogAway: the catalog did not answer for `qmq.retryMs`.
         """
         asked, log = self._asked, log_at(self._address)
-        subjects = sorted({key.subject for key in look(log, _whole(asked.choice)).queues})
+        subjects = sorted({key.subject for key in topology_of(log, _whole(asked.choice)).queues})
         if not subjects:
             raise UnknownSubject(f"no subject matches {asked.choice.pattern!r}")
         retry_ms = asked.where.retry_ms

@@ -13,7 +13,7 @@ from pyspark.sql.types import StructType
 from pyspark_qmq.source_schema import columns_of
 from qmq.columns.options import ReadOptions
 from qmq.columns.planning import ReadTask, ranges, tasks
-from qmq.columns.reading import address_of, edges, log_at, look, read_task
+from qmq.columns.reading import address_of, edges, log_at, read_task, topology_of
 from qmq.errors import UnknownSubject
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ class LogReader(DataSourceReader):
         MessagesExpired, NotConnected, LogDamaged.
         """
         asked, log = self._asked, log_at(self._address)
-        topology = look(log, asked.choice)
+        topology = topology_of(log, asked.choice)
         if not topology.queues:
             raise UnknownSubject(f"no subject matches {asked.choice.pattern!r}")
         start, end = edges(asked, topology, log.find_time, log.find_time)

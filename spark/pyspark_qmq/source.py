@@ -23,8 +23,7 @@ from pyspark.sql.types import StructType
 from pyspark_qmq.reader import LogReader
 from pyspark_qmq.source_schema import check_schema, default_schema
 from qmq.columns import options
-from qmq.columns.model import LogAddress
-from qmq.columns.reading import address_of
+from qmq.columns.reading import LogAddress, address_of
 from qmq.errors import InvalidArgument
 
 if TYPE_CHECKING:
@@ -56,7 +55,7 @@ class QmqDataSource(DataSource):
         """For `spark.read`. Raises InvalidArgument."""
         log = options.log_of(self.options)
         if log != "messages":
-            return DatasetReader(log, address_of(options.where(self.options)), schema)
+            return DatasetReader(log, address_of(options.start_position(self.options)), schema)
         check_schema(schema)
         asked = options.parse(self.options, is_stream=False)
         if asked.lake is not None:

@@ -46,7 +46,7 @@ from qmq.columns.planning import (
     stream_tasks,
     tasks,
 )
-from qmq.columns.reading import address_of, forget, log_at, look, read_task, starts
+from qmq.columns.reading import address_of, forget, log_at, read_task, starts, topology_of
 from qmq.errors import InvalidArgument
 from qmq.text import parse_json
 
@@ -70,7 +70,7 @@ class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         NotConnected, LogDamaged.
         """
         if self._initial is None:
-            topology = self._look()
+            topology = self._current_topology()
             self._initial = offsets.to_json(
                 starts(self._asked, topology.queues.values(), log_at(self._address).find_time)
             )
@@ -85,13 +85,13 @@ class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802 - the name is Spark's
         """Read only up to the current end. Raises what `initialOffset` raises."""
-        self._until = _ends(self._look())
+        self._until = _ends(self._current_topology())
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, dict[str, int]]:  # noqa: N802 - the name is Spark's
         """The end of the micro-batch that begins at `start`. Raises what `initialOffset` raises,
         and MessagesExpired.
         """
-        topology = self._look()
+        topology = self._current_topology()
         self._newest = offsets.to_json(_ends(topology))
         begin = offsets.of_json(start)
         end = admit(topology, begin, self._limit(limit), self._until)
@@ -116,7 +116,7 @@ class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """The tasks of a micro-batch. Raises MessagesExpired if retention deleted messages of it;
         NotConnected, LogDamaged.
         """
-        topology = self._look()
+        topology = self._current_topology()
         first, last, cuts = (
             offsets.of_json(start),
             offsets.of_json(end),
@@ -147,8 +147,8 @@ class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """Close connections and files."""
         forget(self._address)
 
-    def _look(self) -> Topology:
-        topology = look(log_at(self._address), self._asked.choice)
+    def _current_topology(self) -> Topology:
+        topology = topology_of(log_at(self._address), self._asked.choice)
         for key in topology.queues:
             if key.partition > 0 and key.subject not in topology.routes:
                 raise InvalidArgument(

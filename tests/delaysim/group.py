@@ -29,10 +29,10 @@ from ordersim.loop import ProcessLoop
 from sim.world import World
 
 from qmq.delay.admin import EngineAdmin
+from qmq.delay.batches import DueMessage, SchedulePlace
 from qmq.delay.config import DelayConfig
 from qmq.delay.engine import Engine
-from qmq.delay.interfaces import Draft, DueMessage, SchedulePlace
-from qmq.delay.plan_log import StorePlanLog
+from qmq.delay.plan_log import Draft, StorePlanLog
 from qmq.delay.schedule import Schedule
 from qmq.errors import NotMaster
 from qmq.log.actions import PlanAction, ScheduleAction
@@ -79,7 +79,7 @@ class RealTime:
 
 
 class SimDispatcher:
-    """In the place of `qmq.delay.dispatcher.dispatcher.DueDispatcher`."""
+    """In the place of `qmq.delay.dispatcher.DueDispatcher`."""
 
     def __init__(
         self,

@@ -31,9 +31,8 @@ from sim.world import World
 from system.delay_workload import Sight, Wish, judge, out_of_order
 
 from qmq.delay.admin import EngineAdmin
-from qmq.delay.batches import planned_ms
+from qmq.delay.batches import Places, planned_ms
 from qmq.delay.engine import Engine
-from qmq.delay.interfaces import Places
 from qmq.delay.plan_log import StorePlanLog
 from qmq.delay.recurrence import next_run
 from qmq.errors import MessageNotFound, TooLate

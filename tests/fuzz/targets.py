@@ -54,7 +54,7 @@ from qmq.cli.arguments import parse_delays, parse_duration, parse_when
 from qmq.cli.output import CommandGroup
 from qmq.delay import recurrence, schedule
 from qmq.delay.admin import ListMark
-from qmq.delay.dispatch_log import DispatchMark, decode_records, encode_record
+from qmq.delay.buckets import DispatchMark, decode_records, encode_record
 from qmq.delay.schedule import ScheduleState
 from qmq.errors import QmqError
 from qmq.gateway.config import check_client_type, settings_for_consumer, settings_for_producer

@@ -438,7 +438,7 @@ class Replica(Process):
         while self.epoch == epoch:
             asked_ms = self.clock.monotonic_ms()
             with suppress(CoordinationError):
-                held = await self.coordinator.hold()
+                held = await self.coordinator.renew_key()
                 if self.epoch != epoch:
                     return
                 self.right.held(epoch, held, asked_ms)

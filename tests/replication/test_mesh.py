@@ -122,7 +122,7 @@ async def test_a_replica_dials_no_peer_before_it_knows_the_secret(tmp_path: Any)
     mesh.update({"b": f"unix:{tmp_path}/b:1"})
     await asyncio.sleep(0)
     assert not came
-    secret.know(SECRET)
+    secret.set(SECRET)
     await say(mesh, came, 1)
     await mesh.close()
     server.close()

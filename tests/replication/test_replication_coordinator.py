@@ -11,7 +11,7 @@ import pytest
 from qmq_coordination.broker_groups import EpochClaim, MasterRecord, group_key, read_group
 from qmq_coordination.coordination_store import Compare, Operation, Put, TxnResult
 from qmq_coordination.embedded import EmbeddedStore
-from qmq_replication.coordinator import Coordinator, Won
+from qmq_replication.coordinator import Coordinator, WonEpoch, found_group
 from qmq_replication.membership import ReplicaMembership
 from support.stores import Fault, FaultyStore
 
@@ -41,15 +41,15 @@ def coordinator(store: FaultyStore, name: str) -> Coordinator:
 
 async def test_the_first_one_founds_the_group_and_the_others_join_it(store: FaultyStore) -> None:
     store.fail_next(Fault.UNANSWERED)
-    assert await coordinator(store, "a").bootstrap(VOTERS) == ReplicaMembership(1, VOTERS)
-    assert await coordinator(store, "b").bootstrap(("x",)) == ReplicaMembership(1, VOTERS)
+    assert await found_group(store, "g", VOTERS) == ReplicaMembership(1, VOTERS)
+    assert await found_group(store, "g", ("x",)) == ReplicaMembership(1, VOTERS)
 
 
 async def test_epochs_rise_by_one_and_each_has_one_owner(store: FaultyStore) -> None:
     a, b = coordinator(store, "a"), coordinator(store, "b")
-    await a.bootstrap(VOTERS)
-    assert await a.campaign() == Won(1, ReplicaMembership(1, VOTERS))
-    assert await b.campaign() == Won(2, ReplicaMembership(1, VOTERS))
+    await found_group(store, "g", VOTERS)
+    assert await a.campaign() == WonEpoch(1, ReplicaMembership(1, VOTERS))
+    assert await b.campaign() == WonEpoch(2, ReplicaMembership(1, VOTERS))
     state = await read_group(store, "g")
     assert state.claim.replica == "b"
     assert state.master is not None
@@ -60,16 +60,16 @@ async def test_a_campaign_waits_once_for_a_winner_since_the_last_promise(
     store: FaultyStore,
 ) -> None:
     a, b = coordinator(store, "a"), coordinator(store, "b")
-    await a.bootstrap(VOTERS)
-    assert await a.campaign(0) == Won(1, ReplicaMembership(1, VOTERS))
+    await found_group(store, "g", VOTERS)
+    assert await a.campaign(0) == WonEpoch(1, ReplicaMembership(1, VOTERS))
     assert await b.campaign(0) is None
-    assert await b.campaign(0) == Won(2, ReplicaMembership(1, VOTERS))
-    assert await a.campaign(2) == Won(3, ReplicaMembership(1, VOTERS))
+    assert await b.campaign(0) == WonEpoch(2, ReplicaMembership(1, VOTERS))
+    assert await a.campaign(2) == WonEpoch(3, ReplicaMembership(1, VOTERS))
 
 
 async def test_of_two_that_campaign_at_once_one_wins(store: FaultyStore) -> None:
     a, b = coordinator(store, "a"), coordinator(store, "b")
-    await a.bootstrap(VOTERS)
+    await found_group(store, "g", VOTERS)
     store.do_before_next(b.campaign())
     assert await a.campaign() is None
     assert (await read_group(store, "g")).claim.replica == "b"
@@ -77,17 +77,17 @@ async def test_of_two_that_campaign_at_once_one_wins(store: FaultyStore) -> None
 
 async def test_a_lost_answer_is_read_back_as_won(store: FaultyStore) -> None:
     a = coordinator(store, "a")
-    await a.bootstrap(VOTERS)
+    await found_group(store, "g", VOTERS)
     store.fail_next(Fault.UNANSWERED)
-    assert await a.campaign() == Won(1, ReplicaMembership(1, VOTERS))
+    assert await a.campaign() == WonEpoch(1, ReplicaMembership(1, VOTERS))
 
 
 async def test_a_lost_request_is_read_back_as_not_won(store: FaultyStore) -> None:
     a = coordinator(store, "a")
-    await a.bootstrap(VOTERS)
+    await found_group(store, "g", VOTERS)
     store.fail_next(Fault.LOST)
     assert await a.campaign() is None
-    assert await a.campaign() == Won(1, ReplicaMembership(1, VOTERS))
+    assert await a.campaign() == WonEpoch(1, ReplicaMembership(1, VOTERS))
 
 
 async def test_an_epoch_that_another_attempt_of_the_same_replica_won_is_not_ours(
@@ -95,7 +95,7 @@ async def test_an_epoch_that_another_attempt_of_the_same_replica_won_is_not_ours
 ) -> None:
     """The claim carries the attempt: the same replica, restarted, may be at the store too."""
     before, after = coordinator(store, "a"), coordinator(store, "a")
-    await before.bootstrap(VOTERS)
+    await found_group(store, "g", VOTERS)
     store.do_before_next(after.campaign())
     store.fail_next(Fault.LOST)
     assert await before.campaign() is None
@@ -104,18 +104,18 @@ async def test_an_epoch_that_another_attempt_of_the_same_replica_won_is_not_ours
 
 async def test_only_voters_win_epochs(store: FaultyStore) -> None:
     x = coordinator(store, "x")
-    await x.bootstrap(VOTERS)
+    await found_group(store, "g", VOTERS)
     assert await x.campaign() is None
     assert (await read_group(store, "g")).claim.epoch == 0
 
 
 async def test_an_epoch_comes_with_the_membership_of_the_same_moment(store: FaultyStore) -> None:
     a = coordinator(store, "a")
-    await a.bootstrap(VOTERS)
+    await found_group(store, "g", VOTERS)
     after = ReplicaMembership(2, ("a", "b"))
     store.do_before_next(store.inner.put(group_key("g", "members"), after.encode()))
     assert await a.campaign() is None
-    assert await a.campaign() == Won(1, after)
+    assert await a.campaign() == WonEpoch(1, after)
 
 
 @pytest.mark.parametrize(
@@ -125,7 +125,7 @@ async def test_a_change_is_repeated_until_its_outcome_is_certain(
     store: FaultyStore, faults: list[Fault]
 ) -> None:
     a = coordinator(store, "a")
-    before = await a.bootstrap(VOTERS)
+    before = await found_group(store, "g", VOTERS)
     await a.campaign()
     after = before.with_learner("x")
     store.fail_next(*faults)
@@ -140,7 +140,7 @@ async def test_a_superseded_master_cannot_change_the_group(
     store: FaultyStore, faults: list[Fault]
 ) -> None:
     a, b = coordinator(store, "a"), coordinator(store, "b")
-    before = await a.bootstrap(VOTERS)
+    before = await found_group(store, "g", VOTERS)
     await a.campaign()
     await b.campaign()
     store.fail_next(*faults)
@@ -150,18 +150,18 @@ async def test_a_superseded_master_cannot_change_the_group(
 
 async def test_without_an_epoch_nothing_is_changed(store: FaultyStore) -> None:
     a = coordinator(store, "a")
-    before = await a.bootstrap(VOTERS)
+    before = await found_group(store, "g", VOTERS)
     assert await a.change(before, before.with_learner("x")) is None
 
 
 async def test_a_lease_that_ended_is_replaced_and_the_key_set_again(store: FaultyStore) -> None:
     a = coordinator(store, "a")
-    await a.bootstrap(VOTERS)
+    await found_group(store, "g", VOTERS)
     await a.campaign()
     state = await read_group(store, "g")
     await store.revoke(state.items["master"].lease)
     assert (await read_group(store, "g")).master is None
-    assert (await a.hold()).epoch == 1
+    assert (await a.renew_key()).epoch == 1
     assert (await read_group(store, "g")).master == state.master
 
 
@@ -169,17 +169,17 @@ async def test_who_was_superseded_learns_it_and_does_not_set_the_key_again(
     store: FaultyStore,
 ) -> None:
     a, b = coordinator(store, "a"), coordinator(store, "b")
-    await a.bootstrap(VOTERS)
+    await found_group(store, "g", VOTERS)
     await a.campaign()
     await b.campaign()
     await b.resign(2)
-    assert (await a.hold()).epoch == 2
+    assert (await a.renew_key()).epoch == 2
     assert (await read_group(store, "g")).master is None
 
 
 async def test_a_replay_removes_its_parked_key_and_leaves_other_epochs(store: FaultyStore) -> None:
     a = coordinator(store, "a")
-    await a.bootstrap(VOTERS)
+    await found_group(store, "g", VOTERS)
     await a.campaign()
     await a.resign(7)
     assert (await read_group(store, "g")).master is not None
@@ -192,15 +192,15 @@ async def test_a_replay_removes_its_parked_key_and_leaves_other_epochs(store: Fa
 
 async def test_a_campaign_that_cannot_reach_the_store_is_lost(store: FaultyStore) -> None:
     a = coordinator(store, "a")
-    await a.bootstrap(VOTERS)
+    await found_group(store, "g", VOTERS)
     store.cut("grant")
     assert await a.campaign() is None
 
 
 async def test_a_second_campaign_at_the_same_time_is_refused(store: FaultyStore) -> None:
     a = coordinator(store, "a")
-    await a.bootstrap(VOTERS)
-    seconds: list[Won | None] = []
+    await found_group(store, "g", VOTERS)
+    seconds: list[WonEpoch | None] = []
 
     async def second() -> None:
         seconds.append(await a.campaign())
@@ -224,7 +224,7 @@ async def test_the_store_is_put_to_use_by_compare_alone(store: FaultyStore) -> N
 
     store.txn = txn  # type: ignore[method-assign]
     a = coordinator(store, "a")
-    before = await a.bootstrap(VOTERS)
+    before = await found_group(store, "g", VOTERS)
     await a.campaign()
     await a.change(before, before.with_learner("x"))
     assert len(seen) == 3
@@ -236,11 +236,11 @@ async def test_a_key_that_never_arrived_is_set_while_the_lease_lives(store: Faul
     group had no master for anybody.
     """
     a = coordinator(store, "a")
-    await a.bootstrap(VOTERS)
+    await found_group(store, "g", VOTERS)
     await a.campaign()
     state = await read_group(store, "g")
     lease = state.items["master"].lease
     await store.delete(state.items["master"].key)
-    held = await a.hold()
+    held = await a.renew_key()
     assert (held.epoch, held.lease) == (1, lease)
     assert (await read_group(store, "g")).master == state.master

@@ -9,6 +9,7 @@ from qmq_replication.history import EpochRun
 from qmq_replication.membership import ReplicaMembership
 from qmq_replication.ready import Ack, Append, LogReset, Mismatch, Promise, Refusal, Role, Timing
 from replication_world import Group
+from sim.histories import kept_from
 
 from qmq.errors import ProtocolViolation
 
@@ -21,7 +22,8 @@ def outrun(group: Group) -> None:
         group.append("a", 1)
         group.settle()
     group.log["a"].forget_to(4)
-    group.core["a"].state.history.drop_before(5)
+    state = group.core["a"].state
+    state.history = kept_from(state.history, 5)
     group.heal()
 
 
@@ -146,7 +148,7 @@ def test_a_reset_below_what_is_committed_is_refused() -> None:
 def test_a_replica_that_would_cut_what_is_committed_says_so_until_it_follows_again() -> None:
     group = Group(logs={"a": (1, 1), "b": (1,), "c": (1,)}, epoch=1)
     core = group.core["a"]
-    core.looked_up(0, 3)
+    core.on_lookup(0, 3)
     core.state.commit_to(2)
     with pytest.raises(
         ProtocolViolation,
@@ -269,11 +271,11 @@ def test_a_replica_that_knows_a_newer_membership_than_the_store_does_not_lead() 
     group = Group()
     core = group.core["a"]
     newer = ReplicaMembership(core.state.membership.version + 3, ("a", "b", "d"), ())
-    core.looked_up(0, 0, newer)
+    core.on_lookup(0, 0, newer)
     group.campaign("a")
     assert core.state.membership == newer
     assert core.state.role is Role.SLAVE
-    core.looked_up(0, 0, group.membership)
+    core.on_lookup(0, 0, group.membership)
     epoch = group.epoch
     for _ in range(100):
         group.pass_time(100, "a")

@@ -6,6 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from qmq_replication.history import EpochRun, History, divergence
+from sim.histories import kept_from
 
 
 def history_of(epochs: list[int], start_index: int = 0, start_epoch: int = 0) -> History:
@@ -49,9 +50,9 @@ class HistoryIsAList(RuleBasedStateMachine):
 
     @precondition(lambda self: self.epochs)
     @rule(data=st.data())
-    def drop_before(self, data: st.DataObject) -> None:
+    def delete_before(self, data: st.DataObject) -> None:
         index = data.draw(st.integers(1, self.last + 1))
-        self.history.drop_before(index)
+        self.history = kept_from(self.history, index)
         gone = index - 1 - self.start
         if gone > 0:
             self.start_epoch = self.epochs[gone - 1]
@@ -136,9 +137,8 @@ def test_divergence_is_where_a_search_entry_by_entry_finds_it(
     logs: tuple[list[int], list[int]], gone_here: int, gone_there: int
 ) -> None:
     ours, theirs = logs
-    here, there = history_of(ours), history_of(theirs)
-    here.drop_before(min(gone_here, len(ours)) + 1)
-    there.drop_before(min(gone_there, len(theirs)) + 1)
+    here = kept_from(history_of(ours), min(gone_here, len(ours)) + 1)
+    there = kept_from(history_of(theirs), min(gone_there, len(theirs)) + 1)
     expected = slow_divergence(ours, theirs, max(here.start_index, there.start_index))
     assert divergence(here, there) == expected
     assert divergence(there, here) == expected

@@ -285,7 +285,7 @@ def test_a_flush_before_a_cut_does_not_count_for_later_entries() -> None:
     group.flushes["a"] = False
     group.step("b", "a", heartbeat(2, 1, 1, cut=True))
     group.step("b", "a", entries(2, 1, 1, 2, 2))
-    assert group.core["a"].state.stored_index() == 1
+    assert group.core["a"].state.stored_index == 1
 
 
 def test_the_commit_position_never_goes_back() -> None:

@@ -60,9 +60,9 @@ def test_an_epoch_is_promised_once_the_store_can_have_given_it() -> None:
     core = group.core["a"]
     assert group.step("b", "a", PromiseRequest(EPOCH_SLACK + 1)) == []
     assert (core.state.promised, group.requests) == (0, [("a", LookUp())])
-    core.looked_up(0, 0)
+    core.on_lookup(0, 0)
     assert group.step("b", "a", PromiseRequest(EPOCH_SLACK + 1)) == []
-    core.looked_up(0, 1)
+    core.on_lookup(0, 1)
     assert len(group.step("b", "a", PromiseRequest(EPOCH_SLACK + 1))) == 1
     assert group.disk["a"].promised == EPOCH_SLACK + 1
 
@@ -74,7 +74,7 @@ def test_a_promise_to_an_epoch_that_never_existed_is_given_up(far: int) -> None:
     group.start("a")
     group.pass_time(1, "a")
     assert ("a", LookUp()) in group.requests
-    group.core["a"].looked_up(1, 5)
+    group.core["a"].on_lookup(1, 5)
     group.carry_out("a")
     assert group.disk["a"].promised == 5
 

@@ -120,11 +120,11 @@ def in_coordinator(name: str, **methods: Any) -> None:
 
 
 in_leader("commit entries of an older epoch by counting", may_commit=lambda self, index: True)
-in_leader("commit without the others", quorum_index=lambda self: self.state.stored_index())
+in_leader("commit without the others", quorum_index=lambda self: self.state.stored_index)
 
 
 def _held(self: Leader) -> dict[str, int]:
-    return {self.state.name: self.state.stored_index()} | {
+    return {self.state.name: self.state.stored_index} | {
         name: peer.match for name, peer in self.peers.items()
     }
 
@@ -207,14 +207,14 @@ in_replica("commit before the log is known to match", continues=_believe_the_com
 
 def _obey_anyone(self: Replica, sender: str, epoch: int) -> bool:
     if epoch >= self.state.promised:
-        return Replica._heed(self, sender, epoch)
+        return Replica._accept_master(self, sender, epoch)
     self.become_slave()
     self.master, self.is_master_lost, self.heard_ms = sender, False, self.state.now_ms
     self.expect_master()
     return True
 
 
-in_replica("take entries of an older epoch", _heed=_obey_anyone)
+in_replica("take entries of an older epoch", _accept_master=_obey_anyone)
 
 
 def _promise_everyone(self: Replica, sender: str, request: PromiseRequest) -> None:
@@ -276,7 +276,7 @@ def _whole_at_first_word(self: Replica) -> None:
 
 
 def _whole_by_old_commit(self: Replica) -> None:
-    if not self.state.may_count and self.state.stored_index() >= max(
+    if not self.state.may_count and self.state.stored_index >= max(
         self.master_commit, self.state.resetting_until
     ):
         _whole_at_first_word(self)
@@ -434,7 +434,10 @@ def _forget_to_cut(self: Node, ready: Ready) -> None:
 
 
 in_node("do not cut what diverged", _do=_forget_to_cut)
-in_state("count written as stored", stored_index=lambda self: self.history.last_index)
+in_state(
+    "count written as stored",
+    stored_index=property(lambda self: self.history.last_index, lambda self, index: None),
+)
 
 
 def _keep_durable(self: Replica, index: int) -> None:

@@ -19,6 +19,8 @@ from typing import TYPE_CHECKING, Any
 from qmq_replication.membership import ReplicaMembership
 from qmq_replication.ready import TakeOver, Timing
 
+from sim.histories import kept_from
+
 if TYPE_CHECKING:
     from sim.node import Node
     from sim.run import Simulation
@@ -307,7 +309,7 @@ class Nemesis:
             and node.disk.image.start < index <= node.core.state.commit
         ):
             node.disk.write("drop", index)
-            node.core.state.history.drop_before(index + 1)
+            node.core.state.history = kept_from(node.core.state.history, index + 1)
 
     def _do_outrun(self, node: Node, members: ReplicaMembership) -> None:
         """The master continues without one replica, and immediately deletes the entries that this

@@ -178,7 +178,7 @@ def arrivals_of(node: Node, kind: type[InboundLinks]) -> InboundLinks:
         node.name,
         secret=lambda: SECRET,
         members=lambda: node.core.members if node.core is not None else (),
-        heard=lambda sender, frame: node.receive(sender, frame.payload),  # type: ignore[arg-type]
+        on_message=lambda sender, frame: node.receive(sender, frame.payload),  # type: ignore[arg-type]
     )
 
 
@@ -386,7 +386,7 @@ class Node:
         items = self.simulation.etcd.items
         if not self.is_stuck and not self.simulation.is_etcd_cut(self.name):
             self._membership = self.simulation.membership
-            self.core.looked_up(self.world.now, self.simulation.epoch, self._membership)
+            self.core.on_lookup(self.world.now, self.simulation.epoch, self._membership)
             if MASTER not in items:
                 self.core.master_gone(self.world.now)
             self._carry_out()
@@ -663,7 +663,7 @@ class Node:
             and not self.is_stuck
             and not self.simulation.is_etcd_cut(self.name)
         ):
-            self.core.looked_up(self.world.now, self.simulation.epoch, self.simulation.membership)
+            self.core.on_lookup(self.world.now, self.simulation.epoch, self.simulation.membership)
             self._carry_out()
 
     async def _awake(self) -> None:
@@ -707,7 +707,7 @@ class Node:
             if self.core is None or self.core.leader is None or self.core.leader.epoch != epoch:
                 return
             try:
-                highest = (await self.coordinator.hold()).epoch
+                highest = (await self.coordinator.renew_key()).epoch
             except CoordinationError:
                 continue
             await self._awake()

@@ -108,7 +108,7 @@ def test_letting_flushed_answers_go_when_a_majority_has_written_is_found() -> No
 def test_letting_flushed_answers_go_when_the_master_alone_has_flushed_is_found() -> None:
     class Hasty(Leader):
         def _of_majority(self, held: dict[str, int]) -> int:
-            if held[self.state.name] == self.state.flushed_index != self.state.stored_index():
+            if held[self.state.name] == self.state.flushed_index != self.state.stored_index:
                 return held[self.state.name]
             return super()._of_majority(held)
 

@@ -38,7 +38,8 @@ from pyspark.sql.types import (
 from pyspark_qmq.sink.cluster import SinkCluster
 from pyspark_qmq.sink.options import Fields, SinkOptions
 from pyspark_qmq.sink.packets import Load, Packet
-from pyspark_qmq.sink.requests import Ask, Locate, LookedUp, Prints, SubjectCore, Where
+from pyspark_qmq.sink.requests import Ask, Locate, LookedUp, Prints, Where
+from pyspark_qmq.sink.row_distribution import SubjectCore
 from pyspark_qmq.sink.row_identity import RowTarget, RowWriter
 from pyspark_qmq.sink.write_task import Counts, WriteTask
 from qmq_ordering.routes import LpRange

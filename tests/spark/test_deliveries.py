@@ -33,7 +33,7 @@ from support import NodeProcess
 import qmq
 import qmq.blocking
 from qmq.columns.files.log import FileAddress
-from qmq.columns.model import LogAddress
+from qmq.columns.reading import LogAddress
 from qmq.columns.servers.log import ServerAddress
 from qmq.errors import InvalidArgument, LogDamaged
 from qmq.log.actions import (

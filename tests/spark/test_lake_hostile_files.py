@@ -158,7 +158,7 @@ def test_rejected_files_outside_of_the_tables_folders_are_not_added(
     history.follow("orders")
     rejected = open_table(history.lake.catalog, "qmq", "orders", is_rejected=True)
     table = Commands(history).table
-    told = typed.told([f"file://{tmp_path}/outside.parquet"])
+    told = typed.pending_property([f"file://{tmp_path}/outside.parquet"])
     assert table.commit([], table.positions(), told)
     with pytest.raises(LogDamaged, match=r"names file:.*outside\.parquet"):
         typed.complete(table, rejected)

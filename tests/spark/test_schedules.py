@@ -21,7 +21,7 @@ from pyspark_qmq.datasets.tables import SCHEDULES
 from support import eventually, node_config, running
 
 import qmq
-from qmq.delay.interfaces import DueMessage, Places, SchedulePlace
+from qmq.delay.batches import DueMessage, Places, SchedulePlace
 from qmq.delay.schedule import Schedule
 from qmq.errors import CorruptBatch, InvalidArgument, LogDamaged, MessagesExpired
 from qmq.log import checkpoint

@@ -15,8 +15,8 @@ import numpy as np
 import pytest
 from pyspark_qmq.sink.left_over import WrittenRows, refuse_left_over
 from pyspark_qmq.sink.packets import Load
-from pyspark_qmq.sink.requests import Ask, Look, LookedUp, Prints, SubjectCore, Where
-from pyspark_qmq.sink.row_distribution import BalancedRows, PartitionedRows
+from pyspark_qmq.sink.requests import Ask, Look, LookedUp, Prints, Where
+from pyspark_qmq.sink.row_distribution import BalancedRows, PartitionedRows, SubjectCore
 from pyspark_qmq.sink.row_identity import RowTarget, RowWriter
 from sink_node import KEYS, LPS, Attempt, Cluster, contents_of
 from support import forms

@@ -12,7 +12,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from pyspark_qmq.sink.cluster import SinkCluster, look
+from pyspark_qmq.sink.cluster import SinkCluster, look_up
 from pyspark_qmq.sink.requests import Ask, Look, LookedUp, Where
 from pyspark_qmq.sink.row_identity import RowTarget, RowWriter
 from pyspark_qmq.sink.write_task import Counts
@@ -379,7 +379,7 @@ def test_a_sink_that_must_not_browse_knows_stored_rows_by_their_numbers() -> Non
             ).pack()
         )
 
-    found = look(Look(RowTarget("s", 0, "g1")), writer, call)
+    found = look_up(Look(RowTarget("s", 0, "g1")), writer, call)
     assert {first: prints.tolist() for first, prints in found.runs.items()} == {7: [0, 0, 0]}
 
 

@@ -136,10 +136,10 @@ class TracingDriver(Driver):
         self._tracer = tracers[self.identity.replica]
         self._tracer.starts(self.core)
 
-    def _heard(self, sender: str, frame: Frame) -> None:
+    def _on_message(self, sender: str, frame: Frame) -> None:
         if not self.is_waiting:
             self._tracer.hears(self.core, sender, wire.unpack(frame.payload))
-        super()._heard(sender, frame)
+        super()._on_message(sender, frame)
         if not self.is_waiting:  # an answer that waits comes later
             self._tracer.heard()
 

@@ -19,8 +19,8 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-import qmq.delay.loader as loaders
 import qmq.delay.plan_log as ledgers
+import qmq.delay.wheel as wheels
 from qmq.cli.main import main
 from qmq.delay.schedule import Schedule
 from qmq.log import checkpoint
@@ -90,7 +90,7 @@ POINTS: dict[str, Callable[[Callable[[], None]], None]] = {
     "plan-committed": _plan_committed,
     "stored": lambda reached: _before(ledgers.StorePlanLog, "done", reached),
     "done-written": lambda reached: _on_act(ledgers.PlanDone, reached),
-    "slice": lambda reached: _before(loaders.Loader, "ahead", reached),
+    "slice": lambda reached: _before(wheels.Loader, "ahead", reached),
     "intake": lambda reached: _after(Schedule, "take", reached),
     "checkpoint": lambda reached: _before(checkpoint, "save", reached),
 }

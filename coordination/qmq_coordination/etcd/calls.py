@@ -348,11 +348,11 @@ class EtcdCalls:
                 self._channels.check(connection, answer.header)
                 return answer
             except grpc.aio.AioRpcError as failure:
-                raise judge(
+                raise error_after(
                     self._channels, connection, metadata, failure, is_change=is_sent
                 ) from None
             finally:
-                await self._channels.give_back(connection)
+                await self._channels.release(connection)
         except NotReady as failure:
             raise (CoordinationUnknown if is_sent else TryAgain)(str(failure)) from None
         except (asyncio.CancelledError, grpc.aio.UsageError) as cause:
@@ -374,7 +374,7 @@ def is_cancelling() -> bool:
     return task is not None and task.cancelling() > 0
 
 
-def judge(
+def error_after(
     channels: Channels,
     connection: EtcdConnection,
     metadata: Metadata,

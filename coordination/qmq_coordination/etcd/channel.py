@@ -237,14 +237,14 @@ class EtcdConnection:
                 grpc.ChannelConnectivity.TRANSIENT_FAILURE,
                 grpc.ChannelConnectivity.SHUTDOWN,
             ):
-                raise NotReady(await self._why())
+                raise NotReady(await self._failure_reason())
             if loop.time() >= until:
                 raise NotReady(f"{self.endpoint.address} did not complete the connection")
             # Polling, because waiting for a change of the state cannot be cancelled (grpc issue
             # 3064).
             await asyncio.sleep(_CONNECT_POLL_S)
 
-    async def _why(self) -> str:
+    async def _failure_reason(self) -> str:
         """The reason for the failure. gRPC tells it only to a call, and a call fails immediately in
         this state.
         """
@@ -329,7 +329,7 @@ class Channels:
         self.closed = asyncio.Event()
 
     async def take(self, timeout_s: float, endpoint: EtcdEndpoint | None = None) -> EtcdConnection:
-        """The connection to the current endpoint, or to this one, ready; `give_back` it. An
+        """The connection to the current endpoint, or to this one, ready; `release` it. An
         endpoint that cannot be reached is left. Raises NotReady; CoordinationError if closed.
         """
         if self.closed.is_set():
@@ -345,13 +345,13 @@ class Channels:
         try:
             await found.ready(timeout_s)
         except BaseException as failure:
-            await self.give_back(found)
+            await self.release(found)
             if isinstance(failure, NotReady):
                 self.rotation.leave(endpoint)
             raise
         return found
 
-    async def give_back(self, connection: EtcdConnection) -> None:
+    async def release(self, connection: EtcdConnection) -> None:
         """Tell that a call or watch over this connection has ended."""
         connection.users -= 1
         if connection.is_replaced and not connection.users:
@@ -366,7 +366,7 @@ class Channels:
         self._replaced.update(before)
         for each in before:
             each.users += 1
-            await self.give_back(each)
+            await self.release(each)
 
     async def verify(
         self, connection: EtcdConnection, metadata: Metadata, timeout_s: float

@@ -30,7 +30,7 @@ import grpc
 from qmq.errors import Compacted, CoordinationError
 from qmq.proto.etcd import etcd_pb2 as pb
 from qmq_coordination.coordination_store import Revision, WatchedChanges, WatchEvent
-from qmq_coordination.etcd.calls import TryAgain, is_cancelling, judge, refusal
+from qmq_coordination.etcd.calls import TryAgain, error_after, is_cancelling, refusal
 from qmq_coordination.etcd.channel import WATCH, Channels, EtcdConnection, Metadata, NotReady
 from qmq_coordination.etcd.values import Converter
 
@@ -191,9 +191,9 @@ class Watcher:
             await self._channels.verify(connection, metadata, self._call_s)
             stream = _Stream(connection, metadata, closed)
         except BaseException as failure:
-            await self._channels.give_back(connection)
+            await self._channels.release(connection)
             if isinstance(failure, grpc.aio.AioRpcError):
-                raise judge(
+                raise error_after(
                     self._channels, connection, metadata, failure, is_change=False
                 ) from None
             if isinstance(failure, NotReady):
@@ -214,13 +214,13 @@ class Watcher:
     async def _end(self, stream: _Stream | None) -> None:
         if stream is not None:
             stream.cancel()
-            await self._channels.give_back(stream.connection)
+            await self._channels.release(stream.connection)
 
     async def _next(self, stream: _Stream) -> pb.WatchResponse | None:
         try:
             return await stream.next()
         except grpc.aio.AioRpcError as failure:
-            raise judge(
+            raise error_after(
                 self._channels, stream.connection, stream.metadata, failure, is_change=False
             ) from None
         except TryAgain:

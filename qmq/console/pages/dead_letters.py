@@ -312,7 +312,7 @@ async def act_on_letters(page: ConsolePage) -> Response:
     if verb == "purge":
         line = command("dlq", "purge", group, **_options(chosen), limit=plan.most or None)
         job = page.caller.start_job(ReplayJob(group, verb, line, page.now_ms))
-        job.start(letters.purge(choose, messages_max=plan.most, progress=job.tell))
+        job.start(letters.purge(choose, messages_max=plan.most, progress=job.set_count))
     else:
         edit = plan.edit()
         _check_edit(edit, chosen)
@@ -324,7 +324,7 @@ async def act_on_letters(page: ConsolePage) -> Response:
                 choose,
                 edit=edit.of,
                 messages_max=plan.most,
-                progress=job.tell,
+                progress=job.set_count,
                 per_second=plan.rate,
             )
         )

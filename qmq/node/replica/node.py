@@ -156,7 +156,7 @@ class ReplicaRegistering:
         cluster = await ensure_cluster(self._store, driver.identity.cluster)
         require_cluster(driver.identity, cluster)
         await ensure_server_token(self._store)
-        driver.know_secret(await find_secret(self._store, group))
+        driver.set_secret(await find_secret(self._store, group))
         found = await self._store.get(replica_key(group, self._record.replica))
         known = (
             ReplicaRecord("", "", "", "") if found is None else ReplicaRecord.decode(found.value)
@@ -178,7 +178,7 @@ class ReplicaRegistering:
         self._registration = Registration(self._store, self._present())
         await self._registration.start()
         self._registered = driver.identity.generation
-        driver.tell("generation", lambda _: driver.core.vouch())
+        driver.call_core(lambda _: driver.core.vouch(), "generation")
 
     def _doubt_older_copy(self, known: ReplicaRecord, epoch: int) -> None:
         identity = self._driver.identity
@@ -537,19 +537,19 @@ class ReplicaNode:
             is_read_only=is_read_only, master_address=master_address, subjects=change.subjects
         )
         if SECRET in state.items:
-            self.driver.know_secret(state.items[SECRET].value)
+            self.driver.set_secret(state.items[SECRET].value)
         if state.members is not None:
             membership = ReplicaMembership.decode(state.members)
-            self.driver.tell(
+            self.driver.call_core(
+                lambda now_ms: self.driver.core.on_lookup(now_ms, state.claim.epoch, membership),
                 "members",
-                lambda now_ms: self.driver.core.looked_up(now_ms, state.claim.epoch, membership),
             )
-            self.driver.tell(
-                "addresses",
+            self.driver.call_core(
                 lambda _: self.driver.remember(self.driver.core.state.membership, addresses),
+                "addresses",
             )
         if state.master is None and state.claim.epoch:
-            self.driver.tell("no master", lambda now_ms: self.driver.core.master_gone(now_ms))
+            self.driver.call_core(lambda now_ms: self.driver.core.master_gone(now_ms), "no master")
 
     # --- the end ----------------------------------------------------------------------------------
 

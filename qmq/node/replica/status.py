@@ -173,7 +173,7 @@ class ReplicaStatus:
             epoch=core.state.promised,
             master=core.master,
             last_index=core.state.history.last_index,
-            stored_index=core.state.stored_index(),
+            stored_index=core.state.stored_index,
             commit_index=core.state.commit,
             message_position=store.messages.end,
             action_position=store.actions.end,

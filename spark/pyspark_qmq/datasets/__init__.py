@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from pyspark_qmq.datasets.schedules import FolderStretch
     from qmq.columns.files.log import FileAddress
-    from qmq.columns.model import LogAddress
+    from qmq.columns.reading import LogAddress
     from qmq.columns.servers.log import ServerAddress
     from qmq.wire.batch import Envelope
 

@@ -187,7 +187,7 @@ class ShareReplay:
         """How many times of pulls are kept, of all consumers."""
         return sum(map(len, self._pulls.values()))
 
-    def rest(self) -> Iterator[Delivery]:
+    def unsettled(self) -> Iterator[Delivery]:
         """Yields the deliveries that are not settled."""
         for name, holder in self.share.holders.items():
             for each in holder.held:
@@ -337,7 +337,7 @@ class LaneReplay:
                 time_ms,
             )._replace(key=key)
 
-    def rest(self) -> Iterator[Delivery]:
+    def unsettled(self) -> Iterator[Delivery]:
         """Messages that wait for a retry, and parked messages."""
         whole = (
             LpRange(self.share.progress[0].lps.first, self.share.progress[-1].lps.end)
@@ -423,7 +423,7 @@ class Replay:
             ]:
                 if isinstance(action, DropQueue) or key.group == action.group:
                     self.touched.discard(key)
-                    for each in found.pop(key).rest():
+                    for each in found.pop(key).unsettled():
                         yield each._replace(settled_ms=time_ms, fate=DeliveryFate.RESET)
 
     def _snapshot(self, region: bytes) -> None:
@@ -440,12 +440,12 @@ class Replay:
             else:
                 self.shares[key] = ShareReplay(key, GroupState.from_state(state))
 
-    def rest(self) -> Iterator[Delivery]:
+    def unsettled(self) -> Iterator[Delivery]:
         """Deliveries that are open, waiting or parked at the end of the log."""
         for share in self.shares.values():
-            yield from share.rest()
+            yield from share.unsettled()
         for lanes in self.lanes.values():
-            yield from lanes.rest()
+            yield from lanes.unsettled()
 
 
 def deliveries(entries: Iterable[tuple[Envelope, bytes | memoryview]]) -> Iterator[Delivery]:
@@ -455,7 +455,7 @@ def deliveries(entries: Iterable[tuple[Envelope, bytes | memoryview]]) -> Iterat
     replay = Replay()
     for envelope, region in entries:
         yield from replay.entry(envelope, region)
-    yield from replay.rest()
+    yield from replay.unsettled()
 
 
 STEP_MS: Final = 1_000

@@ -47,7 +47,7 @@ from qmq.columns import offsets
 from qmq.columns.model import QueueKey, SourceQueue, Topology
 from qmq.columns.options import ReadOptions, parse
 from qmq.columns.planning import ReadTask
-from qmq.columns.reading import address_of, log_at, look, starts
+from qmq.columns.reading import address_of, log_at, starts, topology_of
 from qmq.errors import InvalidArgument
 
 SHOWN_MAX: Final = 10
@@ -548,7 +548,7 @@ def _take(
             stopping = threading.Event()  # so that a round ends with its commit
             with asked_in_main_thread(stopping.set):
                 writer.run(stopping, every_s, made.add)
-        topology = look(log_at(address_of(asked.where)), asked.choice)
+        topology = topology_of(log_at(address_of(asked.where)), asked.choice)
     finally:
         writer.close()
     tables = [find_table(catalog, namespace, subject) for subject in _subjects(topology)]
@@ -568,7 +568,7 @@ def _verify(
     options: dict[str, str],
 ) -> Report:
     log = log_at(address_of(asked.where))
-    topology = look(log, asked.choice)
+    topology = topology_of(log, asked.choice)
     first = starts(asked, topology.queues.values(), log.find_time)
     tables = [find_table(catalog, namespace, subject) for subject in _subjects(topology)]
     comparison = Comparison(

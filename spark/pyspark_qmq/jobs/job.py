@@ -37,7 +37,7 @@ from pyspark_qmq.jobs.report import Report
 from pyspark_qmq.source_schema import COLUMNS, MORE_COLUMNS
 from qmq.columns.model import Topology
 from qmq.columns.options import LOGS, log_of, parse
-from qmq.columns.reading import address_of, log_at, look
+from qmq.columns.reading import address_of, log_at, topology_of
 from qmq.errors import InvalidArgument, QmqError
 from qmq.text import whole_number
 
@@ -361,7 +361,7 @@ def queues_now(args: argparse.Namespace) -> Topology:
     Raises InvalidArgument, UnknownSubject, NotConnected, LogDamaged.
     """
     asked = parse(checked_source(source_options(args)), is_stream=False)
-    return look(log_at(address_of(asked.where)), asked.choice)
+    return topology_of(log_at(address_of(asked.where)), asked.choice)
 
 
 def covered(messages: DataFrame, ranges: DataFrame) -> DataFrame:

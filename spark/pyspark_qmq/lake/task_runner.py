@@ -21,9 +21,9 @@ import pyarrow.compute as pc
 from pyspark_qmq.lake.catalog import COLUMNS, REJECTED_SCHEMA, DataFolder, typed_schema
 from pyspark_qmq.lake.day_files import DayFile, DayFiles
 from pyspark_qmq.lake.typed_columns import column
-from qmq.columns.model import ALL, LogAddress
+from qmq.columns.model import ALL
 from qmq.columns.planning import ReadTask
-from qmq.columns.reading import read_task
+from qmq.columns.reading import LogAddress, read_task
 from qmq.model import DeclaredSchema
 from qmq.schemas.body_decoder import Decode, decoder_of, reason_of
 from qmq.schemas.declared_schema import struct_of

@@ -39,7 +39,7 @@ from pyspark_qmq.lake.typed_columns import arrow_type, field_type
 from qmq.errors import IncompatibleSchema, InvalidArgument, LogDamaged, Overloaded
 from qmq.model import DeclaredSchema
 from qmq.schemas.declared_schema import struct_of
-from qmq.schemas.field_types import WIDER, Field, ListOf, MapOf, Scalar, Struct, Type, spoken
+from qmq.schemas.field_types import WIDER, Field, ListOf, MapOf, Scalar, Struct, Type, type_name
 from qmq.text import parse_json
 
 _EVOLUTION_TRIES = 20
@@ -118,8 +118,8 @@ def _merged(held: Type, wanted: Type, where: str, subject: str) -> Type:
     if isinstance(wanted, Scalar) and (held, wanted) in WIDER:
         return wanted
     raise IncompatibleSchema(
-        f"column {where!r} of the table of {subject!r} is {spoken(held)}, and "
-        f"{spoken(wanted)} in the schema: Iceberg cannot change it. "
+        f"column {where!r} of the table of {subject!r} is {type_name(held)}, and "
+        f"{type_name(wanted)} in the schema: Iceberg cannot change it. "
         "Give the field another name in the schema, or follow the subject into another --namespace"
     )
 
@@ -181,7 +181,7 @@ ROUND: Final = "qmq.round"
 _TRIES: Final = 20
 
 
-def told(locations: Iterable[str]) -> Mapping[str, str]:
+def pending_property(locations: Iterable[str]) -> Mapping[str, str]:
     """The property of the subject's table that names the files of a round's rejected messages."""
     return {PENDING: json.dumps({"round": uuid.uuid4().hex, "files": list(locations)})}
 

@@ -31,7 +31,7 @@ from qmq.columns.model import ALL, CommittedLog, QueueKey, SourceQueue, Topology
 from qmq.columns.offsets import Offsets
 from qmq.columns.options import ReadOptions
 from qmq.columns.planning import Limit, Plan, PlannedRange, admit, ranges, tasks
-from qmq.columns.reading import address_of, forget, log_at, look, starts
+from qmq.columns.reading import address_of, forget, log_at, starts, topology_of
 from qmq.errors import InvalidArgument, QmqError, Unavailable
 from qmq.model import DeclaredSchema
 
@@ -147,7 +147,7 @@ class LakeWriter:
             have. NotConnected: a broker group did not answer in time. CatalogAway: the catalog did
             not answer. LogDamaged: the log or a table is damaged.
         """
-        topology, failures = look(self._log(), self._asked.choice), list[QmqError]()
+        topology, failures = topology_of(self._log(), self._asked.choice), list[QmqError]()
         for subject in sorted({key.subject for key in topology.queues}):
             try:
                 with answering_catalog():
@@ -201,7 +201,8 @@ class LakeWriter:
         Raises as `round`.
         """
         until = {
-            key: queue.end for key, queue in look(self._log(), self._asked.choice).queues.items()
+            key: queue.end
+            for key, queue in topology_of(self._log(), self._asked.choice).queues.items()
         }
         while any(self._reached(key) < end for key, end in until.items()):
             for done in self.round():
@@ -239,7 +240,7 @@ class LakeWriter:
         work = tasks(self._log(), topology, wanted, Plan(_PIECE_BYTES), ALL)
         made = self._run_tasks(self._source, list(work), output)
         bad = [each for each in made if each.is_rejected]
-        properties = dict(typed.told(each.location for each in bad)) if bad else {}
+        properties = dict(typed.pending_property(each.location for each in bad)) if bad else {}
         properties[COMPLETE_FROM] = encode_positions(
             subject, _complete_from(table, begin, end, wanted)
         )

@@ -74,7 +74,7 @@ PAGE: Final = 1_000
 FETCH_BYTES: Final = 4 * MIB
 
 
-def look(ask: Look, writer: RowWriter, call: Call) -> LookedUp:
+def look_up(ask: Look, writer: RowWriter, call: Call) -> LookedUp:
     """Answer a `Look`. Raises RouteChanged for a closed partition that is not sealed yet,
     LogDamaged, and what `call` raises.
     """
@@ -238,7 +238,7 @@ class SinkCluster:
         """Answer a core's question. Raises UnknownSubject, LogDamaged, and Unavailable if a retry
         may help.
         """
-        return self._locate(ask) if isinstance(ask, Locate) else self._look(ask, writer)
+        return self._locate(ask) if isinstance(ask, Locate) else self._look_up(ask, writer)
 
     def _locate(self, ask: Locate) -> Where:
         found = self._masters[ask.is_delayed].locate(ask.subject)
@@ -247,11 +247,11 @@ class SinkCluster:
         writable = {each.group: each.is_writable for each in found.placement.routes}
         return {group: writable.get(group, False) for group in found.hosts}
 
-    def _look(self, ask: Look, writer: RowWriter) -> LookedUp:
+    def _look_up(self, ask: Look, writer: RowWriter) -> LookedUp:
         to = ask.target
         channel = self.take(to)
         try:
-            found = look(ask, writer, channel.call)
+            found = look_up(ask, writer, channel.call)
         except QmqError as failure:
             self._masters[to.is_delayed].lose(to.broker_group, channel, failure)
             raise

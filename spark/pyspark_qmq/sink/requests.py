@@ -12,17 +12,16 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from hashlib import blake2b
 from itertools import pairwise, repeat
-from typing import Any, Protocol, TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
 from pyspark_qmq.sink import arrow_vectors
 from pyspark_qmq.sink.options import Fields
-from pyspark_qmq.sink.packets import Load, Packet
+from pyspark_qmq.sink.packets import Load
 from pyspark_qmq.sink.row_identity import Ids, Rows, RowTarget
 from qmq.columns.model import Routes
-from qmq.errors import QmqError
 from qmq.wire.batch import BatchView
 
 Prints = npt.NDArray[np.uint64]
@@ -122,79 +121,3 @@ class LookedUp:
 Where: TypeAlias = Mapping[str, bool] | Routes
 """For an unordered subject or delayed rows: the broker groups that may have rows, and whether each
 accepts new ones. For an ordered subject: its routes."""
-
-
-class SubjectCore(Protocol):
-    """Sends one subject's rows to its queues; implemented by `BalancedRows` and `PartitionedRows`.
-    Pure; `now` is in seconds.
-
-    in    put, located, looked, failed, answered, broken
-    out   asks (requests to carry out and answer), next (batches to send), check (raises when the
-          time is up), wake_at
-    """
-
-    stored: int
-    """Rows stored since the lookup, by this attempt or another one."""
-    found: int
-    """Rows that the lookup found."""
-    batches: int
-
-    def put(self, load: Load) -> None:
-        """Add rows after all others."""
-        ...
-
-    def asks(self, now: float) -> list[Ask]:
-        """The open questions."""
-        ...
-
-    def located(self, where: Where, now: float) -> None:
-        """The answer to a `Locate`. Raises OrderMismatch."""
-        ...
-
-    def looked(self, target: RowTarget, found: LookedUp, now: float) -> None:
-        """The answer to a `Look`. Raises InvalidArgument if the rows differ from those of an
-        earlier attempt.
-        """
-        ...
-
-    def failed(self, failure: QmqError, now: float) -> None:
-        """A question could not be answered. Raises the failure if a retry cannot help."""
-        ...
-
-    def next(self, now: float) -> Packet | None:
-        """The next packet to send, which then counts as sent; None if there is none. Raises
-        InvalidArgument if rows differ from those of an earlier attempt.
-        """
-        ...
-
-    def end(self) -> None:
-        """There are no more rows, and all are stored. Raises InvalidArgument if an earlier attempt
-        stored rows that did not come.
-        """
-        ...
-
-    def answered(self, packet: Packet, attempt: int, failure: QmqError | None, now: float) -> None:
-        """The outcome of a send; None: stored. Raises the failure if a retry cannot help."""
-        ...
-
-    def broken(self, group: str, failure: QmqError, now: float) -> None:
-        """The connection to a broker group was lost or could not be made."""
-        ...
-
-    def check(self, now: float) -> None:
-        """Raise a failure that has lasted too long."""
-        ...
-
-    def wake_at(self, now: float) -> float:
-        """The latest time of the next call if no event occurs before."""
-        ...
-
-    @property
-    def is_idle(self) -> bool:
-        """Whether all rows are stored."""
-        ...
-
-    @property
-    def pending_bytes(self) -> int:
-        """The approximate bytes of rows that are not stored."""
-        ...

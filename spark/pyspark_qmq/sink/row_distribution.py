@@ -64,7 +64,7 @@ import math
 from collections import deque
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from operator import attrgetter
-from typing import Final, Generic, TypeVar
+from typing import Final, Generic, TypeAlias, TypeVar
 
 import numpy as np
 
@@ -80,14 +80,21 @@ K = TypeVar("K", bound=Hashable)
 
 
 class RowSender(Generic[K]):
-    """The base of a `SubjectCore` that has a `PacketWindow` for each key. `prints_of`: the
-    fingerprints of an attempt's rows.
+    """The rows of one subject on their way to its queues: a `PacketWindow` for each key.
+    `prints_of`: the fingerprints of an attempt's rows. `now` is in seconds.
+
+    in    put, located, looked, failed, answered, broken
+    out   asks (requests to carry out and answer), next (batches to send), check (raises when the
+          time is up), wake_at
     """
 
     def __init__(
         self, subject: str, retry_s: float, rules: RetryRules, prints_of: Callable[[Load], Prints]
     ) -> None:
         self.stored = self.found = self.batches = 0
+        """Rows stored since the lookup, by this attempt or another one; rows that the lookup found;
+        and batches.
+        """
         self._subject, self._retry_s, self._rules, self._prints_of = (
             subject,
             retry_s,
@@ -106,7 +113,35 @@ class RowSender(Generic[K]):
         self._stuck_since: float | None = None
         self._trouble: QmqError | None = None
 
-    # --- for subclasses ---------------------------------------------------------------------------
+    # --- what each kind of subject does -----------------------------------------------------------
+
+    def put(self, load: Load) -> None:
+        """Add rows after all others."""
+        raise NotImplementedError
+
+    def asks(self, now: float) -> list[Ask]:
+        """The open questions."""
+        raise NotImplementedError
+
+    def located(self, where: Where, now: float) -> None:
+        """The answer to a `Locate`. Raises OrderMismatch."""
+        raise NotImplementedError
+
+    def looked(self, target: RowTarget, found: LookedUp, now: float) -> None:
+        """The answer to a `Look`. Raises InvalidArgument if the rows differ from those of an
+        earlier attempt.
+        """
+        raise NotImplementedError
+
+    def answered(self, packet: Packet, attempt: int, failure: QmqError | None, now: float) -> None:
+        """The outcome of a send; None: stored. Raises the failure if a retry cannot help."""
+        raise NotImplementedError
+
+    def end(self) -> None:
+        """There are no more rows, and all are stored. Raises InvalidArgument if an earlier attempt
+        stored rows that did not come.
+        """
+        raise NotImplementedError
 
     def _place(self, now: float) -> None:
         """Pass waiting rows to their queues, if these are known."""
@@ -157,6 +192,7 @@ class RowSender(Generic[K]):
         self._failures, self._stuck_since, self._trouble = 0, None, None
 
     def failed(self, failure: QmqError, now: float) -> None:
+        """A question could not be answered. Raises the failure if a retry cannot help."""
         if not is_worth_another_try(failure):
             raise failure
         self._stuck(failure, now)
@@ -172,6 +208,9 @@ class RowSender(Generic[K]):
     # --- sending ----------------------------------------------------------------------------------
 
     def next(self, now: float) -> Packet | None:
+        """The next packet to send, which then counts as sent; None if there is none. Raises
+        InvalidArgument if rows differ from those of an earlier attempt.
+        """
         self._place(now)
         for window in self._windows.values():
             packet = window.next(now)
@@ -192,11 +231,13 @@ class RowSender(Generic[K]):
         self.batches += window.stored - before
 
     def broken(self, group: str, failure: QmqError, now: float) -> None:
+        """The connection to a broker group was lost or could not be made."""
         for window in self._windows.values():
             if window.to.broker_group == group:
                 window.broken(failure, now)
 
     def check(self, now: float) -> None:
+        """Raise a failure that has lasted too long."""
         for window in self._windows.values():
             window.check(now)
         if (
@@ -207,15 +248,18 @@ class RowSender(Generic[K]):
             raise self._trouble
 
     def wake_at(self, now: float) -> float:
+        """The latest time of the next call if no event occurs before."""
         at = min([window.wake_at(now) for window in self._windows.values()], default=math.inf)
         return min(at, self._backoff_until) if self._is_waiting else at
 
     @property
     def is_idle(self) -> bool:
+        """Whether all rows are stored."""
         return not self._is_waiting and not any(window.flight for window in self._windows.values())
 
     @property
     def pending_bytes(self) -> int:
+        """The approximate bytes of rows that are not stored."""
         flying = sum(
             packet.load.size for window in self._windows.values() for packet in window.flight
         )
@@ -227,7 +271,9 @@ CLOSED_S: Final = 1.0
 
 
 class BalancedRows(RowSender[str]):
-    """A `SubjectCore`. `home`: the delay group for delayed rows of an ordered subject."""
+    """The rows of an unordered subject, or delayed rows. `home`: the delay group for delayed rows
+    of an ordered subject.
+    """
 
     def __init__(
         self,
@@ -428,7 +474,7 @@ def _in_order(loads: Iterable[Load]) -> deque[Load]:
 
 
 class PartitionedRows(RowSender[int]):
-    """A `SubjectCore`.
+    """The rows of an ordered subject.
 
     `may_skip` tells that a closed partition cannot have rows of this epoch, because it was closed
     before the epoch began.
@@ -568,7 +614,7 @@ class PartitionedRows(RowSender[int]):
             self._cut_one(self._waiting.popleft(), now)
 
     def _cut_one(self, load: Load, now: float) -> None:
-        self._come(load)
+        self._compare_with_earlier(load)
         rest = self._done.left(load)
         self.found += len(load.rows) - (0 if rest is None else len(rest.rows))
         if rest is None:
@@ -580,7 +626,7 @@ class PartitionedRows(RowSender[int]):
             piece = rest.pick(np.flatnonzero(tiles == tile))
             self._window(int(self._numbers[tile])).put(piece, now)
 
-    def _come(self, load: Load) -> None:
+    def _compare_with_earlier(self, load: Load) -> None:
         """Compare rows with those of earlier attempts."""
         self._compare(load, self._done.prints(load))
         if self._owed_ids and load.ids is not None:
@@ -629,6 +675,9 @@ class PartitionedRows(RowSender[int]):
 
     def _unsent(self) -> Iterable[Load]:
         return (*self._waiting, *self._left)
+
+
+SubjectCore: TypeAlias = BalancedRows | PartitionedRows
 
 
 def _joined(loads: list[Load]) -> list[Load]:

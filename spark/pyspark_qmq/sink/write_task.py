@@ -25,8 +25,8 @@ from pyspark_qmq.sink.cluster import SinkAnswer, SinkCluster, SinkConnection
 from pyspark_qmq.sink.left_over import Destination
 from pyspark_qmq.sink.options import Fields, SinkOptions
 from pyspark_qmq.sink.packets import Load, Packet, RowChunk, cut
-from pyspark_qmq.sink.requests import Locate, LookedUp, Prints, SubjectCore, of_load
-from pyspark_qmq.sink.row_distribution import BalancedRows, PartitionedRows
+from pyspark_qmq.sink.requests import Locate, LookedUp, Prints, of_load
+from pyspark_qmq.sink.row_distribution import BalancedRows, PartitionedRows, SubjectCore
 from pyspark_qmq.sink.row_identity import Ids, RowTarget, RowWriter
 from qmq.client.producing.delayed import DelayHome
 from qmq.errors import NotConnected, NotMaster, Outcome, QmqError, Stopping, Unavailable

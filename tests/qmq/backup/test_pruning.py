@@ -150,7 +150,7 @@ def test_only_what_no_backup_needs_is_deleted(tmp_path: Path) -> None:
     middle = put_backup(objects, 20, b"b", b"c")
     new = put_backup(objects, 1, b"c", b"d")
     objects.put_chunk(b"of a backup that was never finished")
-    planned = pruner(objects).look(KeepRule(days=30))
+    planned = pruner(objects).preview(KeepRule(days=30))
     assert is_whole(objects, old)
     done = pruner(objects).prune(KeepRule(days=30))
     assert done == planned

@@ -15,7 +15,8 @@ from typing import Any, Generic, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from qmq.delay.interfaces import INDEX_ROW, BucketInfo, DueMessage, Places, SchedulePlace
+from qmq.delay.batches import DueMessage, Places, SchedulePlace
+from qmq.delay.buckets import INDEX_ROW, BucketInfo
 from qmq.delay.schedule import Schedule
 from qmq.log.actions import (
     Cancel,
@@ -264,11 +265,8 @@ class Model:
                 self.states[each] != "pending" for each in every if each.bucket == number
             ]
             due_times_ms = [self.messages[each].due_ms for each in every if each.bucket == number]
-            assert (
-                schedule.rows(number, 0, len(due_times_ms))["due"].tolist()
-                == due_times_ms
-                == schedule.reader(number).read(0, len(due_times_ms))["due"].tolist()
-            )
+            rows = schedule.reader(number).read(0, len(due_times_ms))
+            assert rows["due"].tolist() == due_times_ms
         assert {each: schedule.alias(each) for each in self.aliases} == self.aliases
         left = [
             self.messages[place].subject

@@ -7,7 +7,7 @@ import numpy.typing as npt
 from hypothesis import given
 from hypothesis import strategies as st
 
-from qmq.delay.interfaces import INDEX_ROW
+from qmq.delay.buckets import INDEX_ROW
 from qmq.delay.wheel import Sieve, sift
 
 

@@ -12,8 +12,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from qmq.delay.admin import EngineAdmin, check_due
-from qmq.delay.interfaces import DueMessage, SchedulePlace
+from qmq.delay.admin import BEGINNING, EngineAdmin, Listing, ListMark
+from qmq.delay.batches import DueMessage, SchedulePlace, check_due
 from qmq.errors import DelayTooLong, InvalidArgument, NotMaster
 from qmq.log.actions import Postpone
 from qmq.model import SCHEDULE_ID
@@ -59,9 +59,9 @@ async def _nothing() -> None: ...
 
 async def _all(admin: EngineAdmin, subject: str, most: int) -> list[DueMessage]:
     found: list[DueMessage] = []
-    after: tuple[int, str] | None = (-(1 << 62), "")
+    after: ListMark | None = BEGINNING
     while after is not None:
-        page, behind = await admin.listed(subject, 0, 0, after, most)
+        page, behind = await admin.listed(Listing(subject, 0, 0, after, most))
         assert len(page) <= most
         assert behind is None or behind > after, "it continues"
         found += page
@@ -92,7 +92,9 @@ async def test_too_many_due_at_one_time_are_refused_instead_of_holding_up_delive
 ) -> None:
     monkeypatch.setattr("qmq.delay.admin.SAME_MAX", 5)
     with pytest.raises(InvalidArgument, match="due at 3 ms"):
-        await _admin([_message(number, 3) for number in range(9)]).listed("", 0, 0, (0, ""), 2)
+        await _admin([_message(number, 3) for number in range(9)]).listed(
+            Listing("", 0, 0, BEGINNING, 2)
+        )
 
 
 def test_a_run_is_known_by_the_id_of_its_recurring_message() -> None:

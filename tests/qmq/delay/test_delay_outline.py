@@ -13,10 +13,10 @@ from qmq.delay.batches import (
     OUTLINED_BYTES_MIN,
     STRETCH_MAX,
     BatchOutline,
+    SchedulePlace,
     StoredBatch,
     is_outlined,
 )
-from qmq.delay.interfaces import SchedulePlace
 from qmq.errors import CorruptBatch
 from qmq.wire.batch import Envelope
 from qmq.wire.batch_columns import Compression

@@ -13,8 +13,11 @@ from typing import Any
 import grpc
 import pytest
 
+from qmq.delay.admin import Listing, ListMark
+from qmq.delay.batches import DueMessage, SchedulePlace
+from qmq.delay.buckets import BucketInfo
+from qmq.delay.engine import DeliveryStatus
 from qmq.delay.files import SCHEDULE, ReplicaScheduleFiles
-from qmq.delay.interfaces import BucketInfo, BucketStatus, DueMessage, SchedulePlace
 from qmq.delay.service import PAGE_BYTES_MAX, READ_BYTES_MAX, DelayIdentity, DelayService
 from qmq.errors import (
     CallerError,
@@ -91,15 +94,8 @@ class FakeDelayAdmin:
         self.messages[str(delayed)] = moved, "pending"
         return moved
 
-    async def listed(
-        self,
-        subject: str,
-        from_ms: int,
-        to_ms: int,
-        after: tuple[int, str],
-        most: int,
-        is_half: bool,
-    ) -> tuple[list[DueMessage], tuple[int, str] | None]:
+    async def listed(self, wanted: Listing) -> tuple[list[DueMessage], ListMark | None]:
+        subject, from_ms, to_ms, after, most, is_half = wanted
         found = [
             (each.due_ms, text, each)
             for text, (each, state) in self.messages.items()
@@ -109,13 +105,12 @@ class FakeDelayAdmin:
             and from_ms <= each.due_ms < (to_ms or 1 << 62)
         ]
         behind = sorted(each for each in found if each[:2] > after)
-        return [each[2] for each in behind[:most]], behind[most - 1][:2] if len(
-            behind
-        ) > most else None
+        last = ListMark(*behind[most - 1][:2]) if len(behind) > most else None
+        return [each[2] for each in behind[:most]], last
 
-    def standing(self) -> BucketStatus:
+    def status(self) -> DeliveryStatus:
         buckets = [BucketInfo(10, 5, 0, 100), BucketInfo(11, 7, 4, 200), BucketInfo(30, 2, 2, 300)]
-        return BucketStatus(
+        return DeliveryStatus(
             buckets,
             6,
             96,

@@ -11,13 +11,21 @@ from qmq.delay.plan_log import Lateness
 
 def test_figures_are_about_the_last_minute_and_the_total_about_all() -> None:
     lateness = Lateness()
-    assert (lateness.p50(0), lateness.p99(0), lateness.delivered) == (0, 0, 0)
+    assert (lateness.percentile(0, 50), lateness.percentile(0, 99), lateness.delivered) == (0, 0, 0)
     lateness.note(5_000, np.full(100, 900))
     lateness.note(30_000, np.arange(1, 101))
-    assert (lateness.p50(59_999), lateness.p99(59_999)) == (100, 900)
-    assert (lateness.p50(60_000), lateness.p99(60_000), lateness.delivered) == (50, 99, 200)
+    assert (lateness.percentile(59_999, 50), lateness.percentile(59_999, 99)) == (100, 900)
+    assert (
+        lateness.percentile(60_000, 50),
+        lateness.percentile(60_000, 99),
+        lateness.delivered,
+    ) == (50, 99, 200)
     lateness.note(65_000, np.array([7]))  # its slot had the first ones
-    assert (lateness.percentile(65_000, 100), lateness.p50(95_000), lateness.p50(125_000)) == (
+    assert (
+        lateness.percentile(65_000, 100),
+        lateness.percentile(95_000, 50),
+        lateness.percentile(125_000, 50),
+    ) == (
         100,
         7,
         0,
@@ -27,7 +35,7 @@ def test_figures_are_about_the_last_minute_and_the_total_about_all() -> None:
 def test_early_by_another_clock_counts_as_on_time() -> None:
     lateness = Lateness()
     lateness.note(0, np.array([-5, -1]))
-    assert (lateness.p99(0), lateness.delivered) == (0, 2)
+    assert (lateness.percentile(0, 99), lateness.delivered) == (0, 2)
 
 
 @given(st.lists(st.integers(0, 1 << 39), min_size=1, max_size=50), st.integers(1, 100))

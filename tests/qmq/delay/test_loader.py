@@ -12,9 +12,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 from schedule_support import FakeSchedule, Later, Step
 
-from qmq.delay.interfaces import Places, SchedulePlace
-from qmq.delay.loader import Loader
-from qmq.delay.wheel import Wheel
+from qmq.delay.batches import Places, SchedulePlace
+from qmq.delay.wheel import Loader, Wheel
 
 HOUR = 100
 """A bucket's length in these tests, ms; a tick is 10."""
@@ -164,9 +163,8 @@ PROGRAM = """
 import asyncio
 from pathlib import Path
 import numpy as np
-from qmq.delay.loader import Loader
-from qmq.delay.interfaces import INDEX_ROW, BucketInfo
-from qmq.delay.wheel import Wheel
+from qmq.delay.buckets import INDEX_ROW, BucketInfo
+from qmq.delay.wheel import Loader, Wheel
 
 HOUR, BUCKET, COUNT = 3_600_000, 490_000, 10_000_000
 

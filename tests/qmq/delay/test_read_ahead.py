@@ -13,11 +13,10 @@ import pytest
 from schedule_support import SECOND, START, checkpoint, delayed, opened, places
 from support import ManualClock, eventually
 
-from qmq.delay.batches import BatchCache, BatchOutline, StoredBatch
+from qmq.delay.batches import BatchCache, BatchOutline, SchedulePlace, StoredBatch
 from qmq.delay.buckets import PICKED_MAX, PIECE_BYTES, READ_BYTES, ReadAheadPiece, name_of
 from qmq.delay.config import DelayConfig
 from qmq.delay.engine import Engine
-from qmq.delay.interfaces import SchedulePlace
 from qmq.delay.schedule import Schedule
 from qmq.errors import LogDamaged
 from qmq.limits import KIB

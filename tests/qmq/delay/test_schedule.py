@@ -27,8 +27,8 @@ from support import PLENTY, FillingDisk
 from support.disks import BadSectors
 
 from qmq.delay import buckets
+from qmq.delay.batches import SchedulePlace
 from qmq.delay.files import LARGE_BYTES
-from qmq.delay.interfaces import SchedulePlace
 from qmq.delay.schedule import MARK_FILE, Schedule
 from qmq.errors import DiskFull, InvalidArgument, LogDamaged, MessageNotFound
 from qmq.log.actions import Cancel, Close, Postpone, Recur

@@ -27,7 +27,7 @@ from schedule_support import (
 )
 from support.forms import examples
 
-from qmq.delay.interfaces import Places, SchedulePlace
+from qmq.delay.batches import Places, SchedulePlace
 from qmq.delay.schedule import Schedule
 from qmq.log.actions import Cancel, Close, PlanDone, PlanVoid, Postpone, Recur, ScheduleAction
 from qmq.model import CRON, DelayedId, MessageId

@@ -13,7 +13,7 @@ import pytest
 from schedule_support import SECOND, START, contents, delayed, plan
 from support import ManualClock
 
-from qmq.delay.interfaces import SchedulePlace
+from qmq.delay.batches import SchedulePlace
 from qmq.delay.schedule import Schedule
 from qmq.errors import LogDamaged
 from qmq.log import follower

@@ -24,8 +24,9 @@ from support.forms import examples
 from qmq.client.producing.batch import Batch, SenderWindow
 from qmq.client.producing.ordered.stream import OrderedBatch, Stream
 from qmq.client.producing.receipts import SplitTicket, Ticket
-from qmq.delay.dispatcher.due_window import DueBatch, DueWindow
-from qmq.delay.interfaces import Draft, DueMessage, SchedulePlace
+from qmq.delay.batches import DueMessage, SchedulePlace
+from qmq.delay.due_window import DueBatch, DueWindow
+from qmq.delay.plan_log import Draft
 from qmq.delivery.retries import DELAY_SERVER, ORDERED_SINK, PRODUCER, SINK
 from qmq.errors import (
     DeadlineExceeded,
@@ -188,7 +189,7 @@ class PartitionedDueKind(StreamKind):
                 else (1, next(self.numbers))
             )
             draft = Draft("s", self.window.partition, "g", *number, [self.pool.popleft()])  # type: ignore[list-item]
-            self.window.admit(batch := DueBatch(draft, size=1))
+            self.window.flight.append(batch := DueBatch(draft, size=1))
             self.window.planned(batch, PlanAction(1, *draft[:5], ()))
         return self.window.next(now)
 

@@ -25,23 +25,23 @@ def test_young_sessions_are_bounded_and_the_one_that_was_silent_for_longest_goes
     few: ClientSessions,
 ) -> None:
     for client in ("a", "b", "c", "a", "d"):
-        few.hear(client)
+        few.touch(client)
     assert len(few) == 3
     assert [few.is_alive(each) for each in "abcd"] == [True, False, True, True]
 
 
 def test_a_client_with_a_stream_keeps_its_place(few: ClientSessions) -> None:
     for client in "abc":
-        few.hear(client).streams.append(TelemetryStream(_unread, lambda _: None, lambda: None))
+        few.touch(client).streams.append(TelemetryStream(_unread, lambda _: None, lambda: None))
     with pytest.raises(Refused, match="3 clients"):
-        few.hear("d")
+        few.touch("d")
     assert all(map(few.is_alive, "abc"))
 
 
 def test_a_long_client_id_is_refused(few: ClientSessions) -> None:
-    few.hear("x" * CLIENT_ID_CHARS_MAX)
+    few.touch("x" * CLIENT_ID_CHARS_MAX)
     with pytest.raises(Refused, match="at most 255"):
-        few.hear("x" * (CLIENT_ID_CHARS_MAX + 1))
+        few.touch("x" * (CLIENT_ID_CHARS_MAX + 1))
 
 
 def test_the_languages_that_clients_name_are_bounded_by_number_and_by_length() -> None:

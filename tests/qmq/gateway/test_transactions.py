@@ -124,7 +124,7 @@ def test_no_step_of_a_gateways_clock_ends_the_checks_or_hurries_them() -> None:
         "it is new, and the clock is behind"
     )
     assert plan.is_time(found, created_ms - day_ms, now_ms + 6_000)
-    plan.asked(found, now_ms + 6_000)
+    plan.note_check(found, now_ms + 6_000)
     assert not plan.is_time(found, created_ms + day_ms, now_ms + 15_000), (
         "the clock was set forward"
     )

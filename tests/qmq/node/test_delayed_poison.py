@@ -13,8 +13,8 @@ from support import eventually, node_config, running
 from support.hostile import LIES, crc, region_of
 
 import qmq
+from qmq.delay.batches import SchedulePlace
 from qmq.delay.broker import schedule_of
-from qmq.delay.interfaces import SchedulePlace
 from qmq.delay.plan_log import runs_of
 from qmq.log.actions import PlanAction
 from qmq.log.store import Intake

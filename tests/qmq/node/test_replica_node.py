@@ -124,7 +124,7 @@ async def test_what_a_slave_or_a_master_cannot_do_is_refused_and_changes_nothing
         epoch = driver.core.state.promised
         await driver.requests.campaign()
         assert (await driver.coordinator.look_up())[0] == epoch
-        assert (await driver.coordinator.hold()).epoch == epoch
+        assert (await driver.coordinator.renew_key()).epoch == epoch
 
 
 async def test_a_folder_of_another_replica_or_in_use_is_refused(tmp_path: Path) -> None:

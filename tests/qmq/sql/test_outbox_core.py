@@ -33,7 +33,7 @@ from qmq.sql.outbox_tables import (
 )
 from qmq.sql.outbox_turns import (
     PAUSE_S_MAX,
-    Held,
+    HeldLease,
     LeaseRow,
     Patience,
     Step,
@@ -119,7 +119,7 @@ def test_at_most_one_of_many_watchdogs_holds_a_valid_lease_whatever_is_slow(seed
     chance = random.Random(seed)
     row = LeaseRow("", 0, 0)
     until_ms, lease_s = 0.0, 3.0
-    held: list[Held | None] = [None] * 3
+    held: list[HeldLease | None] = [None] * 3
     now, drift = 0.0, chance.uniform(0.99, 1.0)
 
     def seen() -> LeaseRow:
@@ -152,7 +152,7 @@ def test_a_watchdog_creates_takes_or_waits_for_the_lease_row() -> None:
     assert next_step(None, None, 0.0) is Step.CREATE
     assert next_step(None, LeaseRow("x", 4, 0), 0.0) is Step.TAKE
     assert next_step(None, LeaseRow("x", 4, 1), 0.0) is Step.WAIT
-    held = Held(5, 10.0, 40.0)
+    held = HeldLease(5, 10.0, 40.0)
     assert next_step(held, None, 19.9) is Step.WORK
     assert next_step(held, None, 20.0) is Step.RENEW
     assert after_asking(5, False, 0.0, 1.0) is None

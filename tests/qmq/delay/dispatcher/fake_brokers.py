@@ -26,8 +26,9 @@ from qmq_ordering.routes import Route as OrderedRoute
 
 from qmq.client.connection.pool import ConnectionPool
 from qmq.client.metadata.cache import MetadataCache, Ordering, Placement, Pushed, SubjectRoute
-from qmq.delay.dispatcher.dispatcher import DueDispatcher
-from qmq.delay.interfaces import Draft, DueMessage, SchedulePlace
+from qmq.delay.batches import DueMessage, SchedulePlace
+from qmq.delay.dispatcher import DueDispatcher
+from qmq.delay.plan_log import Draft
 from qmq.errors import (
     InvalidArgument,
     MessageTooLarge,

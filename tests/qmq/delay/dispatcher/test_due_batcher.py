@@ -9,8 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from qmq import model
-from qmq.delay.dispatcher.due_window import DueBatcher, Limits, encoded, size_of, sort_of
-from qmq.delay.interfaces import Draft, DueMessage, SchedulePlace
+from qmq.delay.batches import DueMessage, SchedulePlace
+from qmq.delay.due_window import DueBatcher, Limits, encoded, size_of, sort_of
+from qmq.delay.plan_log import Draft
 from qmq.wire.batch import BatchView, Envelope, Kind
 from qmq.wire.batch_columns import BatchFlag
 

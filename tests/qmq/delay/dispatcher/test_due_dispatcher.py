@@ -12,7 +12,7 @@ from fake_brokers import World, all_done, due, expected, keyed, places, play, un
 
 from qmq import model
 from qmq.client.metadata.cache import Placement
-from qmq.delay.interfaces import SchedulePlace
+from qmq.delay.batches import SchedulePlace
 from qmq.errors import DiskFull
 from qmq.wire.batch_columns import BatchFlag
 
@@ -315,7 +315,7 @@ def test_dispatchers_that_have_nothing_to_do_do_not_gather_for_ever(
         assert dispatcher.subjects <= 10
         await dispatcher.stop()
 
-    monkeypatch.setattr("qmq.delay.dispatcher.dispatcher.SUBJECTS_MAX", 10)
+    monkeypatch.setattr("qmq.delay.dispatcher.SUBJECTS_MAX", 10)
     play(scene)
 
 

@@ -17,8 +17,8 @@ import qmq
 from qmq.client.connection.pool import ConnectionPool
 from qmq.client.metadata.cache import MetadataCache
 from qmq.client.producing.producer import ProducerIds
+from qmq.delay.batches import DueMessage
 from qmq.delay.dispatcher import DueDispatcher
-from qmq.delay.interfaces import DueMessage
 from qmq.log.queue import Queue
 from qmq.model import Order, SubjectConfig
 from qmq.node.dev_node import Node

@@ -22,7 +22,7 @@ from fake_brokers import (
     until,
 )
 
-from qmq.delay.interfaces import DueMessage
+from qmq.delay.batches import DueMessage
 from qmq.errors import DiskFull
 
 

@@ -21,8 +21,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from support.forms import examples
 
-from qmq.delay.dispatcher.dispatcher import DueDispatcher
-from qmq.delay.interfaces import DueMessage, SchedulePlace
+from qmq.delay.batches import DueMessage, SchedulePlace
+from qmq.delay.dispatcher import DueDispatcher
 
 SUBJECTS = ("plain", "sorted", "alone")
 

@@ -7,8 +7,8 @@ import itertools
 import pytest
 from fake_brokers import due
 
-from qmq.delay.dispatcher.due_window import WINDOW, DueBatch, DueWindow
-from qmq.delay.interfaces import Draft
+from qmq.delay.due_window import WINDOW, DueBatch, DueWindow
+from qmq.delay.plan_log import Draft
 from qmq.delivery.retries import DELAY_SERVER
 from qmq.errors import (
     DiskFull,
@@ -57,7 +57,7 @@ class Driven:
                 else (5, next(self._numbers))
             )
             batch = DueBatch(Draft("s", self.window.partition, "g", *number, [due(1)]), size=10)
-            self.window.admit(batch)
+            self.window.flight.append(batch)
             if is_planned:
                 self.plan(batch)
             found.append(batch)
@@ -71,7 +71,7 @@ class Driven:
         batch = DueBatch(
             draft, PlanAction(next(self._plans), *draft[:5], ()), size=10, is_uncertain=True
         )
-        self.window.admit(batch)
+        self.window.flight.append(batch)
         return batch
 
     def sent(self) -> list[DueBatch]:

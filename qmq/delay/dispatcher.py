@@ -38,7 +38,8 @@ from qmq.client.connection.pool import ConnectionPool
 from qmq.client.metadata.cache import Ordering
 from qmq.client.producing.group_sender import MasterConnection
 from qmq.client.producing.ordered.partition_sender import Keys
-from qmq.delay.dispatcher.due_window import (
+from qmq.delay.batches import DueMessage, SchedulePlace
+from qmq.delay.due_window import (
     DueBatch,
     DueBatcher,
     DueWindow,
@@ -46,8 +47,7 @@ from qmq.delay.dispatcher.due_window import (
     encoded,
     size_of,
 )
-from qmq.delay.interfaces import Draft, DueMessage, SchedulePlace
-from qmq.delay.plan_log import StorePlanLog
+from qmq.delay.plan_log import Draft, StorePlanLog
 from qmq.delivery.balancer import Balancer
 from qmq.delivery.partitioner import Partitioner
 from qmq.delivery.retries import pause_s
@@ -163,7 +163,7 @@ class DueConnection(MasterConnection[DueBatch]):
         return False
 
 
-class Aside(NamedTuple):
+class SetAside(NamedTuple):
     """A message that is set aside."""
 
     message: DueMessage
@@ -238,7 +238,7 @@ class SubjectDispatcher:
         self._refusals = 0
         self._tries: dict[SchedulePlace, int] = {}
         self._is_closed = False
-        self.aside: dict[SchedulePlace, Aside] = {}
+        self.aside: dict[SchedulePlace, SetAside] = {}
         """Messages that cannot be delivered as they are."""
 
     # --- in ---------------------------------------------------------------------------------------
@@ -364,7 +364,8 @@ class SubjectDispatcher:
                 self._destination, lambda group, _: group.may_admit(self._loop.time())
             )
             for batch in resumed:
-                self._destination(batch.draft.broker_group, batch.draft.partition).admit(batch)
+                destination = self._destination(batch.draft.broker_group, batch.draft.partition)
+                destination.flight.append(batch)
         else:
             self._keys = Keys(ordering.route.logical_partitions)
             self._way = way = Partitioner(lambda part: self._destination(part.group, part.number))
@@ -372,7 +373,7 @@ class SubjectDispatcher:
             for batch in resumed:
                 if number := batch.draft.partition:
                     part = PhysicalPartition(number, UNKNOWN_RANGE, batch.draft.broker_group)
-                    way.resume(part, self.lps(batch.draft.messages)).admit(batch)
+                    way.resume(part, self.lps(batch.draft.messages)).flight.append(batch)
             unordered = [batch for batch in resumed if not batch.draft.partition]
             waiting = [*self._given_up(unordered), *waiting]
         self._locator.listen(self.subject, self._rerouted)
@@ -597,7 +598,7 @@ class SubjectDispatcher:
                 self.subject,
                 why,
             )
-        self.aside[place] = Aside(
+        self.aside[place] = SetAside(
             message, why, self._loop.call_later(pause_s(tries, why), self._try_again, place)
         )
 
@@ -776,7 +777,7 @@ class DueDispatcher:
         the dispatcher is told when it may be sent.
         """
         batch = DueBatch(draft, size=size)
-        destination.admit(batch)
+        destination.flight.append(batch)
         self.planned += len(draft.messages)
         for message in draft.messages:
             del self._waiting[message.place]

@@ -74,7 +74,8 @@ from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 from qmq import model
-from qmq.delay.interfaces import Draft, DueMessage, SchedulePlace
+from qmq.delay.batches import DueMessage, SchedulePlace
+from qmq.delay.plan_log import Draft
 from qmq.delivery.in_flight_batch import InFlightBatch
 from qmq.delivery.retries import DELAY_SERVER, RetryRules
 from qmq.delivery.window import ASK_S, InFlightWindow
@@ -115,7 +116,11 @@ class DueBatch(InFlightBatch):
 
 
 class DueWindow(InFlightWindow[DueBatch]):
-    """The window of one destination. `partition` is 0 for unordered subjects."""
+    """The window of one destination. `partition` is 0 for unordered subjects.
+
+    A batch is admitted by adding it at the end of `flight`; batches of an earlier master come
+    before the first new one.
+    """
 
     def __init__(
         self,
@@ -155,12 +160,6 @@ class DueWindow(InFlightWindow[DueBatch]):
             self._producer_id, self._next_number = new_id(), 0
         self._next_number += 1
         return self._producer_id, self._next_number - 1
-
-    def admit(self, batch: DueBatch) -> None:
-        """Admit a batch behind all others.
-        Batches of an earlier master come before the first new one.
-        """
-        self.flight.append(batch)
 
     def planned(self, batch: DueBatch, plan: PlanAction) -> None:
         """The plan is committed: the batch may be sent."""
