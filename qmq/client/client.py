@@ -26,7 +26,7 @@ from qmq.client.intercepted import InterceptedConsumer, InterceptedOrderedConsum
 from qmq.client.interceptors import Chain, Interceptor, chosen
 from qmq.client.listening.listeners import ForThreads, ListenerApi, no_client
 from qmq.client.metadata.cache import MetadataCache, Placement, is_delayed, subject_of
-from qmq.client.metrics import collector_of, serve
+from qmq.client.metrics import ClientSource, collector_of, serve
 from qmq.client.producing.batch import key_bytes, texts
 from qmq.client.producing.client import SendingClient, now_by
 from qmq.client.producing.delayed import Delayed, time_ms
@@ -126,7 +126,7 @@ class Client(SendingClient, ListenerApi):
         """For prometheus_client: `REGISTRY.register(mq.metrics)`. Raises InvalidArgument if that is
         not installed.
         """
-        return collector_of(self)
+        return collector_of(self._figures)
 
     async def serve_metrics(self, port: int = 0, host: str = "127.0.0.1") -> int:
         """Serve the client's metrics for Prometheus at /metrics until the client is closed, and
@@ -134,8 +134,12 @@ class Client(SendingClient, ListenerApi):
 
         Raises InvalidArgument if prometheus_client is not installed, OSError if the port is taken.
         """
-        self._endpoints.append(await serve(self, port, host))
+        self._endpoints.append(await serve(self._figures, port, host))
         return self._endpoints[-1].port
+
+    @property
+    def _figures(self) -> ClientSource:
+        return ClientSource(self._links, lambda: self.producers, lambda: self.consumers)
 
     @property
     def counters(self) -> ClientCounters:

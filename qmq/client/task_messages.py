@@ -25,7 +25,7 @@ import sys
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from functools import partial
-from typing import Any, Final, Generic, Protocol, TypeVar
+from typing import Any, Final, Generic, TypeAlias, TypeVar
 
 from qmq.client.consuming import TaskHolding
 from qmq.client.consuming.iterator import LOOP_S
@@ -35,16 +35,8 @@ log = logging.getLogger("qmq.client")
 T = TypeVar("T")
 
 
-class Owner(Protocol):
-    """A task, or what stands for a thread."""
-
-    def add_done_callback(self, call: Callable[[Any], object], /) -> object: ...
-
-    def remove_done_callback(self, call: Callable[[Any], object], /) -> object: ...
-
-    def cancelled(self) -> bool: ...
-
-    def exception(self) -> BaseException | None: ...
+Owner: TypeAlias = asyncio.Future[Any]
+"""A task; or a future that stands for a thread, and is done when the thread has ended."""
 
 
 class TaskMessages(Generic[T]):

@@ -264,7 +264,10 @@ class PendingAcks:
         self.postponed += len(waiting)
         self.postponed_bytes += before - self.outstanding.bytes
         self._calls.postpone(
-            [LongRetry(hold, part.message(pull - part.pull), due_ms, error) for pull in waiting]
+            [
+                LongRetry(hold.settle_postponed, part.message(pull - part.pull), due_ms, error)
+                for pull in waiting
+            ]
         )
 
     def no_longer_postponed(self) -> None:

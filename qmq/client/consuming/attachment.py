@@ -14,6 +14,24 @@ messages it still holds:
 
 Void messages that the application has not seen are dropped; for the others no verdict is ever sent
 (`qmq/client/consuming/acks.py`).
+
+`allowance` and `bytes_allowance` divide the consumer's limits of `prefetch` messages and
+`prefetch_bytes` bytes among its attachments. A pull that waits at a broker reserves the messages it
+asked for, so that the total is never exceeded. An idle queue must not reserve what a busy one could
+use. So each attachment asks for few messages at first (`START`), for four times as many after a
+full answer, and for few again after an empty one; and `START` messages stay free for each other
+attachment. A single attachment asks for all, except what a second one would need to begin.
+
+If the total is less than two messages for each attachment, the attachments take turns: a pull then
+waits only briefly, so that a message in another queue waits no longer than a round.
+
+Worked example: prefetch 2,000, three attachments. Two idle ones wait with 64 each; the busy one
+grows 64, 256, 1,024, to 1,872.
+
+A message counts for its part of its batch's bytes. The bytes of a pull are known afterwards: a
+batch is never cut, so the last one may exceed the total, and then no attachment pulls until there
+is room again. One half of the bytes is divided among all attachments, and idle ones reserve no more
+than their part of it. An attachment that holds nothing may pull, however small the total is.
 """
 
 from __future__ import annotations
@@ -21,9 +39,11 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
+from collections.abc import Sequence
 from functools import partial
 from typing import Final
 
+from qmq import limits
 from qmq.client.connection.connection import Connection
 from qmq.client.connection.pool import ConnectionPool
 from qmq.client.consuming.acks import PendingAcks, inherit
@@ -34,7 +54,6 @@ from qmq.client.consuming.session import (
     ConsumerSession,
     SessionLoop,
     SubscriptionOptions,
-    grown,
 )
 from qmq.client.consuming.settlements import SpoolOwner
 from qmq.errors import (
@@ -58,6 +77,10 @@ log = logging.getLogger("qmq.client")
 
 MANY: Final = 64
 """Messages that an application needs some time for: about as long as a pull takes to be sent."""
+START: Final = 64
+GROWTH: Final = 4
+WAIT_MS: Final = 20_000
+TURN_WAIT_MS: Final = 50
 
 
 class Attachment:
@@ -69,7 +92,10 @@ class Attachment:
         self.group = group
         self.slices: deque[BatchSlice] = deque()
         self.failure: QmqError | None = None
-        self.asked = self.want = self.asked_bytes = 0
+        self.asked = self.asked_bytes = 0
+        """Messages, and bytes, that the pull under way asked for; 0 without a pull."""
+        self.want = 0
+        """Messages that the next pull would ask for."""
         self._terms = terms
         self._links, self._calls = links, calls
         self._loop = asyncio.get_running_loop()
@@ -403,3 +429,75 @@ def _heard(left: asyncio.Future[bool], answer: Frame | QmqError) -> None:
 
 def _lies_in(part: wire.Range, view: BatchView) -> bool:
     return 0 <= part.first_sequence - view.base_sequence <= view.count - part.count
+
+
+# --- how much an attachment may pull --------------------------------------------------------------
+
+
+def start(prefetch: int, parts: int) -> int:
+    """How many messages each attachment may always ask for; 0 if there are not enough for all."""
+    return min(START, prefetch // (2 * parts))
+
+
+def allowance(
+    prefetch: int, parts: Sequence[Attachment], part: Attachment, *, has_unseen: bool
+) -> int:
+    """How many messages `part` may ask for now. While it has unseen messages, it waits until a
+    quarter of the total is free.
+    """
+    free = prefetch - sum([each.held + each.asked for each in parts])
+    if free <= 0 or (has_unseen and free * 4 < prefetch):
+        return 0
+    if len(parts) == 1:
+        # A broker group that is added while this pull waits must not wait for its end.
+        return min(free - START if free > 4 * START else free, limits.PULL_MESSAGES_MAX)
+    least = start(prefetch, len(parts))
+    reserved = sum([max(least - each.held - each.asked, 0) for each in parts if each is not part])
+    return max(min(free - reserved, max(part.want, least, 1), limits.PULL_MESSAGES_MAX), 0)
+
+
+def bytes_allowance(
+    prefetch_bytes: int,
+    pull_bytes: int,
+    parts: Sequence[Attachment],
+    part: Attachment,
+    *,
+    has_unseen: bool,
+) -> int:
+    """How many bytes a pull of `part` may bring now, `pull_bytes` at most; 0 if it must wait."""
+    used = sum([each.held_bytes + each.asked_bytes for each in parts])
+    if not used:
+        least = prefetch_bytes if len(parts) == 1 else prefetch_bytes // (2 * len(parts))
+        return max(min(pull_bytes, least), 1)
+    free = prefetch_bytes - used
+    if free <= 0 or (has_unseen and free * 4 < prefetch_bytes):
+        return 0
+    if len(parts) > 1:
+        least = prefetch_bytes // (2 * len(parts))
+        reserved = sum(
+            [
+                max(least - each.held_bytes - each.asked_bytes, 0)
+                for each in parts
+                if each is not part
+            ]
+        )
+        free = min(free - reserved, max(least, 1))
+    return max(min(free, pull_bytes), 0)
+
+
+def grown(want: int, asked: int, got: int, prefetch: int) -> int:
+    """How many messages an attachment asks for next,
+    after a pull for `asked` messages brought `got`.
+    """
+    if got >= asked:
+        return min(max(asked, want) * GROWTH, prefetch)
+    return min(2 * got, want)
+
+
+def wait_ms(prefetch: int, prefetch_bytes: int, parts: int) -> int:
+    """How long a pull may wait at its broker."""
+    return (
+        WAIT_MS
+        if parts == 1 or (start(prefetch, parts) and prefetch_bytes >= 2 * parts)
+        else TURN_WAIT_MS
+    )

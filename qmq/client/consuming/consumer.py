@@ -3,7 +3,7 @@ subject's messages.
 
 There is one attachment (`attachment.py`) for each broker group, including drained ones. Broker
 groups that become known later, by push or by refreshing placements, are added. At most `prefetch`
-messages and `prefetch_bytes` bytes are unsettled at once over all attachments (`session.py`), and
+messages and `prefetch_bytes` bytes are unsettled at once over all attachments, and
 the consumer takes messages from the attachments in turn. Messages are settled by ranges of pull
 sequences, in any order, through the attachment they came from.
 
@@ -36,17 +36,14 @@ from qmq.client.connection.connection import pause_s
 from qmq.client.connection.pool import ConnectionPool
 from qmq.client.consuming import ReadyMessages
 from qmq.client.consuming.acks import SpoolSender
-from qmq.client.consuming.attachment import Attachment
+from qmq.client.consuming.attachment import Attachment, allowance, bytes_allowance, wait_ms
 from qmq.client.consuming.long_retries import Retries, SendDirected
 from qmq.client.consuming.message import BatchSlice, Message, Messages, error_text
 from qmq.client.consuming.session import (
     ConsumerCalls,
     PrefetchLimit,
     SubscriptionOptions,
-    allowance,
-    bytes_allowance,
     check_limits,
-    wait_ms,
 )
 from qmq.client.metadata.cache import shared
 from qmq.client.producing.batch import texts

@@ -22,7 +22,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
-from typing import Final, NamedTuple, Protocol
+from typing import Final, NamedTuple
 
 from qmq import limits, model
 from qmq.client.consuming.message import Message
@@ -44,20 +44,15 @@ returns when a delay group has stored them. Raises QmqError.
 """
 
 
-class RetryHolder(Protocol):
-    """Holds postponed messages."""
-
-    def settle_postponed(self, pull: int, verdict: int, delay: int, error: str) -> None:
-        """Give a postponed message its verdict."""
-        ...
-
-
 class LongRetry(NamedTuple):
     """A message to be delivered again at `due_ms`, milliseconds since 1970,
     and the error of its attempt.
     """
 
-    holder: RetryHolder
+    settle_postponed: Callable[[int, int, int, str], None]
+    """(pull sequence, verdict, delay in milliseconds, error): gives the postponed message its
+    verdict.
+    """
     message: Message
     due_ms: int
     error: str = ""
@@ -65,7 +60,7 @@ class LongRetry(NamedTuple):
     def settle(self, verdict: int, delay_ms: int) -> None:
         """Give the message its verdict."""
         error = self.error if verdict == Verdict.NACK else ""
-        self.holder.settle_postponed(self.message.pull_sequence, verdict, delay_ms, error)
+        self.settle_postponed(self.message.pull_sequence, verdict, delay_ms, error)
 
 
 class Retries:

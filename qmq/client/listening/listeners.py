@@ -19,7 +19,7 @@ from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar, Unpack, cast
+from typing import TYPE_CHECKING, Any, Final, TypeVar, Unpack
 
 from qmq.client.consuming.consumer import Consumer
 from qmq.client.consuming.ordered.consumer import OrderedConsumer
@@ -49,17 +49,6 @@ Ask = Callable[[str], Awaitable[object]]
 """Subject -> its order; None: unordered. Raises UnknownSubject, Unavailable."""
 
 
-class ListeningClient(Protocol):
-    """The interface of the client that listeners use."""
-
-    @property
-    def interceptors(self) -> Chain: ...
-
-    def consumer(self, *positional: Any, **named: Any) -> Consumer: ...
-
-    def ordered_consumer(self, *positional: Any, **named: Any) -> OrderedConsumer: ...
-
-
 ForThreads = Callable[[Any, asyncio.AbstractEventLoop], object]
 """Makes the client that plain handlers get in their context from an asyncio
 client: `qmq.blocking.beside`.
@@ -83,7 +72,7 @@ class Listening:
 
     def __init__(
         self,
-        mq: ListeningClient,
+        mq: ListenerApi,
         ordering: Ask,
         now_ns: Callable[[], int],
         for_threads: ForThreads,
@@ -219,7 +208,7 @@ class Listeners:
 
     def __init__(
         self,
-        mq: ListeningClient,
+        mq: ListenerApi,
         ordering: Ask,
         now_ns: Callable[[], int],
         for_threads: ForThreads,
@@ -310,13 +299,21 @@ class ListenerApi:
     _timing: ClientTiming
     _ordering: Callable[[str], Awaitable[Ordering | None]]
     _own_listeners: Listeners | None = None
+    interceptors: Chain
+
+    def consumer(self, *positional: Any, **named: Any) -> Consumer:
+        """See `Client.consumer`."""
+        raise NotImplementedError
+
+    def ordered_consumer(self, *positional: Any, **named: Any) -> OrderedConsumer:
+        """See `Client.ordered_consumer`."""
+        raise NotImplementedError
 
     @property
     def _listeners(self) -> Listeners:
         if self._own_listeners is None:
-            mq = cast(ListeningClient, self)
             self._own_listeners = Listeners(
-                mq, self._ordering, self._now_ns, self._for_threads, self._timing.cancel_s
+                self, self._ordering, self._now_ns, self._for_threads, self._timing.cancel_s
             )
         return self._own_listeners
 

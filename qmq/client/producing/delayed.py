@@ -68,7 +68,7 @@ import grpc
 from qmq import limits, model
 from qmq.client.connection.connection import TIMING, ClientTiming, pause_s
 from qmq.client.connection.pool import ConnectionPool
-from qmq.client.metadata.cache import delayed_target
+from qmq.client.metadata.cache import delayed_target, subject_of
 from qmq.client.producing.batch import (
     Batch,
     body_bytes,
@@ -78,7 +78,7 @@ from qmq.client.producing.batch import (
     key_bytes,
     tag_tuple,
 )
-from qmq.client.producing.group_sender import INFLIGHT_BATCHES_MAX
+from qmq.client.producing.group_sender import INFLIGHT_BATCHES_MAX, BrokerGroupDestination
 from qmq.client.producing.producer import (
     BATCH_BYTES,
     BATCH_MESSAGES,
@@ -309,7 +309,7 @@ class DelayHome:
         return hashlib.blake2b(f"{self._name}~{group}".encode(), digest_size=8).digest()
 
 
-class DelayGroupDestination:
+class DelayGroupDestination(BrokerGroupDestination):
     """The destination of a subject's delayed batches:
     any delay group, or the home of an ordered subject.
     """
@@ -322,9 +322,7 @@ class DelayGroupDestination:
         kind: int,
         flags: BatchFlag,
     ) -> None:
-        self.target, self.kind = delayed_target(subject), kind
-        self._subject = subject
-        self._identity = identity
+        super().__init__(delayed_target(subject), kind, subject, identity.producer_id)
         self._flags = flags
         self._book = links.locator.book
         self._home = DelayHome(subject)
@@ -350,11 +348,11 @@ class DelayGroupDestination:
         """The encoded batch. Raises MessageTooLarge, InvalidArgument."""
         is_ordered = self.is_ordered
         if is_ordered and is_keyless(batch.columns):
-            raise _keyless(self._subject)
+            raise _keyless(subject_of(self.target))
         return encode(
-            self._subject.encode(),
+            self._subject,
             batch.columns,
-            producer_id=self._identity.producer_id,
+            producer_id=self._producer_id,
             batch_sequence=batch.sequence,
             create_time_ms=batch.create_time_ms,
             flags=batch.flags | self._flags | (BatchFlag.ORDERED if is_ordered else 0),

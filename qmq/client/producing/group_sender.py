@@ -30,7 +30,7 @@ import math
 import random
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
-from typing import Final, Generic, Protocol, TypeVar
+from typing import Final, Generic, TypeVar
 
 from qmq import limits
 from qmq.client.connection.connection import Connection
@@ -50,6 +50,8 @@ from qmq.errors import (
     Unavailable,
 )
 from qmq.wire import frame_payloads as wire
+from qmq.wire.batch import encode
+from qmq.wire.batch_columns import Compression
 from qmq.wire.frame import Frame, FrameKind
 from qmq.wire.frame_payloads import Produced
 
@@ -313,28 +315,47 @@ always recognises a retry.
 """
 
 
-class BatchDestination(Protocol):
-    """The destination and the encoding of a producer's batches:
-    the difference between the kinds of producers.
+class BrokerGroupDestination:
+    """The destination of an unordered subject's batches: any of its broker groups. Delayed messages
+    have another one (`delayed.py`).
+
+    `target` is the name under which the locator knows the subject (qmq/client/metadata/cache.py);
+    `kind` is PRODUCE, or one of the frames of other `acks`.
     """
 
-    target: str
-    """The target under which the locator knows the subject (qmq/client/metadata/cache.py)."""
-    kind: int
-    """PRODUCE, or one of the frames of other `acks`."""
+    def __init__(
+        self,
+        target: str,
+        kind: int,
+        subject: str,
+        producer_id: int,
+        compression: Compression = Compression.NONE,
+    ) -> None:
+        self.target, self.kind = target, kind
+        self._subject = subject.encode()
+        self._producer_id = producer_id
+        self._compression = compression
 
     @property
     def inflight_max(self) -> int:
         """How many batches may be in flight to one broker group."""
-        ...
+        return INFLIGHT_BATCHES_MAX
 
     def usable(self, groups: Mapping[str, bool]) -> Mapping[str, bool]:
         """Choose the groups to use among the broker groups (and whether each is writable)."""
-        ...
+        return groups
 
     def encode(self, batch: Batch) -> tuple[bytes, bytes]:
-        """The encoded batch. Raises QmqError."""
-        ...
+        """The encoded batch. Raises MessageTooLarge, InvalidArgument."""
+        return encode(
+            self._subject,
+            batch.columns,
+            producer_id=self._producer_id,
+            batch_sequence=batch.sequence,
+            create_time_ms=batch.create_time_ms,
+            flags=batch.flags,
+            compression=self._compression,
+        )
 
 
 class GroupSender(MasterConnection[Batch]):
@@ -343,7 +364,7 @@ class GroupSender(MasterConnection[Batch]):
     def __init__(
         self,
         links: ConnectionPool,
-        destination: BatchDestination,
+        destination: BrokerGroupDestination,
         group: str,
         pool: BatchPool,
         *,
@@ -451,7 +472,7 @@ class GroupSenders:
     def __init__(
         self,
         links: ConnectionPool,
-        destination: BatchDestination,
+        destination: BrokerGroupDestination,
         *,
         answered: Callable[[], None],
         changed: Callable[[], None],

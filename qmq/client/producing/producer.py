@@ -45,15 +45,13 @@ from qmq.client.producing.batch import (
     size_of,
 )
 from qmq.client.producing.group_sender import (
-    INFLIGHT_BATCHES_MAX,
-    BatchDestination,
+    BrokerGroupDestination,
     GroupSender,
     GroupSenders,
 )
 from qmq.client.producing.receipts import BatchReceipt, Ticket, Tickets
 from qmq.errors import BufferFull, ClientClosed, InvalidArgument, Outcome, QmqError
 from qmq.process.event_loop import ms_of
-from qmq.wire.batch import encode
 from qmq.wire.batch_columns import Columns, Compression
 from qmq.wire.frame import FrameKind
 from qmq.wire.frame_payloads import Produced
@@ -287,35 +285,6 @@ class ProducerIds:
         return self._last
 
 
-class BrokerGroupDestination:
-    """The destination of an unordered subject's batches: any of its broker groups."""
-
-    inflight_max = INFLIGHT_BATCHES_MAX
-
-    def __init__(
-        self, subject: str, identity: ProducerIdentity, kind: int, compression: Compression
-    ) -> None:
-        self.target, self.kind = subject, kind
-        self._subject = subject.encode()
-        self._identity = identity
-        self._compression = compression
-
-    def usable(self, groups: Mapping[str, bool]) -> Mapping[str, bool]:
-        return groups
-
-    def encode(self, batch: Batch) -> tuple[bytes, bytes]:
-        """The encoded batch. Raises MessageTooLarge, InvalidArgument."""
-        return encode(
-            self._subject,
-            batch.columns,
-            producer_id=self._identity.producer_id,
-            batch_sequence=batch.sequence,
-            create_time_ms=batch.create_time_ms,
-            flags=batch.flags,
-            compression=self._compression,
-        )
-
-
 class Producer(ProducerBase):
     """Sends to one subject. Make it with `Client.producer`; use it with `async with`, or `flush`
     and `close` it.
@@ -333,7 +302,7 @@ class Producer(ProducerBase):
         compression: Compression = Compression.NONE,
         body_bytes_max: int = limits.LONG_BODY_BYTES_MAX,
         acks: str = "quorum",
-        destination: BatchDestination | None = None,
+        destination: BrokerGroupDestination | None = None,
         on_closed: Callable[[Self], object] = ignored,
     ) -> None:
         super().__init__(links, on_closed)
@@ -347,7 +316,9 @@ class Producer(ProducerBase):
         self._open = NONE_OPEN
         self._is_awake = False
         self._last_count = 0
-        destination = destination or BrokerGroupDestination(subject, identity, kind, compression)
+        destination = destination or BrokerGroupDestination(
+            subject, kind, subject, identity.producer_id, compression
+        )
         self._pipes = GroupSenders(
             links, destination, answered=self._answered, changed=self._changed
         )

@@ -5,17 +5,8 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass
 
-from qmq.client.consuming.session import (
-    PREFETCH,
-    PREFETCH_MAX,
-    QUICK_S,
-    START,
-    PrefetchLimit,
-    allowance,
-    bytes_allowance,
-    grown,
-    start,
-)
+from qmq.client.consuming.attachment import START, allowance, bytes_allowance, grown, start
+from qmq.client.consuming.session import PREFETCH, PREFETCH_MAX, QUICK_S, PrefetchLimit
 from qmq.client.consuming.settlements import UnackedRanges
 from qmq.limits import MIB
 

@@ -60,7 +60,7 @@ from qmq.client.consuming.ordered.lane_reader import (
     PullWrites,
     SettleClock,
 )
-from qmq.client.consuming.ordered.membership import LaneMembership, Member, Sync
+from qmq.client.consuming.ordered.membership import LaneMembership, Member, SyncMember
 from qmq.client.consuming.ordered.message import (
     DecompressedBatches,
     OrderedMessage,
@@ -96,7 +96,7 @@ class OrderedConsumer:
     def __init__(
         self,
         links: ConnectionPool,
-        sync: Sync,
+        sync: SyncMember,
         subject: str,
         group: str,
         *,
@@ -282,12 +282,12 @@ class OrderedConsumer:
             runs = [] if self.is_paused else self._in_bulk.take(messages_max)
             if runs:
                 self._inbox.notify()  # there may be another lane for another waiter
-                return OrderedMessages(self._inbox, runs)
+                return OrderedMessages(runs, self._inbox.finish_all, self._inbox.fail_all)
             self._start_running()
             is_changed = await self._inbox.wait(until_s)
             self._turn.begin()
             if not is_changed:
-                return OrderedMessages(self._inbox, [])
+                return OrderedMessages([], self._inbox.finish_all, self._inbox.fail_all)
 
     def batches(self, messages_max: int = 1000) -> AsyncIterator[OrderedMessages]:
         """Repeated `pull`. Each batch is acknowledged when the task that got it asks for the next

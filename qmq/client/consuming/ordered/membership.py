@@ -27,8 +27,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
-from collections.abc import Callable, Sequence
-from typing import Final, NamedTuple, Protocol
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Final, NamedTuple
 
 from qmq_ordering.lanes import Lane
 
@@ -69,22 +69,11 @@ class Assigned(NamedTuple):
     lanes: tuple[Lane, ...]
 
 
-class Sync(Protocol):
-    """Calls SyncMember once. After a failure the next call goes to another metaserver."""
-
-    async def __call__(
-        self,
-        member: Member,
-        generation: int,
-        wait_ms: int,
-        finished: Sequence[Lane],
-        *,
-        leaves: bool = False,
-    ) -> Assigned:
-        """Raises Unavailable, UnknownSubject, OrderMismatch, InvalidArgument; StaleDelivery if a
-        newer incarnation uses the consumer's name.
-        """
-        ...
+SyncMember = Callable[..., Awaitable[Assigned]]
+"""`MetadataClient.sync_member`: calls SyncMember once. After a failure the next call goes to
+another metaserver. Raises Unavailable, UnknownSubject, OrderMismatch, InvalidArgument;
+StaleDelivery if a newer incarnation uses the consumer's name.
+"""
 
 
 class LaneMembership:
@@ -94,7 +83,7 @@ class LaneMembership:
 
     def __init__(
         self,
-        sync: Sync,
+        sync: SyncMember,
         member: Member,
         on_assigned: Callable[[tuple[Lane, ...]], None],
         on_failure: Callable[[QmqError], None],
