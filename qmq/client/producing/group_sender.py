@@ -62,7 +62,8 @@ B = TypeVar("B", bound=InFlightBatch)
 
 class MasterConnection(Generic[B]):
     """`target` is the locator's name for the destination. `encode` returns the encoded batch, or
-    raises QmqError. `changed` tells the owner of changes.
+    raises QmqError. `changed` tells the owner of changes; `answered`, if it is given, of those that
+    an answer made.
     """
 
     kind: int = FrameKind.PRODUCE
@@ -76,6 +77,7 @@ class MasterConnection(Generic[B]):
         window: InFlightWindow[B],
         encode: Callable[[B], tuple[bytes, ...]],
         changed: Callable[[], None],
+        answered: Callable[[], None] | None = None,
     ) -> None:
         self.group = group
         self.connection: Connection | None = None
@@ -85,7 +87,7 @@ class MasterConnection(Generic[B]):
         self._target = target
         self._window = window
         self._encode = encode
-        self._tell = changed
+        self._tell, self._tell_answered = changed, answered or changed
         self._loop = asyncio.get_running_loop()
         self._master: Master | None = None
         self._is_confirmed = False
@@ -116,10 +118,6 @@ class MasterConnection(Generic[B]):
     def _tick(self, now: float) -> None:
         """Pass the time to the window."""
         self._window.tick(now)
-
-    def _after_answer(self) -> None:
-        """The window has processed an answer."""
-        self._tell()
 
     # --- the way out ------------------------------------------------------------------------------
 
@@ -155,11 +153,8 @@ class MasterConnection(Generic[B]):
             timeout_s=left_s,
         )
         if not self._is_watched:
-            self._watch()
-
-    def _watch(self) -> None:
-        self._is_watched = True
-        self._links.answer_watch.expect(self._look, self._answers, self._loop)
+            self._is_watched = True
+            self._links.answer_watch.expect(self._look, self._answers, self._loop)
 
     # --- the way back -----------------------------------------------------------------------------
 
@@ -178,9 +173,9 @@ class MasterConnection(Generic[B]):
                 self._links.locator.confirm(self.group)
             if not self._window.flight:
                 self._is_watched = False
-                self._links.answer_watch.answered(self._look)
+                self._links.answer_watch.expected.pop(self._look, None)
         if not self.is_closed:
-            self._after_answer()
+            self._tell_answered()
 
     def _refused(self, connection: Connection, failure: QmqError) -> None:
         """Handle what a refusal says about the group."""
@@ -197,17 +192,19 @@ class MasterConnection(Generic[B]):
             self._leave(failure)
         self._arm()
 
-    def _look(self, answers_before: int) -> None:
+    def _look(self, answers_before: int) -> int | None:
         """Check once a second, while batches are unanswered, whether the group answers at all."""
         self._is_watched = False
         if not self._window.flight or self.is_closed:
-            return
+            return None
         if self._answers == answers_before and self.connection is not None:
             self._window.stalled()
             self._links.locator.refresh(self._target)
             self._tell()
-        if not self._is_watched and not self.is_closed:
-            self._watch()
+        if self._is_watched or self.is_closed:  # the owner has sent a batch meanwhile
+            return None
+        self._is_watched = True
+        return self._answers
 
     # --- time -------------------------------------------------------------------------------------
 
@@ -373,12 +370,11 @@ class GroupSender(MasterConnection[Batch]):
     ) -> None:
         self.window = SenderWindow(destination.inflight_max)
         super().__init__(
-            links, destination.target, group, self.window, destination.encode, self.pump
+            links, destination.target, group, self.window, destination.encode, self.pump, answered
         )
         self.kind = destination.kind
         self.is_writable = True
         self._pool = pool
-        self._after_answers = answered
         self._after_change = changed
 
     @property
@@ -411,23 +407,27 @@ class GroupSender(MasterConnection[Batch]):
     # --- the way back -----------------------------------------------------------------------------
 
     def _stored(self, batch: Batch, produced: Produced, now: float) -> None:
-        if self.window.acknowledged(batch, now):
+        window = self.window
+        if window.acknowledged(batch, now):
             self._pool.decided.append(DecidedBatch(batch, produced, self.group))
+        if window.flight:
+            self._send_again()
 
     def _refused(self, connection: Connection, failure: QmqError) -> None:
         super()._refused(connection, failure)
         self._report()
+        self._send_again()
+
+    def _send_again(self) -> None:
+        """Send the batches that are to be sent again, before any new one."""
+        if self.window.has_retries:
+            super().pump()
 
     def _report(self) -> None:
         for batch, failure in self.window.take_failed():
             self._pool.failed(batch, failure)
         for batch in self.window.take_given_back():
             self._pool.give_back(batch)
-
-    def _after_answer(self) -> None:
-        if self.window.flight and self.window.has_retries:
-            super().pump()
-        self._after_answers()
 
     @property
     def _is_needed(self) -> bool:
