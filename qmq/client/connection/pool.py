@@ -13,7 +13,7 @@ import asyncio
 import logging
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
@@ -114,26 +114,19 @@ def counted(settlements: Iterable[Settlement]) -> Mapping[str, int]:
     return found
 
 
+@dataclass(slots=True)
 class SendCounters:
-    """Counters of all producers of one subject. `seconds` is shared by the whole client."""
+    """Counters of all producers of one subject."""
 
-    __slots__ = ("batches", "bytes", "failed", "messages", "resent", "seconds")
-
-    def __init__(self, seconds: Durations) -> None:
-        self.messages = self.bytes = self.batches = 0
-        self.resent = 0
-        """Sends of a batch after its first."""
-        self.failed = 0
-        """Messages that failed for good."""
-        self.seconds = seconds
-
-    def stored(self, messages: int, size: int, attempts: int, seconds: float) -> None:
-        """Count a stored batch. `seconds`: the time since the batch was closed."""
-        self.messages += messages
-        self.bytes += size
-        self.batches += 1
-        self.resent += attempts - 1
-        self.seconds.note(seconds)
+    seconds: Durations
+    """From closing a batch to its receipt; shared by the whole client."""
+    messages: int = 0
+    bytes: int = 0
+    batches: int = 0
+    resent: int = 0
+    """Sends of a batch after its first."""
+    failed: int = 0
+    """Messages that failed for good."""
 
 
 @dataclass(slots=True)
@@ -148,25 +141,12 @@ class ReceiveCounters:
     stale: int = 0
     """Stale messages of closed consumers; open consumers count their own."""
 
-    def sent(self, settlements: Sequence[Settlement]) -> None:
-        for each in settlements:
-            verdict, count = each.verdict, each.last - each.first + 1
-            if verdict == Verdict.ACK:
-                self.acked += count
-            elif verdict == Verdict.NACK:
-                self.nacked += count
-            elif verdict == Verdict.RELEASE:
-                self.released += count
-            else:
-                self.rejected += count
-
 
 class ClientCounters:
     """All counters of a client."""
 
     def __init__(self) -> None:
         self.seconds = Durations()
-        """From closing a batch to its receipt."""
         self.sends: dict[str, SendCounters] = {}
         self.takes: dict[tuple[str, str], ReceiveCounters] = {}
 

@@ -353,8 +353,21 @@ class PendingAcks:
 
     def _send(self, request: SettleRequest) -> None:
         self._requests.append(request)
-        self._counters.sent(request.settlements)
+        self._count_sent(request.settlements)
         self._transmit(request)
+
+    def _count_sent(self, settlements: Iterable[wire.Settlement]) -> None:
+        counters = self._counters
+        for each in settlements:
+            verdict, messages = each.verdict, each.last - each.first + 1
+            if verdict == Verdict.ACK:
+                counters.acked += messages
+            elif verdict == Verdict.NACK:
+                counters.nacked += messages
+            elif verdict == Verdict.RELEASE:
+                counters.released += messages
+            else:
+                counters.rejected += messages
 
     def _transmit(self, request: SettleRequest) -> None:
         session = self._sessions.session

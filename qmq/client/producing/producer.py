@@ -50,6 +50,7 @@ from qmq.client.producing.group_sender import (
     GroupSenders,
 )
 from qmq.client.producing.receipts import BatchReceipt, Ticket, Tickets
+from qmq.delivery.in_flight_batch import InFlightBatch
 from qmq.errors import BufferFull, ClientClosed, InvalidArgument, Outcome, QmqError
 from qmq.process.event_loop import ms_of
 from qmq.wire.batch_columns import Columns, Compression
@@ -84,15 +85,24 @@ flushes keeps no more of them.
 
 
 class ProducerBase:
-    """A producer calls `_taken` and `_decided`; applications use the public methods. `on_closed` is
-    called when it has ended.
+    """A producer calls `_taken`, `_count_stored` and `_decided`; applications use the public
+    methods. `on_closed` is called when it has ended.
     """
 
     def __init__(
-        self, links: ConnectionPool, on_closed: Callable[[Self], object] = ignored
+        self,
+        links: ConnectionPool,
+        subject: str,
+        timeout_s: float,
+        on_closed: Callable[[Self], object] = ignored,
     ) -> None:
+        self.subject = subject
+        self.stored_by_group: dict[str, int] = {}
+        """Stored messages by broker group."""
         self._links = links
         self._loop = links.round.own_loop()
+        self._timeout_s = timeout_s
+        self._counters = links.counters.sending(subject)
         self.waiting_bytes = 0
         """Bytes of undecided messages; only the producer changes it."""
         self._undecided = 0
@@ -121,6 +131,16 @@ class ProducerBase:
         self.waiting_bytes += size
         self._undecided += 1
         self.tickets += 1
+
+    def _count_stored(self, batch: InFlightBatch, messages: int, group: str) -> None:
+        """Count a batch that a broker group has stored. Its time began when it was closed."""
+        counters = self._counters
+        counters.messages += messages
+        counters.bytes += batch.size
+        counters.batches += 1
+        counters.resent += max(batch.attempts, 1) - 1
+        counters.seconds.note(self._loop.time() - batch.until + self._timeout_s)
+        self.stored_by_group[group] = self.stored_by_group.get(group, 0) + messages
 
     def _decided(self, ticket: Ticket, size: int, failure: QmqError | None) -> None:
         self.waiting_bytes -= size
@@ -305,13 +325,11 @@ class Producer(ProducerBase):
         destination: BrokerGroupDestination | None = None,
         on_closed: Callable[[Self], object] = ignored,
     ) -> None:
-        super().__init__(links, on_closed)
-        self.subject = subject
         kind = frame_kind(acks, batch_messages)
+        super().__init__(links, subject, delivery_timeout_s, on_closed)
         self._identity = identity
         self._batch_messages = batch_messages
         self._batch_bytes = batch_bytes
-        self._timeout_s = delivery_timeout_s
         self._body_bytes_max = body_bytes_max
         self._open = NONE_OPEN
         self._is_awake = False
@@ -322,9 +340,6 @@ class Producer(ProducerBase):
         self._pipes = GroupSenders(
             links, destination, answered=self._answered, changed=self._changed
         )
-        self._counters = links.counters.sending(subject)
-        self.stored_by_group: dict[str, int] = {}
-        """Stored messages by broker group."""
 
     # --- sending ----------------------------------------------------------------------------------
 
@@ -485,14 +500,7 @@ class Producer(ProducerBase):
                 continue
             self.waiting_bytes -= batch.size
             self._undecided -= 1
-            messages = len(batch.columns.bodies)
-            self._counters.stored(
-                messages,
-                batch.size,
-                batch.attempts,
-                self._loop.time() - batch.until + self._timeout_s,
-            )
-            self.stored_by_group[group] = self.stored_by_group.get(group, 0) + messages
+            self._count_stored(batch, len(batch.columns.bodies), group)
             batch.ticket.resolve(self._receipt(group, batch, outcome))
 
     def _receipt(self, group: str, batch: Batch, produced: Produced) -> BatchReceipt:

@@ -402,16 +402,12 @@ class OrderedProducer(ProducerBase):
         unknown: str = "resend",
         on_closed: Callable[[Self], object] = ignored,
     ) -> None:
-        super().__init__(links, on_closed)
         if unknown not in ("resend", "fail"):
             raise InvalidArgument(f"unknown is 'resend' or 'fail', not {unknown!r}")
-        self.subject = subject
         self.kind = frame_kind(acks, batch_messages)
-        self.stored_by_group: dict[str, int] = {}
-        """Stored messages by broker group."""
+        super().__init__(links, subject, delivery_timeout_s, on_closed)
         self._subject = subject.encode()
         self._batch_messages, self._batch_bytes = batch_messages, batch_bytes
-        self._timeout_s = delivery_timeout_s
         self._compression = compression
         self._body_bytes_max = body_bytes_max
         self._open = OpenBatches(links, delivery_timeout_s, self._took)
@@ -428,7 +424,6 @@ class OrderedProducer(ProducerBase):
             failed=self._batch_failed,
             answered=self._answered,
         )
-        self._counters = links.counters.sending(subject)
         self._keys, self._by_lp, self._filled = self._open.keys, self._open.by_lp, self._open.filled
         self._last_count = 0
         self._is_awake = False
@@ -658,13 +653,7 @@ class OrderedProducer(ProducerBase):
     def _stored(self, stream: Stream, batch: OrderedBatch, produced: Produced) -> None:
         """The batch is stored."""
         part = stream.partition
-        self._counters.stored(
-            batch.count,
-            batch.size,
-            max(batch.attempts, 1),
-            self._loop.time() - batch.until + self._timeout_s,
-        )
-        self.stored_by_group[part.group] = self.stored_by_group.get(part.group, 0) + batch.count
+        self._count_stored(batch, batch.count, part.group)
         batch.claim.stored(
             batch.places,
             BatchReceipt(
