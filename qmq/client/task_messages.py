@@ -22,13 +22,11 @@ from __future__ import annotations
 import asyncio
 import logging
 import sys
-import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from functools import partial
 from typing import Any, Final, Generic, TypeAlias, TypeVar
 
 from qmq.client.consuming import TaskHolding
-from qmq.client.consuming.iterator import LOOP_S
 
 log = logging.getLogger("qmq.client")
 
@@ -186,33 +184,3 @@ class TaskLoop(Generic[T]):
         message = await self._get()
         held.add(holding, message)
         return message
-
-
-def clock_of(loop: asyncio.AbstractEventLoop) -> Callable[[], float]:
-    """The event loop's clock: what `time` of asyncio's own event loops calls,
-    and `time` of others.
-    """
-    return time.monotonic if type(loop).time is asyncio.BaseEventLoop.time else loop.time
-
-
-class LoopTurn:
-    """A consumer's turn in the event loop, `LOOP_S` long. An application that never waits between
-    its messages gets them without waiting: after `until_s`, the consumer has to `end` the turn
-    before it hands out more, because heartbeats and other tasks need the event loop.
-    `ReadyMessages` does the same.
-    """
-
-    __slots__ = ("clock", "until_s")
-
-    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
-        self.clock = clock_of(loop)
-        self.begin()
-
-    def begin(self) -> None:
-        """The event loop has run."""
-        self.until_s = self.clock() + LOOP_S
-
-    async def end(self) -> None:
-        """Let the event loop run once."""
-        await asyncio.sleep(0)
-        self.begin()

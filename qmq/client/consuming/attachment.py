@@ -99,7 +99,7 @@ class Attachment:
         self._terms = terms
         self._links, self._calls = links, calls
         self._loop = asyncio.get_running_loop()
-        self._sessions = SessionLoop[wire.Attached](
+        self.sessions = SessionLoop[wire.Attached](
             links,
             self,
             subject=terms.subject,
@@ -107,6 +107,7 @@ class Attachment:
             name=terms.name,
             lease_ms=terms.lease_ms,
         )
+        """Keeps a session with the master, from `sessions.start` on."""
         self._received = -1
         self._batches = ReceivedBatches()
         self._knows_kept = False
@@ -115,7 +116,7 @@ class Attachment:
             if links.store is not None
             else None
         )
-        self.verdicts = PendingAcks(links, calls, terms, group, self._sessions, file)
+        self.verdicts = PendingAcks(links, calls, terms, group, self.sessions, file)
         self._has_inherited = False
         self._counters = links.counters.taking(terms.subject, terms.group)
         self._is_closed = False
@@ -123,7 +124,7 @@ class Attachment:
     @property
     def session(self) -> ConsumerSession | None:
         """The session with the master, while there is one."""
-        return self._sessions.session
+        return self.sessions.session
 
     @property
     def held(self) -> int:
@@ -140,9 +141,9 @@ class Attachment:
         heartbeat is older than the lease (this process was stopped, or cut off), other consumers
         may have them: the answer to the next ATTACH says so.
         """
-        if self._loop.time() <= self._sessions.sure_until_s:
+        if self._loop.time() <= self.sessions.sure_until_s:
             return True
-        self._sessions.detach()
+        self.sessions.detach()
         return False
 
     def take(self, messages_max: int) -> BatchSlice:
@@ -163,7 +164,7 @@ class Attachment:
     def next_ready(self) -> Message | None:
         """The next message, if it can be handed out without further checks."""
         self._calls.ready.end()
-        if not self._has_ready() or self._loop.time() > self._sessions.sure_until_s:
+        if not self._has_ready() or self._loop.time() > self.sessions.sure_until_s:
             return None
         return self.take(1).message(0)
 
@@ -173,7 +174,7 @@ class Attachment:
         """
         count = min(self.slices[0].count - 1, messages_max) if self._has_ready() else 0
         if count > 0:
-            self._calls.ready.begin(self.slices[0], count, self._sessions.sure_until_s)
+            self._calls.ready.begin(self.slices[0], count, self.sessions.sure_until_s)
         return count
 
     def _has_ready(self) -> bool:
@@ -190,7 +191,7 @@ class Attachment:
         """Whether a pull may begin."""
         return (
             self.asked == 0
-            and self._sessions.session is not None
+            and self.sessions.session is not None
             and self.failure is None
             and not self._is_closed
         )
@@ -199,7 +200,7 @@ class Attachment:
         """Pull up to `messages` messages and about `size` bytes (the last batch may exceed the
         limit). `can_pull` must be true.
         """
-        session = self._sessions.session
+        session = self.sessions.session
         assert session is not None
         self.asked, self.asked_bytes = messages, size
         kept = self._batches.kept if self._knows_kept else -1
@@ -212,7 +213,7 @@ class Attachment:
         )
 
     def _pulled(self, session: ConsumerSession, answer: Frame | QmqError) -> None:
-        if session is not self._sessions.session:
+        if session is not self.sessions.session:
             return
         asked, self.asked, self.asked_bytes = self.asked, 0, 0
         try:
@@ -222,7 +223,7 @@ class Attachment:
         except (MessagesExpired, StorageError, PeerError) as failure:
             self._fail(failure)
         except QmqError as failure:
-            self._sessions.failed(failure)
+            self.sessions.failed(failure)
         else:
             self._calls.answered(asked, got)
             self.want = grown(self.want, asked, got, self._calls.limit.messages)
@@ -292,10 +293,6 @@ class Attachment:
     def wants_session(self) -> bool:
         """True until the consumer leaves."""
         return not self._is_closed
-
-    def start(self) -> None:
-        """Attach, and stay attached."""
-        self._sessions.start()
 
     def _request(self, start: str) -> wire.Attach:
         terms = self._terms
@@ -376,10 +373,6 @@ class Attachment:
         self._received = following - 1
         self.verdicts.void(before, following)
 
-    def moved(self) -> None:
-        """Routes changed: if the group has another master now, attach there."""
-        self._sessions.moved()
-
     def detached(self) -> None:
         """The session has ended: no pull or verdict is in flight."""
         self.asked = self.asked_bytes = 0
@@ -402,9 +395,9 @@ class Attachment:
         self.verdicts.flush()
         self._is_closed = True
         left = self._leave()
-        await self._sessions.end()
+        await self.sessions.end()
         self.verdicts.close(is_told=await left)
-        self._sessions.detach()
+        self.sessions.detach()
 
     def _leave(self) -> asyncio.Future[bool]:
         """Send DETACH together with the last verdicts, so that nothing is handed out in between.

@@ -41,14 +41,16 @@ from qmq.client.consuming.long_retries import Retries, SendDirected
 from qmq.client.consuming.message import BatchSlice, Message, Messages, error_text
 from qmq.client.consuming.session import (
     ConsumerCalls,
+    LoopSlice,
     PrefetchLimit,
     SubscriptionOptions,
     check_limits,
+    clock_of,
 )
 from qmq.client.metadata.cache import shared
 from qmq.client.producing.batch import texts
 from qmq.client.producing.producer import ignored
-from qmq.client.task_messages import LoopTurn, Owner, TaskLoop, TaskMessages, clock_of
+from qmq.client.task_messages import Owner, TaskLoop, TaskMessages
 from qmq.errors import (
     CallerError,
     ClientClosed,
@@ -143,7 +145,7 @@ class Consumer:
         )
         self._loop = links.round.own_loop()
         self._attachments: list[Attachment] = []
-        self._loop_turn = LoopTurn(self._loop)
+        self._loop_slice = LoopSlice(self._loop)
         self._turn = self._pull_turn = 0
         self._waiting: dict[TickFuture, None] = {}
         self._failure: QmqError | None = None
@@ -266,8 +268,8 @@ class Consumer:
                 f"messages_max is 1 to {limits.CONSUMER_UNACKED_MAX}, not {messages_max}"
             )
         self._links.round.own_loop()
-        if self._loop_turn.clock() > self._loop_turn.until_s:
-            await self._loop_turn.end()
+        if self._loop_slice.clock() > self._loop_slice.until_s:
+            await self._loop_slice.end()
         attachment, first = await self._next_slice(messages_max, wait.total_seconds())
         if attachment is None or first is None:
             return Messages([])
@@ -370,7 +372,7 @@ class Consumer:
         try:
             await waiter
         finally:
-            self._loop_turn.begin()
+            self._loop_slice.begin()
             is_changed = waiter not in self._waiting
             self._waiting.pop(waiter, None)
             if timer is not None:
@@ -550,7 +552,7 @@ class Consumer:
         if self._spool_sender is not None:
             self._spool_sender.start()
         for attachment in self._attachments:
-            attachment.start()
+            attachment.sessions.start()
         self._pull_more()
 
     async def _follow(self) -> None:
@@ -587,9 +589,9 @@ class Consumer:
         for group in self._links.locator.book.groups(self.subject) or ():
             if group not in known:
                 self._attachments.append(Attachment(self._links, self._calls, terms, group))
-                self._attachments[-1].start()
+                self._attachments[-1].sessions.start()
         for attachment in self._attachments:
-            attachment.moved()
+            attachment.sessions.moved()
 
     # --- the end ----------------------------------------------------------------------------------
 

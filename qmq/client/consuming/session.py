@@ -1,5 +1,5 @@
-"""What a consumer's attachments share: its limits, its terms and calls, and the session with the
-current master of one broker group.
+"""What a consumer's attachments share: its limits, its time slice of the event loop, its terms and
+calls, and the session with the current master of one broker group.
 
 `SessionLoop` keeps the session. The loop finds the master, asks for a session (ATTACH or
 LANE_ATTACH), sends heartbeats until the session ends, and begins again. The loop's user, an
@@ -32,6 +32,7 @@ import asyncio
 import logging
 import math
 import random
+import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, Generic, NamedTuple, Protocol, TypeVar
@@ -40,6 +41,7 @@ from qmq import limits
 from qmq.client.connection.connection import Connection, pause_s
 from qmq.client.connection.pool import ConnectionPool
 from qmq.client.consuming import ReadyMessages
+from qmq.client.consuming.iterator import LOOP_S
 from qmq.client.metadata.cache import Master
 from qmq.errors import (
     CallerError,
@@ -103,6 +105,36 @@ class PrefetchLimit:
         """A full answer came, and the application held nothing any more."""
         if self._is_ahead and now_s - self._left_s <= QUICK_S and not self._is_chosen:
             self.messages = min(2 * self.messages, PREFETCH_MAX)
+
+
+def clock_of(loop: asyncio.AbstractEventLoop) -> Callable[[], float]:
+    """The event loop's clock: what `time` of asyncio's own event loops calls,
+    and `time` of others.
+    """
+    return time.monotonic if type(loop).time is asyncio.BaseEventLoop.time else loop.time
+
+
+class LoopSlice:
+    """A consumer's time slice of the event loop, `LOOP_S` long. An application that never waits
+    between its messages gets them without waiting: after `until_s`, the consumer has to `end` the
+    slice before it hands out more, because heartbeats and other tasks need the event loop.
+    `ReadyMessages` does the same.
+    """
+
+    __slots__ = ("clock", "until_s")
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self.clock = clock_of(loop)
+        self.begin()
+
+    def begin(self) -> None:
+        """The event loop has run."""
+        self.until_s = self.clock() + LOOP_S
+
+    async def end(self) -> None:
+        """Let the event loop run once."""
+        await asyncio.sleep(0)
+        self.begin()
 
 
 ANSWER_S: Final = 10.0

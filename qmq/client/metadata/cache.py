@@ -155,6 +155,12 @@ class RouteTable:
         self._epochs: dict[str, int] = {}
         self._doubted: dict[str, int] = {}
         self._asks = 0
+        self.groups: Final[Callable[[str], Mapping[str, bool] | None]] = self._places.get
+        """Returns a subject's broker groups, and whether each is writable;
+        None before the first answer.
+        """
+        self.ordering: Final[Callable[[str], Ordering | None]] = self._orders.get
+        """Returns the order of a subject; None if it is not known."""
 
     def ask(self) -> int:
         """A request begins. Returns its number, for `learn`."""
@@ -233,16 +239,6 @@ class RouteTable:
     def master(self, group: str) -> Master | None:
         """The group's master, unless it is unknown or doubted."""
         return None if group in self._doubted else self._masters.get(group)
-
-    def groups(self, subject: str) -> Mapping[str, bool] | None:
-        """The subject's broker groups, and whether each is writable;
-        None before the first answer.
-        """
-        return self._places.get(subject)
-
-    def ordering(self, subject: str) -> Ordering | None:
-        """The order of a subject; None if it is not known."""
-        return self._orders.get(subject)
 
     def cover(self) -> list[str]:
         """A few subjects that together use every known group:

@@ -66,10 +66,10 @@ from qmq.client.consuming.ordered.message import (
     OrderedMessage,
     OrderedMessages,
 )
-from qmq.client.consuming.session import check_limits
+from qmq.client.consuming.session import LoopSlice, check_limits
 from qmq.client.metadata.cache import shared
 from qmq.client.producing.producer import ignored
-from qmq.client.task_messages import LoopTurn, TaskLoop, TaskMessages
+from qmq.client.task_messages import TaskLoop, TaskMessages
 from qmq.errors import ClientClosed, InvalidArgument, OrderMismatch, QmqError
 from qmq.model import check_name
 
@@ -137,7 +137,7 @@ class OrderedConsumer:
         )
         self._links = links
         self._loop = links.round.own_loop()
-        self._turn = LoopTurn(self._loop)
+        self._slice = LoopSlice(self._loop)
         self._inbox = LaneInbox(self.name)
         self._settle_clock = SettleClock(self._loop)
         self._pull_writes = PullWrites(lambda: len(self._readers))
@@ -207,8 +207,8 @@ class OrderedConsumer:
                 last.ack_later()
             else:
                 held.finish(holding, last)
-        if self._turn.clock() > self._turn.until_s:
-            await self._turn.end()
+        if self._slice.clock() > self._slice.until_s:
+            await self._slice.end()
         message = self._next_ready()
         if message is None:
             message = await self._next()
@@ -275,8 +275,8 @@ class OrderedConsumer:
         self._links.round.own_loop()
         self._read(in_bulk=True)
         until_s = self._loop.time() + wait.total_seconds()
-        if self._turn.clock() > self._turn.until_s:
-            await self._turn.end()
+        if self._slice.clock() > self._slice.until_s:
+            await self._slice.end()
         while True:
             self._check_open()
             runs = [] if self.is_paused else self._in_bulk.take(messages_max)
@@ -285,7 +285,7 @@ class OrderedConsumer:
                 return OrderedMessages(runs, self._inbox.finish_all, self._inbox.fail_all)
             self._start_running()
             is_changed = await self._inbox.wait(until_s)
-            self._turn.begin()
+            self._slice.begin()
             if not is_changed:
                 return OrderedMessages([], self._inbox.finish_all, self._inbox.fail_all)
 
@@ -314,8 +314,8 @@ class OrderedConsumer:
             raise InvalidArgument(f"messages_max is 1 or more, not {messages_max}")
         self._links.round.own_loop()
         found: list[OrderedMessage] = []
-        if self._turn.clock() > self._turn.until_s:
-            await self._turn.end()
+        if self._slice.clock() > self._slice.until_s:
+            await self._slice.end()
         message = self._next_ready()
         if message is None:
             try:
@@ -376,8 +376,8 @@ class OrderedConsumer:
         task = asyncio.current_task()
         assert task is not None
         while not stop.is_set():
-            if self._turn.clock() > self._turn.until_s:
-                await self._turn.end()
+            if self._slice.clock() > self._slice.until_s:
+                await self._slice.end()
             message = self._next_ready() or await self._next()
             busy.add(task)
             try:
@@ -453,7 +453,7 @@ class OrderedConsumer:
                 return message
             self._start_running()
             await self._inbox.wait()
-            self._turn.begin()
+            self._slice.begin()
 
     def _is_opened(self, message: OrderedMessage) -> bool:
         """Read the body of a message that is to be handed out. False if it cannot be decompressed:
@@ -555,7 +555,7 @@ class OrderedConsumer:
 
     def _moved(self) -> None:
         for reader in (*self._readers, *self._leaving):
-            reader.moved()
+            reader.sessions.moved()
 
     # --- the end ----------------------------------------------------------------------------------
 

@@ -525,7 +525,7 @@ class LaneReader:
             reporter=links.settle_reporter(terms.subject, terms.group, lane.group),
         )
         self.failure: QmqError | None = None
-        self._sessions = SessionLoop[wire.LaneAttached](
+        self.sessions = SessionLoop[wire.LaneAttached](
             links,
             self,
             subject=terms.subject,
@@ -533,6 +533,7 @@ class LaneReader:
             name=terms.name,
             lease_ms=terms.lease_ms,
         )
+        """Keeps a session with the master, from `start` on."""
         self._inbox, self._terms = inbox, terms
         self._pull_writes = pull_writes
         self._calls = calls
@@ -553,7 +554,7 @@ class LaneReader:
     @property
     def session(self) -> ConsumerSession | None:
         """The session with the master, while there is one."""
-        return self._sessions.session
+        return self.sessions.session
 
     @property
     def lps(self) -> LpRange:
@@ -562,7 +563,7 @@ class LaneReader:
 
     def is_sure(self) -> bool:
         """Whether the lease cannot have ended at the broker yet."""
-        return self._loop.time() <= self._sessions.sure_until_s
+        return self._loop.time() <= self.sessions.sure_until_s
 
     # --- messages in ------------------------------------------------------------------------------
 
@@ -713,7 +714,7 @@ class LaneReader:
     def start(self) -> None:
         """Attach, and stay attached. Harmless to repeat."""
         if self.failure is None:
-            self._sessions.start()
+            self.sessions.start()
 
     async def ask(self, connection: Connection) -> wire.LaneAttached:
         """Send LANE_ATTACH with the current token."""
@@ -762,21 +763,17 @@ class LaneReader:
         """Report the failure to the application."""
         self._fail(failure)
 
-    def moved(self) -> None:
-        """Routes changed: if the group has another master now, attach there."""
-        self._sessions.moved()
-
     def _sent_away(self, failure: QmqError) -> None:
         if isinstance(failure, LaneLost):
             self.lost(failure)
-        self._sessions.failed(failure)
+        self.sessions.failed(failure)
 
     def lost(self, failure: LaneLost) -> None:
         """The lane is lost: all held messages are void."""
         log.info("%s lost lane %s: %s", self._terms.name, self.lane, failure)
         self._token = 0
         self._is_told_finished = False
-        self._sessions.doubt()
+        self.sessions.doubt()
         self._drop(self.core.lost())
 
     def _drop(self, cells: list[Cell], *, is_willing: bool = False) -> None:
@@ -812,12 +809,12 @@ class LaneReader:
             lambda: self.core.is_told or not self._token, min(self._terms.lease_ms / 2000, ANSWER_S)
         )
         await self._until(
-            lambda: not self._sessions.is_attaching, min(self._terms.lease_ms / 2000, ANSWER_S)
+            lambda: not self.sessions.is_attaching, min(self._terms.lease_ms / 2000, ANSWER_S)
         )
         await self._say_goodbye()
         self._is_closed = True
-        await self._sessions.end()
-        self._sessions.detach()
+        await self.sessions.end()
+        self.sessions.detach()
         if is_last:
             self.settling.close()
         # Finished messages that could not be settled will be delivered again.
