@@ -179,7 +179,7 @@ from qmq.blocking.admin import BlockingAccess, BlockingDelayed, BlockingMetadata
 from qmq.client.client import Client
 from qmq.client.connection.connection import timing_with
 from qmq.client.interceptors import Interceptor
-from qmq.client.consuming.settlements import StateDir
+from qmq.client.consuming.ack_spool import StateDir
 from qmq.security.tokens import Token
 from qmq.security.contexts import default_server
 from qmq.security.tls import Tls

@@ -18,9 +18,9 @@ from typing import TYPE_CHECKING, Any, Final
 
 from qmq.client.connection.connection import TIMING, ClientTiming
 from qmq.client.connection.pool import ConnectionPool
+from qmq.client.consuming.ack_spool import StateDir, store_of
 from qmq.client.consuming.consumer import Consumer, process_name
 from qmq.client.consuming.ordered.consumer import OrderedConsumer
-from qmq.client.consuming.settlements import StateDir, store_of
 from qmq.client.dead_letters import DeadLetters
 from qmq.client.intercepted import InterceptedConsumer, InterceptedOrderedConsumer
 from qmq.client.interceptors import Chain, Interceptor, chosen

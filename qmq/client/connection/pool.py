@@ -38,7 +38,7 @@ from qmq.wire.frame_payloads import LaneVerdict
 from qmq.wire.settle_payloads import Settlement, Verdict
 
 if TYPE_CHECKING:
-    from qmq.client.consuming.settlements import AckSpool
+    from qmq.client.consuming.ack_spool import AckSpool
 
 
 VERDICTS: Final = {

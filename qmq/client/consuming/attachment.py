@@ -46,7 +46,8 @@ from typing import Final
 from qmq import limits
 from qmq.client.connection.connection import Connection
 from qmq.client.connection.pool import ConnectionPool
-from qmq.client.consuming.acks import PendingAcks, inherit
+from qmq.client.consuming.ack_spool import SpoolOwner
+from qmq.client.consuming.acks import PendingAcks
 from qmq.client.consuming.message import BatchSlice, Message, ReceivedBatches
 from qmq.client.consuming.session import (
     ANSWER_S,
@@ -55,7 +56,7 @@ from qmq.client.consuming.session import (
     SessionLoop,
     SubscriptionOptions,
 )
-from qmq.client.consuming.settlements import SpoolOwner
+from qmq.client.consuming.spool_sender import inherit
 from qmq.errors import (
     CallerError,
     LaneLost,

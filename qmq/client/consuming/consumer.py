@@ -35,7 +35,6 @@ from qmq import limits
 from qmq.client.connection.connection import pause_s
 from qmq.client.connection.pool import ConnectionPool
 from qmq.client.consuming import ReadyMessages
-from qmq.client.consuming.acks import SpoolSender
 from qmq.client.consuming.attachment import Attachment, allowance, bytes_allowance, wait_ms
 from qmq.client.consuming.long_retries import Retries, SendDirected
 from qmq.client.consuming.message import BatchSlice, Message, Messages, error_text
@@ -47,6 +46,7 @@ from qmq.client.consuming.session import (
     check_limits,
     clock_of,
 )
+from qmq.client.consuming.spool_sender import SpoolSender
 from qmq.client.metadata.cache import shared
 from qmq.client.producing.batch import texts
 from qmq.client.producing.producer import ignored

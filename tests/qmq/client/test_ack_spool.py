@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from qmq.client.consuming import settlements
-from qmq.client.consuming.settlements import (
+from qmq.client.consuming import ack_spool
+from qmq.client.consuming.ack_spool import (
     BAD_SUFFIX,
     OLD_MS,
     AckSpool,
@@ -171,16 +171,16 @@ def test_a_waiter_for_a_deleted_file_gets_nothing(
     file = file_of(store)
     file.rewrite(SAID)
     file.leave()
-    original = settlements.fcntl.flock
+    original = ack_spool.fcntl.flock
 
     def delete_first(fd: int, how: int) -> None:
-        monkeypatch.setattr(settlements.fcntl, "flock", original)
+        monkeypatch.setattr(ack_spool.fcntl, "flock", original)
         (other,) = store.left("s", "ops", NOW_MS)
         other.delete()
         other.put_back()
         original(fd, how)
 
-    monkeypatch.setattr(settlements.fcntl, "flock", delete_first)
+    monkeypatch.setattr(ack_spool.fcntl, "flock", delete_first)
     assert left(store) == []
 
 
@@ -248,7 +248,7 @@ def test_a_full_disk_is_a_warning_and_earlier_writes_no_longer_count(
         raise OSError(errno.ENOSPC, "No space left on device")
 
     with monkeypatch.context() as patch, caplog.at_level(logging.WARNING, "qmq.client"):
-        patch.setattr(settlements.os, "write", full)
+        patch.setattr(ack_spool.os, "write", full)
         file.append(SAID)
         assert file.exists
         file.rewrite(SAID[:1])
@@ -277,7 +277,7 @@ def test_half_a_line_on_a_full_disk_costs_no_verdict_before_or_after(
         return original(fd, data[:9])
 
     with monkeypatch.context() as patch:
-        patch.setattr(settlements.os, "write", full)
+        patch.setattr(ack_spool.os, "write", full)
         file.append(SAID[1:2])
     file.append(SAID[2:])
     file.leave()
@@ -290,7 +290,7 @@ def test_a_write_that_takes_a_part_only_continues(
     store: AckSpool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     original = os.write
-    monkeypatch.setattr(settlements.os, "write", lambda fd, data: original(fd, data[:7]))
+    monkeypatch.setattr(ack_spool.os, "write", lambda fd, data: original(fd, data[:7]))
     file = file_of(store)
     file.rewrite(SAID)
     file.leave()

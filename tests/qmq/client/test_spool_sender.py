@@ -17,8 +17,8 @@ from support import eventually
 
 import qmq
 from qmq.client.connection.connection import ClientTiming
-from qmq.client.consuming import settlements
-from qmq.client.consuming.settlements import SpooledAck, SpoolOwner, unpack
+from qmq.client.consuming import ack_spool
+from qmq.client.consuming.ack_spool import SpooledAck, SpoolOwner, unpack
 from qmq.errors import InvalidArgument, NotMaster, UnknownConsumer
 from qmq.wire import frame_payloads as wire
 from qmq.wire.frame import Frame, FrameKind
@@ -197,7 +197,7 @@ async def test_consumers_continue_on_a_full_disk(
     def full(*_: object) -> int:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(settlements.os, "write", full)
+    monkeypatch.setattr(ack_spool.os, "write", full)
     consumer, found = await taken(it.mq, queues[0], [b"0", b"1"])
     with caplog.at_level(logging.WARNING, "qmq.client"):
         await away(it.groups[0])
