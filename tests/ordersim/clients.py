@@ -17,6 +17,7 @@ from qmq.client.consuming.ordered.message import OrderedMessage
 from qmq.client.metadata.cache import MetadataCache, Pushed
 from qmq.client.metadata.service import MetadataClient
 from qmq.client.producing.ordered.producer import OrderedProducer
+from qmq.client.producing.producer import ProducerOptions
 from qmq.client.producing.receipts import Ticket
 from qmq.errors import Outcome, QmqError, Unavailable
 
@@ -100,9 +101,8 @@ class ProducerProcess(ClientProcess):
             self.links,
             self.simulation.new_producer_id,
             self.simulation.subject,
-            batch_messages=MESSAGES_PER_BATCH,
+            ProducerOptions(batch_messages=MESSAGES_PER_BATCH, delivery_timeout_s=plan.delivery_s),
             unknown=plan.unknown,
-            delivery_timeout_s=plan.delivery_s,
         )
         self._producer = producer
         while True:

@@ -80,12 +80,10 @@ from qmq.client.producing.batch import (
 )
 from qmq.client.producing.group_sender import INFLIGHT_BATCHES_MAX, BrokerGroupDestination
 from qmq.client.producing.producer import (
-    BATCH_BYTES,
-    BATCH_MESSAGES,
     BUFFER_BYTES_MAX,
     Producer,
     ProducerIdentity,
-    frame_kind,
+    ProducerOptions,
     ignored,
 )
 from qmq.client.producing.receipts import BatchReceipt, DelayedBatchReceipt, Ticket, Tickets
@@ -369,19 +367,13 @@ class DelayedProducer(Producer):
         links: ConnectionPool,
         identity: ProducerIdentity,
         subject: str,
+        options: ProducerOptions,
         *,
-        batch_messages: int = BATCH_MESSAGES,
-        batch_bytes: int = BATCH_BYTES,
-        delivery_timeout_s: float = 120.0,
-        body_bytes_max: int = limits.LONG_BODY_BYTES_MAX,
-        acks: str = "quorum",
         is_half: bool = False,
         on_closed: Callable[[Self], object] = ignored,
     ) -> None:
         flags = BatchFlag.HALF if is_half else BatchFlag(0)
-        self._delay_groups = DelayGroupDestination(
-            links, subject, identity, frame_kind(acks, batch_messages), flags
-        )
+        self._delay_groups = DelayGroupDestination(links, subject, identity, options.kind, flags)
         self._latest_ms = 0
         """The latest allowed due time, computed once for each round of the event loop."""
         self._needs_key = False
@@ -389,11 +381,7 @@ class DelayedProducer(Producer):
             links,
             identity,
             subject,
-            batch_messages=batch_messages,
-            batch_bytes=batch_bytes,
-            delivery_timeout_s=delivery_timeout_s,
-            body_bytes_max=body_bytes_max,
-            acks=acks,
+            options,
             destination=self._delay_groups,
             on_closed=on_closed,
         )

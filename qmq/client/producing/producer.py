@@ -27,6 +27,7 @@ import os
 import time
 from collections import deque
 from collections.abc import Callable, Hashable, Iterable, Mapping, MutableMapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from itertools import count
 from types import TracebackType
@@ -78,6 +79,47 @@ def ignored(_closed: object) -> None:
     """The default of `on_closed`: does nothing."""
 
 
+BATCH_MESSAGES: Final = 1_000
+BATCH_BYTES: Final = 256 * limits.KIB
+_KINDS: Final = {
+    "quorum": FrameKind.PRODUCE,
+    "flushed": FrameKind.PRODUCE_FLUSHED,
+    "master": FrameKind.PRODUCE_FAST,
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProducerOptions:
+    """The options that all kinds of producers have; `Client.producer` describes them. Raises
+    InvalidArgument.
+    """
+
+    batch_messages: int = BATCH_MESSAGES
+    batch_bytes: int = BATCH_BYTES
+    delivery_timeout_s: float = 120.0
+    acks: str = "quorum"
+    compression: Compression = Compression.NONE
+    body_bytes_max: int = limits.LONG_BODY_BYTES_MAX
+
+    def __post_init__(self) -> None:
+        if self.acks not in _KINDS:
+            raise InvalidArgument(f"acks is 'quorum', 'flushed' or 'master', not {self.acks!r}")
+        if not 0 < self.batch_messages <= limits.BATCH_MESSAGES_MAX:
+            raise InvalidArgument(
+                f"batch_messages is 1 to {limits.BATCH_MESSAGES_MAX}, not {self.batch_messages}"
+            )
+        if not 0 < self.body_bytes_max <= limits.LONG_BODY_BYTES_MAX:
+            raise InvalidArgument(
+                f"body_bytes_max is 1 byte to 15 MiB, not {self.body_bytes_max}: as much as a "
+                "subject can take"
+            )
+
+    @property
+    def kind(self) -> int:
+        """The kind of the producer's frames: PRODUCE, or that of other `acks`."""
+        return _KINDS[self.acks]
+
+
 FAILED_MAX: Final = 1_000
 """Failures that `flush` looks through for one that nobody has seen: an application that never
 flushes keeps no more of them.
@@ -93,7 +135,7 @@ class ProducerBase:
         self,
         links: ConnectionPool,
         subject: str,
-        timeout_s: float,
+        options: ProducerOptions,
         on_closed: Callable[[Self], object] = ignored,
     ) -> None:
         self.subject = subject
@@ -101,7 +143,9 @@ class ProducerBase:
         """Stored messages by broker group."""
         self._links = links
         self._loop = links.round.own_loop()
-        self._timeout_s = timeout_s
+        self._batch_messages, self._batch_bytes = options.batch_messages, options.batch_bytes
+        self._body_bytes_max = options.body_bytes_max
+        self._timeout_s = options.delivery_timeout_s
         self._counters = links.counters.sending(subject)
         self.waiting_bytes = 0
         """Bytes of undecided messages; only the producer changes it."""
@@ -253,17 +297,10 @@ class ProducerBase:
         await self.close()
 
 
-BATCH_MESSAGES: Final = 1_000
-BATCH_BYTES: Final = 256 * limits.KIB
 NONE_OPEN: Final = OpenBatch()
-"""Stands for the open batch while there is none. A producer that rests keeps no batch for its next
+"""Stands for the open batch while there is none. An idle producer keeps no batch for its next
 message: with 10,000 producers these would be cold memory when they are needed.
 """
-_KINDS: Final = {
-    "quorum": FrameKind.PRODUCE,
-    "flushed": FrameKind.PRODUCE_FLUSHED,
-    "master": FrameKind.PRODUCE_FAST,
-}
 
 
 def new_producer_id() -> int:
@@ -271,17 +308,6 @@ def new_producer_id() -> int:
     messages are not older than its id.
     """
     return ms_of(time.time_ns()) << 20 | int.from_bytes(os.urandom(3), "little") & 0xFFFFF
-
-
-def frame_kind(acks: str, batch_messages: int) -> int:
-    """Check a producer's options, and return the kind of its frames. Raises InvalidArgument."""
-    if acks not in _KINDS:
-        raise InvalidArgument(f"acks is 'quorum', 'flushed' or 'master', not {acks!r}")
-    if not 0 < batch_messages <= limits.BATCH_MESSAGES_MAX:
-        raise InvalidArgument(
-            f"batch_messages is 1 to {limits.BATCH_MESSAGES_MAX}, not {batch_messages}"
-        )
-    return _KINDS[acks]
 
 
 class ProducerIdentity:
@@ -315,27 +341,18 @@ class Producer(ProducerBase):
         links: ConnectionPool,
         identity: ProducerIdentity,
         subject: str,
+        options: ProducerOptions,
         *,
-        batch_messages: int = BATCH_MESSAGES,
-        batch_bytes: int = BATCH_BYTES,
-        delivery_timeout_s: float = 120.0,
-        compression: Compression = Compression.NONE,
-        body_bytes_max: int = limits.LONG_BODY_BYTES_MAX,
-        acks: str = "quorum",
         destination: BrokerGroupDestination | None = None,
         on_closed: Callable[[Self], object] = ignored,
     ) -> None:
-        kind = frame_kind(acks, batch_messages)
-        super().__init__(links, subject, delivery_timeout_s, on_closed)
+        super().__init__(links, subject, options, on_closed)
         self._identity = identity
-        self._batch_messages = batch_messages
-        self._batch_bytes = batch_bytes
-        self._body_bytes_max = body_bytes_max
         self._open = NONE_OPEN
         self._is_awake = False
         self._last_count = 0
         destination = destination or BrokerGroupDestination(
-            subject, kind, subject, identity.producer_id, compression
+            subject, options.kind, subject, identity.producer_id, options.compression
         )
         self._pipes = GroupSenders(
             links, destination, answered=self._answered, changed=self._changed
