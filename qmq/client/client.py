@@ -19,8 +19,9 @@ from typing import TYPE_CHECKING, Any, Final
 from qmq.client.connection.connection import TIMING, ClientTiming
 from qmq.client.connection.pool import ConnectionPool
 from qmq.client.consuming.ack_spool import StateDir, store_of
-from qmq.client.consuming.consumer import Consumer, process_name
-from qmq.client.consuming.ordered.consumer import OrderedConsumer
+from qmq.client.consuming.consumer import Consumer, ConsumerOptions, process_name
+from qmq.client.consuming.ordered.consumer import OrderedConsumer, OrderedConsumerOptions
+from qmq.client.consuming.ordered.lane import FailurePolicy
 from qmq.client.dead_letters import DeadLetters
 from qmq.client.intercepted import InterceptedConsumer, InterceptedOrderedConsumer
 from qmq.client.interceptors import Chain, Interceptor, chosen
@@ -233,19 +234,21 @@ class Client(SendingClient, ListenerApi):
             self._send_directed,
             subject,
             group,
-            name=name,
-            start=start,
-            broadcast=broadcast,
-            tags_any=tags_any,
-            tags_all=tags_all,
-            ack=ack,
-            most_once=consume_most_once,
-            prefetch=prefetch,
-            prefetch_bytes=prefetch_bytes,
-            pull_bytes=pull_bytes,
-            lease_ms=lease_ms,
-            expired=expired,
-            condition=condition,
+            ConsumerOptions(
+                name=name,
+                start=start,
+                broadcast=broadcast,
+                tags_any=tags_any,
+                tags_all=tags_all,
+                ack=ack,
+                most_once=consume_most_once,
+                prefetch=prefetch,
+                prefetch_bytes=prefetch_bytes,
+                pull_bytes=pull_bytes,
+                lease_ms=lease_ms,
+                expired=expired,
+                condition=condition,
+            ),
             on_closed=self._forget_consumer,
         )
         self._consumers[consumer] = None
@@ -289,18 +292,20 @@ class Client(SendingClient, ListenerApi):
             self._sync_member,
             subject,
             group,
-            name=name,
-            start=start,
-            gate=gate,
-            ack=ack,
-            on_failure=on_failure,
-            prefetch=prefetch,
-            prefetch_bytes=prefetch_bytes,
-            pull_bytes=pull_bytes,
-            lease_ms=lease_ms,
-            attempts_max=attempts_max,
-            retry_delays_s=retry_delays_s,
-            condition=condition,
+            OrderedConsumerOptions(
+                name=name,
+                start=start,
+                gate=gate,
+                ack=ack,
+                policy=FailurePolicy(
+                    on_failure, attempts_max, tuple(int(each * 1000) for each in retry_delays_s)
+                ),
+                prefetch=prefetch,
+                prefetch_bytes=prefetch_bytes,
+                pull_bytes=pull_bytes,
+                lease_ms=lease_ms,
+                condition=condition,
+            ),
             on_closed=self._forget_consumer,
         )
         self._consumers[consumer] = None

@@ -12,7 +12,8 @@ from qmq_ordering.hashing import logical_partition
 
 from ordersim.loop import Process
 from qmq.client.connection.pool import ConnectionPool
-from qmq.client.consuming.ordered.consumer import OrderedConsumer
+from qmq.client.consuming.ordered.consumer import OrderedConsumer, OrderedConsumerOptions
+from qmq.client.consuming.ordered.lane import FailurePolicy
 from qmq.client.consuming.ordered.message import OrderedMessage
 from qmq.client.metadata.cache import MetadataCache, Pushed
 from qmq.client.metadata.service import MetadataClient
@@ -168,14 +169,14 @@ class ConsumerProcess(ClientProcess):
             self.metadata.sync_member,
             simulation.subject,
             self.group,
-            name=self.name,
-            start=simulation.start_of(self.group),
-            gate=self._gate,
-            on_failure=plan.on_failure,
-            prefetch=plan.prefetch,
-            lease_ms=LEASE_MS,
-            attempts_max=2,
-            retry_delays_s=(0.3, 1.0),
+            OrderedConsumerOptions(
+                name=self.name,
+                start=simulation.start_of(self.group),
+                gate=self._gate,
+                policy=FailurePolicy(plan.on_failure, 2, (300, 1_000)),
+                prefetch=plan.prefetch,
+                lease_ms=LEASE_MS,
+            ),
         )
         try:
             await consumer.run(self._handle, concurrency=plan.concurrency)

@@ -25,7 +25,7 @@ import os
 import random
 import socket
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from functools import partial
 from types import TracebackType
@@ -39,6 +39,7 @@ from qmq.client.consuming.attachment import Attachment, allowance, bytes_allowan
 from qmq.client.consuming.long_retries import Retries, SendDirected
 from qmq.client.consuming.message import BatchSlice, Message, Messages, error_text
 from qmq.client.consuming.session import (
+    PREFETCH,
     ConsumerCalls,
     LoopSlice,
     PrefetchLimit,
@@ -75,6 +76,37 @@ Reset = Callable[[str, str, str | None], Awaitable[None]]
 """(subject, group, broker group or None for all): move the group to the oldest stored message."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ConsumerOptions:
+    """The options of a consumer; `Client.consumer` describes them. Raises InvalidArgument."""
+
+    name: str | None = None
+    start: str = ""
+    broadcast: bool = False
+    tags_any: Sequence[str] = ()
+    tags_all: Sequence[str] = ()
+    ack: str = "auto"
+    most_once: bool = False
+    prefetch: int | None = None
+    prefetch_bytes: int = PREFETCH_BYTES
+    pull_bytes: int = PULL_BYTES
+    lease_ms: int = LEASE_MS
+    expired: str = "raise"
+    condition: str = ""
+
+    def __post_init__(self) -> None:
+        if (
+            self.ack not in ("auto", "explicit")
+            or self.expired not in ("raise", "skip")
+            or self.start not in ("", "earliest", "latest")
+        ):
+            raise InvalidArgument(
+                "ack is 'auto' or 'explicit', expired 'raise' or 'skip', start 'earliest' or "
+                "'latest'"
+            )
+        check_limits(PREFETCH if self.prefetch is None else self.prefetch, self.prefetch_bytes)
+
+
 class Consumer:
     """One consumer of a group. Make it with `Client.consumer`.
 
@@ -89,57 +121,38 @@ class Consumer:
         send_directed: SendDirected,
         subject: str,
         group: str,
+        options: ConsumerOptions,
         *,
-        name: str | None = None,
-        start: str = "",
-        broadcast: bool = False,
-        tags_any: Sequence[str] = (),
-        tags_all: Sequence[str] = (),
-        ack: str = "auto",
-        most_once: bool = False,
-        prefetch: int | None = None,
-        prefetch_bytes: int = PREFETCH_BYTES,
-        pull_bytes: int = PULL_BYTES,
-        lease_ms: int = LEASE_MS,
-        expired: str = "raise",
-        condition: str = "",
         on_closed: Callable[[Self], object] = ignored,
     ) -> None:
-        if (
-            ack not in ("auto", "explicit")
-            or expired not in ("raise", "skip")
-            or start not in ("", "earliest", "latest")
-        ):
-            raise InvalidArgument(
-                "ack is 'auto' or 'explicit', expired 'raise' or 'skip', start 'earliest' or "
-                "'latest'"
-            )
-        self._limit = PrefetchLimit(prefetch)
-        check_limits(self._limit.messages, prefetch_bytes)
+        self._limit = PrefetchLimit(options.prefetch)
         self.subject = check_name("subject", subject)
         self.group = check_name("group", group)
         self.incarnation = os.urandom(8).hex()
-        self.name = check_name("consumer", name) if name else default_name(self.incarnation)
+        self.name = (
+            check_name("consumer", options.name) if options.name else default_name(self.incarnation)
+        )
         self.stale = 0
-        self.prefetch_bytes = prefetch_bytes
-        start = start or ("latest" if broadcast else "earliest")
-        share = self.group + BROADCAST + self.name if broadcast else self.group
+        self.prefetch_bytes = options.prefetch_bytes
+        own_group = self.group + BROADCAST + self.name if options.broadcast else self.group
         self._terms = SubscriptionOptions(
             self.subject,
-            share,
+            own_group,
             self.name,
             self.incarnation,
-            start,
-            lease_ms,
-            list(texts("tags_any", tags_any)),
-            list(texts("tags_all", tags_all)),
-            pull_bytes,
-            most_once,
-            condition,
+            options.start or ("latest" if options.broadcast else "earliest"),
+            options.lease_ms,
+            list(texts("tags_any", options.tags_any)),
+            list(texts("tags_all", options.tags_all)),
+            options.pull_bytes,
+            options.most_once,
+            options.condition,
         )
-        self._expired, self._most_once = expired, most_once
+        self._expired, self._most_once = options.expired, options.most_once
         self._links, self._reset = links, reset
-        self._retries = Retries(self.subject, share, send_directed, links.timing.delivery_timeout_s)
+        self._retries = Retries(
+            self.subject, own_group, send_directed, links.timing.delivery_timeout_s
+        )
         self._spool_sender = (
             SpoolSender(links, links.store, self._terms) if links.store is not None else None
         )
@@ -154,8 +167,10 @@ class Consumer:
         self._resetting: dict[str, asyncio.Task[None]] = {}
         self._held: TaskMessages[Message | Messages] | None = None
         """What tasks work on, with automatic acknowledgement; None without."""
-        if ack == "auto" and not most_once:
-            self._held = TaskMessages(self.name, self._loop, _ack, _give_back, lease_ms / 1000)
+        if options.ack == "auto" and not options.most_once:
+            self._held = TaskMessages(
+                self.name, self._loop, _ack, _give_back, options.lease_ms / 1000
+            )
         self.ready = ReadyMessages(
             Message, clock_of(self._loop), self.next_ready, self._next, self._held
         )

@@ -39,6 +39,7 @@ import asyncio
 import logging
 import os
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
+from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
 from types import TracebackType
@@ -51,7 +52,7 @@ from qmq.client.connection.pool import ConnectionPool
 from qmq.client.consuming import TaskHolding
 from qmq.client.consuming.consumer import Consumer, default_name
 from qmq.client.consuming.message import Message
-from qmq.client.consuming.ordered.lane import ATTEMPTS_MAX, FailurePolicy
+from qmq.client.consuming.ordered.lane import FailurePolicy
 from qmq.client.consuming.ordered.lane_reader import (
     LaneCalls,
     LaneInbox,
@@ -81,9 +82,38 @@ PREFETCH_BYTES: Final = 64 * limits.MIB
 LEASE_MS: Final = 10_000
 CONCURRENCY: Final = 64
 PULL_BYTES: Final = limits.MIB
-RETRY_DELAYS_S: Final = (1.0, 5.0, 10.0, 30.0, 60.0)
 
 Handler = Callable[[OrderedMessage], Awaitable[Any]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OrderedConsumerOptions:
+    """The options of an ordered consumer; `Client.ordered_consumer` describes them. Raises
+    InvalidArgument.
+    """
+
+    name: str | None = None
+    start: str = "earliest"
+    gate: str = ""
+    ack: str = "auto"
+    policy: FailurePolicy
+    prefetch: int = PREFETCH
+    prefetch_bytes: int = PREFETCH_BYTES
+    pull_bytes: int = PULL_BYTES
+    lease_ms: int = LEASE_MS
+    condition: str = ""
+
+    def __post_init__(self) -> None:
+        if (
+            self.ack not in ("auto", "explicit")
+            or self.start not in ("earliest", "latest")
+            or self.gate not in ("", "strict", "lanes")
+        ):
+            raise InvalidArgument(
+                "ack is 'auto' or 'explicit', start 'earliest' or 'latest', gate 'strict', "
+                "'lanes' or '' (unchanged)"
+            )
+        check_limits(self.prefetch, self.prefetch_bytes)
 
 
 class OrderedConsumer:
@@ -99,41 +129,26 @@ class OrderedConsumer:
         sync: SyncMember,
         subject: str,
         group: str,
+        options: OrderedConsumerOptions,
         *,
-        name: str | None = None,
-        start: str = "earliest",
-        gate: str = "",
-        ack: str = "auto",
-        on_failure: str = "block",
-        prefetch: int = PREFETCH,
-        prefetch_bytes: int = PREFETCH_BYTES,
-        pull_bytes: int = PULL_BYTES,
-        lease_ms: int = LEASE_MS,
-        attempts_max: int = ATTEMPTS_MAX,
-        retry_delays_s: Sequence[float] = RETRY_DELAYS_S,
-        condition: str = "",
         on_closed: Callable[[Self], object] = ignored,
     ) -> None:
-        if (
-            ack not in ("auto", "explicit")
-            or start not in ("earliest", "latest")
-            or gate not in ("", "strict", "lanes")
-        ):
-            raise InvalidArgument(
-                "ack is 'auto' or 'explicit', start 'earliest' or 'latest', gate 'strict', "
-                "'lanes' or '' (unchanged)"
-            )
-        check_limits(prefetch, prefetch_bytes)
         self.subject = check_name("subject", subject)
         self.group = check_name("group", group)
         self.incarnation = os.urandom(8).hex()
-        self.name = check_name("consumer", name) if name else default_name(self.incarnation)
-        self.lease_ms, self.prefetch, self.prefetch_bytes = lease_ms, prefetch, prefetch_bytes
-        policy = FailurePolicy(
-            on_failure, attempts_max, tuple(int(each * 1000) for each in retry_delays_s)
+        self.name = (
+            check_name("consumer", options.name) if options.name else default_name(self.incarnation)
         )
+        self.lease_ms = options.lease_ms
+        self.prefetch, self.prefetch_bytes = options.prefetch, options.prefetch_bytes
         self._terms = LaneTerms(
-            self.subject, self.group, self.name, self.incarnation, lease_ms, pull_bytes, policy
+            self.subject,
+            self.group,
+            self.name,
+            self.incarnation,
+            options.lease_ms,
+            options.pull_bytes,
+            options.policy,
         )
         self._links = links
         self._loop = links.round.own_loop()
@@ -144,7 +159,7 @@ class OrderedConsumer:
         self._lane_calls = LaneCalls(
             self._room, lambda: self.is_paused, self._finished, self._failed
         )
-        self._decompressed = DecompressedBatches(prefetch_bytes)
+        self._decompressed = DecompressedBatches(options.prefetch_bytes)
         self._by_key, self._in_bulk = self._inbox.by_key, self._inbox.in_bulk
         self._readers: list[LaneReader] = []
         """The readers of the assigned lanes.
@@ -152,7 +167,14 @@ class OrderedConsumer:
         """
         self._leaving: dict[LaneReader, asyncio.Task[None]] = {}
         member = Member(
-            self.subject, self.group, self.name, self.incarnation, lease_ms, start, gate, condition
+            self.subject,
+            self.group,
+            self.name,
+            self.incarnation,
+            options.lease_ms,
+            options.start,
+            options.gate,
+            options.condition,
         )
         self._membership = LaneMembership(
             sync, member, self._assigned, self._failed, links.timing.session_retry_s
@@ -160,8 +182,10 @@ class OrderedConsumer:
         self._failure: QmqError | None = None
         self._held: TaskMessages[OrderedMessage | OrderedMessages] | None = None
         """What tasks work on, with automatic acknowledgement; None without."""
-        if ack == "auto":
-            self._held = TaskMessages(self.name, self._loop, _ack, self._give_back, lease_ms / 1000)
+        if options.ack == "auto":
+            self._held = TaskMessages(
+                self.name, self._loop, _ack, self._give_back, options.lease_ms / 1000
+            )
         self._is_started = self._is_member = self._is_closing = self._is_paused = False
         self._closed = asyncio.Event()
         self._closing: asyncio.Task[None] | None = None
