@@ -498,7 +498,7 @@ class DelayedProducer(Producer):
             raise _one_of_two()
         if self._is_keyless(columns):
             raise _keyless(self.subject)
-        return self._put(columns, flags, create_time_ms)
+        return super().put(columns, flags, create_time_ms=create_time_ms)
 
     def _wake(self) -> None:
         super()._wake()
@@ -513,7 +513,7 @@ class DelayedProducer(Producer):
             self.subject,
             0,
             produced.base_sequence,
-            batch.count,
+            len(batch.columns.bodies),
             self._identity.producer_id,
             batch.sequence,
             produced.append_time_ms,

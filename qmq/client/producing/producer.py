@@ -434,7 +434,7 @@ class Producer(ProducerBase):
         columns = columns_of(bodies, tags, headers, self._body_bytes_max)
         check_length("keys", keys, len(columns.bodies))
         columns.keys = [key_bytes(key) for key in keys] if keys else None
-        return self._put(columns)
+        return self.put(columns)
 
     def put(
         self, columns: Columns, flags: int = 0, *, create_time_ms: int | None = None
@@ -444,10 +444,6 @@ class Producer(ProducerBase):
         The create time is now, or `create_time_ms` plus the columns' `create_deltas`. Raises
         BufferFull, ClientClosed.
         """
-        return self._put(columns, flags, create_time_ms)
-
-    def _put(self, columns: Columns, flags: int = 0, create_time_ms: int | None = None) -> Tickets:
-        """Send columns in separate batches."""
         bodies = columns.bodies
         self._close_open()
         self._check_open()
