@@ -104,7 +104,16 @@ PARTS: Final = (
             "    them: `BlockingClient.metadata`.\n    "
         ),
         left_out=frozenset(
-            {"call", "turn", "locate", "routes", "watch", "sync_member", "ask_delayed", "close"}
+            {
+                "call",
+                "use_next_server",
+                "locate",
+                "routes",
+                "watch",
+                "sync_member",
+                "ask_delayed",
+                "close",
+            }
         ),
     ),
     Source(

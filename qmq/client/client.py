@@ -100,15 +100,15 @@ class Client(SendingClient, ListenerApi):
             MetadataCache(
                 self._locate,
                 lambda: self.metadata.watch(),
-                lambda: self.metadata.turn(),
-                look=self._look,
+                lambda: self.metadata.use_next_server(),
+                locate_existing=self._locate_existing,
                 timing=timing,
             ),
             self.name,
             now_ns=now_ns,
             network=network,
             timing=timing,
-            tell_settled=chain.settled if chain else None,
+            on_settled=chain.settled if chain else None,
             store=store_of(
                 False if state_dir is None and not network.is_machine else state_dir, self.addresses
             ),
@@ -190,7 +190,7 @@ class Client(SendingClient, ListenerApi):
             subject_of(target), create=self._create_subjects, delayed=is_delayed(target)
         )
 
-    async def _look(self, target: str) -> Placement:
+    async def _locate_existing(self, target: str) -> Placement:
         return await self.metadata.routes(subject_of(target), delayed=is_delayed(target))
 
     # --- consuming --------------------------------------------------------------------------------
@@ -327,13 +327,13 @@ class Client(SendingClient, ListenerApi):
         """
         self._links.is_paused = True
         for consumer in list(self._consumers):
-            consumer.look_again()
+            consumer.pause_changed()
 
     def resume(self) -> None:
         """Resume all consumers, except those that were paused by `Consumer.pause`."""
         self._links.is_paused = False
         for consumer in list(self._consumers):
-            consumer.look_again()
+            consumer.pause_changed()
 
     async def _sync_member(
         self,
@@ -548,7 +548,7 @@ class Client(SendingClient, ListenerApi):
                     await self._links.reach(
                         subject, name
                     )  # raises NeverReached, which waiting does not mend
-            await patience.rest()
+            await patience.pause()
         queues = [
             each for each in found.description.queues if broker_group in ("", each.broker_group)
         ]

@@ -1,7 +1,7 @@
 """Reads a subject for a group on behalf of callers that ask from time to time, as a gateway does.
 One class for each kind of subject.
 
-    unordered   a Consumer; between calls, `rest` gives unseen messages back to other consumers of
+    unordered   a Consumer; between calls, `idle` gives unseen messages back to other consumers of
                 the group
     ordered     an OrderedConsumer; at most one message of a key is handed out at a time. Others get
                 no messages of its lanes, so after `idle_s` without a call and without unsettled
@@ -82,7 +82,7 @@ class PlainReading:
         )
         self._wants = wants
         self.unsettled = 0
-        self._is_resting = False
+        self._is_idle = False
         self._open = DecompressedBatch()
 
     async def joined(self) -> bool:
@@ -98,8 +98,8 @@ class PlainReading:
         self._consumer.limit(
             min(AHEAD + self.unsettled + messages_max, limits.CONSUMER_UNACKED_MAX)
         )
-        if self._is_resting:
-            self._is_resting = False
+        if self._is_idle:
+            self._is_idle = False
             self._consumer.resume()
         pulled = await self._consumer.pull(messages_max, timedelta(seconds=wait_s))
         found = _wanted(list(pulled), self._wants)
@@ -112,12 +112,12 @@ class PlainReading:
         """One of the handed out messages has its verdict."""
         self.unsettled -= 1
 
-    def rest(self) -> None:
+    def idle(self) -> None:
         """Called when no call waits for messages."""
-        if not self._is_resting:
-            self._is_resting = True
+        if not self._is_idle:
+            self._is_idle = True
             self._open.handed_out(None)
-            self._consumer.rest()
+            self._consumer.pause_and_return()
 
     async def close(self) -> None:
         """Leave the group."""
@@ -170,13 +170,13 @@ class OrderedReading:
 
     def settled(self) -> None:
         self.unsettled -= 1
-        self._look()
+        self._leave_when_idle()
 
-    def rest(self) -> None:
+    def idle(self) -> None:
         self._is_asked = False
-        self._look()
+        self._leave_when_idle()
 
-    def _look(self) -> None:
+    def _leave_when_idle(self) -> None:
         self._stop_timer()
         if (
             not self._is_asked

@@ -158,7 +158,7 @@ class ClientSource:
             stale[names] = stale.get(names, 0) + consumer.stale
             if isinstance(consumer, Consumer):
                 held[names] = held.get(names, 0) + consumer.held
-                unheard[names] = unheard.get(names, 0) + consumer.unheard_verdicts
+                unheard[names] = unheard.get(names, 0) + consumer.unanswered_verdicts
         yield Reading(STALE, sorted(stale.items()))
         yield Reading(HELD, sorted(held.items()))
         yield Reading(UNHEARD, sorted(unheard.items()))

@@ -38,9 +38,9 @@ Owner: TypeAlias = asyncio.Future[Any]
 
 
 class TaskMessages(Generic[T]):
-    """The messages of one consumer. `ack` and `give_back` get messages that may have a verdict
-    already. `give_back` also gets the exception of the task that had the message; None if the task
-    was cancelled or returned. A message of a task that returned is given back after `grace_s`.
+    """The messages of one consumer. `ack` and `abandoned` get messages that may have a verdict
+    already. `abandoned` also gets the exception of the task that had the message; None if the task
+    was cancelled or returned. A message of a task that returned is abandoned after `grace_s`.
     """
 
     def __init__(
@@ -48,14 +48,14 @@ class TaskMessages(Generic[T]):
         name: str,
         loop: asyncio.AbstractEventLoop,
         ack: Callable[[T], object],
-        give_back: Callable[[T, BaseException | None], object],
+        abandoned: Callable[[T, BaseException | None], object],
         grace_s: float = 0.0,
         make: type[TaskHolding] = TaskHolding,
     ) -> None:
-        self._name, self._ack, self._give_back, self._grace_s, self._make = (
+        self._name, self._ack, self._abandoned, self._grace_s, self._make = (
             name,
             ack,
-            give_back,
+            abandoned,
             grace_s,
             make,
         )
@@ -119,16 +119,16 @@ class TaskMessages(Generic[T]):
             )
         if failure is not None or task.cancelled():
             for each in held:
-                self._give_back(each, failure)
+                self._abandoned(each, failure)
         else:
             self._leave(held)
 
     def _leave(self, messages: list[T]) -> None:
-        def give_back() -> None:
+        def abandon() -> None:
             for each in self._left.pop(timer):
-                self._give_back(each, None)
+                self._abandoned(each, None)
 
-        timer = self.loop.call_later(self._grace_s, give_back)
+        timer = self.loop.call_later(self._grace_s, abandon)
         self._left[timer] = messages
 
     def take(self) -> list[T]:

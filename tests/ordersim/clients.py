@@ -51,10 +51,10 @@ class SimMetadata(MetadataClient):
             )
         except Unavailable:
             if self._address == address:
-                self.turn()
+                self.use_next_server()
             raise
 
-    def turn(self) -> None:
+    def use_next_server(self) -> None:
         """See MetadataClient."""
         self._address = self._all[(self._all.index(self._address) + 1) % len(self._all)]
 
@@ -75,7 +75,7 @@ class ClientProcess(Process):
     def _build(self) -> None:
         self.metadata = SimMetadata(self)
         self.links = ConnectionPool(
-            MetadataCache(self.metadata.routes, self.metadata.watch, self.metadata.turn),
+            MetadataCache(self.metadata.routes, self.metadata.watch, self.metadata.use_next_server),
             "simulated",
         )
         self.loop.create_task(self._run())

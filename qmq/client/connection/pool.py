@@ -76,19 +76,19 @@ class SettleReport:
 
 
 class SettleReporter:
-    """Watches the requests of one consumer to one broker group. `tell` gets a report when a request
-    is answered or has failed.
+    """Watches the requests of one consumer to one broker group. `on_report` gets a report when a
+    request is answered or has failed.
     """
 
     def __init__(
         self,
-        tell: Callable[[SettleReport], None],
+        on_report: Callable[[SettleReport], None],
         subject: str,
         group: str,
         broker_group: str,
         now_ns: Callable[[], int],
     ) -> None:
-        self._tell = tell
+        self._on_report = on_report
         self._place = subject, group, broker_group
         self._now_ns = now_ns
 
@@ -98,7 +98,7 @@ class SettleReporter:
 
         def answered(answer: Frame | QmqError) -> None:
             error = answer if isinstance(answer, QmqError) else None
-            self._tell(
+            self._on_report(
                 SettleReport(*self._place, server, verdicts, began_ns, self._now_ns(), error)
             )
             on_answer(answer)
@@ -187,9 +187,9 @@ class ConnectionPool:
         network: Network = NETWORK,
         store: AckSpool | None = None,
         timing: ClientTiming = TIMING,
-        tell_settled: Callable[[SettleReport], None] | None = None,
+        on_settled: Callable[[SettleReport], None] | None = None,
     ) -> None:
-        """`now_s` is a monotonic clock. `tell_settled` is called with every request
+        """`now_s` is a monotonic clock. `on_settled` is called with every request
         that has verdicts.
         """
         self.locator = locator
@@ -205,7 +205,7 @@ class ConnectionPool:
         """The spool of verdicts that no broker has answered yet; None:
         they are kept in memory only.
         """
-        self._tell_settled = tell_settled
+        self._on_settled = on_settled
         self._client = client
         self._network = network
         self._connections: dict[_Place, Connection] = {}
@@ -240,12 +240,12 @@ class ConnectionPool:
                 f"where broker group {group} says it is: give its broker a name that clients can "
                 "resolve (QMQ_ADVERTISE)"
             )
-            raise self._patience.judged(
+            raise self._patience.error_for(
                 NameUnresolved(f"{failure.message}, {told}"), [master.address]
             ) from failure
         except (Unavailable, PeerError) as failure:
             self.locator.doubt(group, master)
-            raise self._patience.judged(failure, [master.address]) from failure.__cause__
+            raise self._patience.error_for(failure, [master.address]) from failure.__cause__
         except TimeoutError:
             self.locator.doubt(group, master)
             raise NotConnected(f"no broker has answered at {master.address} yet") from None
@@ -259,10 +259,10 @@ class ConnectionPool:
         """Reports a consumer's requests with verdicts to interceptors;
         None without interceptors.
         """
-        if self._tell_settled is None:
+        if self._on_settled is None:
             return None
         return SettleReporter(
-            self._tell_settled, subject, base_group(group), broker_group, self.now_ns
+            self._on_settled, subject, base_group(group), broker_group, self.now_ns
         )
 
     async def _open(self, place: _Place) -> Connection:

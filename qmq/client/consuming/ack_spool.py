@@ -128,7 +128,7 @@ def _kept(line: dict[str, Any]) -> SpooledAck:
     return SpooledAck(verdict, line["time_ms"])
 
 
-def still_to_say(kept: Iterable[SpooledAck], next_pull: int, now_ms: int) -> list[Settlement]:
+def still_valid(kept: Iterable[SpooledAck], next_pull: int, now_ms: int) -> list[Settlement]:
     """The verdicts that are still valid at a master which reuses the pull sequences from
     `next_pull` on. Delays count from the time of the verdict.
     """

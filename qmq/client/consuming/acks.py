@@ -14,7 +14,7 @@ Rules:
 * A message that this consumer no longer holds is *void* (`qmq/client/consuming/attachment.py` says
   when): no verdict on it is sent, since its pull sequence may name another message by then. A pull
   sequence alone does not distinguish them, so each message refers to the `ConsumerAcks` under which
-  it was delivered, and a hold knows from which pull sequence on it is void.
+  it was delivered, and these acks know from which pull sequence on they are void.
 * Verdicts that cannot be sent, or that have no answer when the session ends, are written to the
   client's spool (`qmq/client/consuming/ack_spool.py`) until they are answered, because this process
   may end first.
@@ -22,8 +22,8 @@ Rules:
   its verdict is given when a delay group has stored the copy or has refused it
   (`long_retries.py`). A verdict in the meantime is ignored, as after any verdict.
 
-Worked example: pull sequences 0 to 9 came under hold A. A new master knows 0 to 5 only: A is void
-from 6 on, and 6 comes again, under hold B, as another message. `A.settle(4, 7)` settles 4 and 5;
+Worked example: pull sequences 0 to 9 came under acks A. A new master knows 0 to 5 only: A is void
+from 6 on, and 6 comes again, under acks B, as another message. `A.settle(4, 7)` settles 4 and 5;
 `B.settle(6, 6)` settles the new 6.
 
 When the verdicts of a queue are in its file (`QueueSpool`):
@@ -214,7 +214,7 @@ class SettleRequest:
     lost: int = 0
     """Messages of the request that became void on the way."""
 
-    def holds(self, first: int, last: int) -> bool:
+    def covers(self, first: int, last: int) -> bool:
         """Whether the request has a verdict on any of these."""
         return any(each.first <= last and first <= each.last for each in self.settlements)
 
@@ -330,8 +330,8 @@ class PendingAcks:
         self.postponed = self.postponed_bytes = 0
         self.attempts_max = 0
         self._counters = links.counters.taking(terms.subject, terms.group)
-        self.hold = ConsumerAcks(self, 0)
-        self._holds = [self.hold]
+        self.acks = ConsumerAcks(self, 0)
+        self._all_acks = [self.acks]
         self._calls = calls
         self._sessions = sessions
         self._retry_s = links.timing.session_retry_s[-1]
@@ -339,7 +339,7 @@ class PendingAcks:
         self.loop = asyncio.get_running_loop()
         self._unsent = AckBatch()
         self._requests: list[SettleRequest] = []
-        self._is_leaving = False
+        self._is_flushing = False
         """Whether a flush is scheduled for the end of this round of the event loop."""
         self._timer: asyncio.TimerHandle | None = None
         self._is_closed = False
@@ -362,12 +362,12 @@ class PendingAcks:
     @property
     def gathered(self) -> int:
         """Acknowledged messages that are not settled yet."""
-        return sum([each.ack_last - each.ack_first + 1 for each in self._holds])
+        return sum([each.ack_last - each.ack_first + 1 for each in self._all_acks])
 
     # --- from the application ---------------------------------------------------------------------
 
     def postpone(
-        self, hold: ConsumerAcks, part: BatchSlice, last: int, delay_ms: int, error: str
+        self, acks: ConsumerAcks, part: BatchSlice, last: int, delay_ms: int, error: str
     ) -> None:
         """For `ConsumerAcks`: the messages of a slice up to `last` that have no
         verdict are postponed.
@@ -385,7 +385,7 @@ class PendingAcks:
         self.postponed_bytes += before - self.outstanding.bytes
         self._calls.postpone(
             [
-                LongRetry(hold.settle_postponed, part.message(pull - part.pull), due_ms, error)
+                LongRetry(acks.settle_postponed, part.message(pull - part.pull), due_ms, error)
                 for pull in waiting
             ]
         )
@@ -404,19 +404,19 @@ class PendingAcks:
         Raises ClientClosed if the event loop has ended.
         """
         require_alive(self.loop)
-        was_leaving = self._is_leaving
+        was_flushing = self._is_flushing
         for begin, end in parts:
             self._unsent.add(begin, end, verdict, delay, error)
             if self._sessions.session is None:
                 self._spool.given(Settlement(begin, end, verdict, delay, error))
         if self._unsent.messages * 4 >= self._calls.limit.messages:
-            if not self._is_leaving:
-                self._is_leaving = True
+            if not self._is_flushing:
+                self._is_flushing = True
                 self.loop.call_soon(self.flush)
         elif self._timer is None:
             self._timer = self.loop.call_later(SETTLE_DELAY_S, self.flush)
         self._calls.pull_more()
-        if was_leaving and (session := self._sessions.session) is not None:
+        if was_flushing and (session := self._sessions.session) is not None:
             # The event loop has not run a round since: the application finds messages ready, and
             # never waits. So that the broker works meanwhile, a pull leaves now.
             session.connection.stream.flush()
@@ -436,14 +436,14 @@ class PendingAcks:
                     self._spool.given(each)
             self._send(request)
             self._calls.pull_more()
-            await self._hear(request)
+            await self._wait_for_answer(request)
             return
         self.flush()
-        for request in [each for each in self._requests if each.holds(first, last)]:
+        for request in [each for each in self._requests if each.covers(first, last)]:
             request.waiter = request.waiter or self.loop.create_future()
-            await self._hear(request)
+            await self._wait_for_answer(request)
 
-    async def _hear(self, request: SettleRequest) -> None:
+    async def _wait_for_answer(self, request: SettleRequest) -> None:
         assert request.waiter is not None
         try:
             async with asyncio.timeout(ANSWER_S):
@@ -461,9 +461,9 @@ class PendingAcks:
 
     def flush(self) -> None:
         """Send the collected verdicts."""
-        self._is_leaving = False
-        for hold in self._holds:
-            hold.settle_acks()
+        self._is_flushing = False
+        for each in self._all_acks:
+            each.settle_acks()
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -575,11 +575,12 @@ class PendingAcks:
         """Messages from pull sequence `before` on are void;
         the next message has the pull sequence `following`.
         """
-        for hold in self._holds:
-            hold.settle_acks()
-            hold.void_from = min(hold.void_from, before)
-        self.hold = ConsumerAcks(self, following)
-        self._holds = [hold for hold in self._holds if hold.void_from > hold.first] + [self.hold]
+        for each in self._all_acks:
+            each.settle_acks()
+            each.void_from = min(each.void_from, before)
+        self.acks = ConsumerAcks(self, following)
+        self._all_acks = [each for each in self._all_acks if each.void_from > each.first]
+        self._all_acks.append(self.acks)
         self.outstanding.cut(before)
         self.count_lost(self._unsent.cut(before))
         for request in list(self._requests):
@@ -610,11 +611,11 @@ class PendingAcks:
                 messages,
             )
 
-    def close(self, *, is_told: bool) -> None:
-        """Stop sending; waiters get the error that the outcome is unknown. `is_told`: the master
-        has all verdicts, and knows that the consumer leaves.
+    def close(self, *, is_answered: bool) -> None:
+        """Stop sending; waiters get the error that the outcome is unknown. `is_answered`: the
+        master has all verdicts, and knows that the consumer leaves.
         """
-        self._spool.close(is_told=is_told)
+        self._spool.close(is_answered=is_answered)
         self._is_closed = True
         for request in list(self._requests):
             self._drop(
@@ -704,11 +705,11 @@ class QueueSpool:
         if self._file is not None and self._is_attached and not self._waited_for:
             self._file.clear()
 
-    def close(self, *, is_told: bool) -> None:
-        """The consumer closes. `is_told`: the master has answered everything."""
+    def close(self, *, is_answered: bool) -> None:
+        """The consumer closes. `is_answered`: the master has answered everything."""
         if self._file is None:
             return
-        if is_told:
+        if is_answered:
             self._file.clear()
         elif self._is_attached:
             self.detached()

@@ -81,7 +81,7 @@ MANY: Final = 64
 START: Final = 64
 GROWTH: Final = 4
 WAIT_MS: Final = 20_000
-TURN_WAIT_MS: Final = 50
+SHORT_WAIT_MS: Final = 50
 
 
 class Attachment:
@@ -159,7 +159,7 @@ class Attachment:
             # Sent before the application sees them: if they crash this process, the broker must
             # know which messages the application had.
             begun = wire.pack_begun(self.session.number, first.pull, first.pull + first.count - 1)
-            self.session.connection.tell(FrameKind.BEGUN, begun)
+            self.session.connection.send(FrameKind.BEGUN, begun)
         return first
 
     def next_ready(self) -> Message | None:
@@ -252,7 +252,7 @@ class Attachment:
                 raise ProtocolViolation(f"{each} is outside its batch")
             batch = batches[each.batch]
             offset = each.first_sequence - batch.view.base_sequence
-            part = BatchSlice(batch, offset, each.count, each.attempt, pull, self.verdicts.hold)
+            part = BatchSlice(batch, offset, each.count, each.attempt, pull, self.verdicts.acks)
             if batch.view.header.is_directed:
                 for equal in part.by_failures():
                     self._accept(equal)
@@ -275,7 +275,7 @@ class Attachment:
             if self._matches(tags[head.offset] if tags else ()):
                 self.slices.append(head)
             else:
-                self.verdicts.hold.settle(head.pull, head.pull, Verdict.ACK)
+                self.verdicts.acks.settle(head.pull, head.pull, Verdict.ACK)
 
     def _matches(self, tags: tuple[str, ...]) -> bool:
         if self._terms.tags_any and not any(tag in tags for tag in self._terms.tags_any):
@@ -346,7 +346,7 @@ class Attachment:
         self._calls.notify()
         self._calls.pull_more()
 
-    def heard(self) -> None: ...
+    def lease_renewed(self) -> None: ...
 
     def lost(self, failure: LaneLost) -> None:
         """An attachment cannot be lost to another consumer; a lane can."""
@@ -381,7 +381,7 @@ class Attachment:
 
     # --- the end ----------------------------------------------------------------------------------
 
-    def give_back(self) -> None:
+    def return_unseen(self) -> None:
         """Return unseen messages to the group immediately."""
         self._calls.ready.end()
         unseen, self.slices = self.slices, deque()
@@ -392,12 +392,12 @@ class Attachment:
         """Send the remaining verdicts and leave the group.
         Unseen messages return to the group immediately.
         """
-        self.give_back()
+        self.return_unseen()
         self.verdicts.flush()
         self._is_closed = True
         left = self._leave()
         await self.sessions.end()
-        self.verdicts.close(is_told=await left)
+        self.verdicts.close(is_answered=await left)
         self.sessions.detach()
 
     def _leave(self) -> asyncio.Future[bool]:
@@ -411,12 +411,12 @@ class Attachment:
         else:
             payload = wire.pack_detach(session.number, self._received)
             session.connection.request(
-                FrameKind.DETACH, partial(_heard, left), payload, timeout_s=ANSWER_S
+                FrameKind.DETACH, partial(_detach_answered, left), payload, timeout_s=ANSWER_S
             )
         return left
 
 
-def _heard(left: asyncio.Future[bool], answer: Frame | QmqError) -> None:
+def _detach_answered(left: asyncio.Future[bool], answer: Frame | QmqError) -> None:
     if not left.done():
         left.set_result(not isinstance(answer, Unavailable))
 
@@ -493,5 +493,5 @@ def wait_ms(prefetch: int, prefetch_bytes: int, parts: int) -> int:
     return (
         WAIT_MS
         if parts == 1 or (start(prefetch, parts) and prefetch_bytes >= 2 * parts)
-        else TURN_WAIT_MS
+        else SHORT_WAIT_MS
     )

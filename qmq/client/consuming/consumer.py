@@ -69,7 +69,7 @@ log = logging.getLogger("qmq.client")
 PREFETCH_BYTES: Final = 64 * limits.MIB
 LEASE_MS: Final = 30_000
 PULL_BYTES: Final = limits.MIB
-TURN_MESSAGES: Final = 64
+QUANTUM_MESSAGES: Final = 64
 """Most messages in a row that a loop gets from one broker group."""
 
 Reset = Callable[[str, str, str | None], Awaitable[None]]
@@ -159,7 +159,7 @@ class Consumer:
         self._loop = links.round.own_loop()
         self._attachments: list[Attachment] = []
         self._loop_slice = LoopSlice(self._loop)
-        self._turn = self._pull_turn = 0
+        self._last_index = self._next_pull = 0
         self._waiting: dict[TickFuture, None] = {}
         self._failure: QmqError | None = None
         self._has_failed = False
@@ -169,14 +169,14 @@ class Consumer:
         """What tasks work on, with automatic acknowledgement; None without."""
         if options.ack == "auto" and not options.most_once:
             self._held = TaskMessages(
-                self.name, self._loop, _ack, _give_back, options.lease_ms / 1000
+                self.name, self._loop, _ack, _abandoned, options.lease_ms / 1000
             )
         self.ready = ReadyMessages(
             Message, clock_of(self._loop), self.next_ready, self._next, self._held
         )
         self._serving: Attachment | None = None
-        self._left_of_turn = 0
-        self._is_closed = self._is_paused = self._is_resting = self._is_draining = False
+        self._quantum_left = 0
+        self._is_closed = self._is_paused = self._is_returning = self._is_draining = False
         self._closing: tuple[asyncio.Task[None], asyncio.Task[None]] | None = None
         """The wait for long retries, and the whole of `close`."""
         self._calls = ConsumerCalls(
@@ -189,7 +189,7 @@ class Consumer:
             self._retries.add,
             self._lost,
         )
-        self._tell_closed = partial(on_closed, self)
+        self._on_closed = partial(on_closed, self)
 
     # --- for the application ----------------------------------------------------------------------
 
@@ -225,13 +225,13 @@ class Consumer:
             or self._is_draining
         ):
             return None
-        if not self._left_of_turn:
+        if not self._quantum_left:
             if any(each.slices for each in self._attachments if each is not attachment):
                 return None
-            self._left_of_turn = TURN_MESSAGES
+            self._quantum_left = QUANTUM_MESSAGES
         message = attachment.next_ready()
         if message is not None:
-            self._left_of_turn -= 1
+            self._quantum_left -= 1
             self._begin_run(attachment)
         return message
 
@@ -242,7 +242,7 @@ class Consumer:
         if len(self._attachments) == 1:
             attachment.begin_run(limits.PULL_MESSAGES_MAX)
         else:
-            self._left_of_turn -= attachment.begin_run(self._left_of_turn)
+            self._quantum_left -= attachment.begin_run(self._quantum_left)
 
     async def _next(self) -> Message:
         return self.next_ready() or await self._next_waited()
@@ -323,15 +323,15 @@ class Consumer:
         while True:
             if self._has_failed:
                 self._check_open()
-            attachment = None if self.is_paused or self._is_draining else self._whose_turn()
+            attachment = None if self.is_paused or self._is_draining else self._next_attachment()
             if attachment is not None:
                 part = attachment.take(messages_max)
                 if (
                     not self._most_once or await self._is_ours_for_good(part)
                 ) and self._is_readable(part):
-                    self._serving, self._left_of_turn = (
+                    self._serving, self._quantum_left = (
                         attachment,
-                        0 if self._most_once else TURN_MESSAGES,
+                        0 if self._most_once else QUANTUM_MESSAGES,
                     )
                     return attachment, part
                 continue
@@ -368,13 +368,14 @@ class Consumer:
             return False
         return True
 
-    def _whose_turn(self) -> Attachment | None:
+    def _next_attachment(self) -> Attachment | None:
         """The next attachment that has messages, in turn."""
         attachments = self._attachments
         for _ in attachments:
-            self._turn = self._turn + 1 if self._turn + 1 < len(attachments) else 0
-            if attachments[self._turn].slices and attachments[self._turn].may_hand_out():
-                return attachments[self._turn]
+            at = self._last_index + 1 if self._last_index + 1 < len(attachments) else 0
+            self._last_index = at
+            if attachments[at].slices and attachments[at].may_hand_out():
+                return attachments[at]
         return None
 
     async def _wait(self, until: float) -> bool:
@@ -424,7 +425,7 @@ class Consumer:
         return 0 if self._is_closed else sum([each.held for each in list(self._attachments)])
 
     @property
-    def unheard_verdicts(self) -> int:
+    def unanswered_verdicts(self) -> int:
         """Messages whose verdict no broker has answered."""
         return (
             0
@@ -450,7 +451,7 @@ class Consumer:
         """
         check_limits(prefetch, self.prefetch_bytes)
         self._limit.choose(prefetch)
-        self.look_again()
+        self.pause_changed()
 
     def pause(self) -> None:
         """Hand out nothing and pull nothing until `resume`. The consumer keeps its place in the
@@ -462,19 +463,19 @@ class Consumer:
 
     def resume(self) -> None:
         """Resume delivery, unless the whole client is paused (`Client.pause`)."""
-        self._is_paused = self._is_resting = False
-        self.look_again()
+        self._is_paused = self._is_returning = False
+        self.pause_changed()
 
-    def rest(self) -> None:
+    def pause_and_return(self) -> None:
         """Pause, and return unseen messages to the group: for a program that asks for messages only
         from time to time, so that other consumers of the group get them meanwhile. Messages that
         were handed out stay with this consumer. `resume` ends it.
         """
-        self._is_paused = self._is_resting = True
+        self._is_paused = self._is_returning = True
         self.ready.end()
         self._pull_more()
 
-    def look_again(self) -> None:
+    def pause_changed(self) -> None:
         """The consumer may have been paused or resumed."""
         self.ready.end()
         if not self.is_paused:
@@ -496,13 +497,13 @@ class Consumer:
         if self._is_draining:
             self.drain()
             return
-        if self._is_resting:
+        if self._is_returning:
             for each in self._attachments:
-                each.give_back()
+                each.return_unseen()
         attachments = self._attachments
         count = 0 if self.is_paused else len(attachments)
         for step in range(count):
-            each = attachments[(self._pull_turn + step) % count]
+            each = attachments[(self._next_pull + step) % count]
             if not each.asked and each.can_pull and not self._is_closed:
                 has_unseen = any(other.slices for other in attachments)
                 ask = allowance(self.prefetch, attachments, each, has_unseen=has_unseen)
@@ -517,7 +518,7 @@ class Consumer:
                     continue
                 each.pull(ask, size, wait_ms(self.prefetch, self.prefetch_bytes, count))
                 self._limit.left(self._loop.time(), is_ahead=has_unseen)
-                self._pull_turn = (self._pull_turn + step + 1) % count
+                self._next_pull = (self._next_pull + step + 1) % count
 
     def _answered(self, asked: int, got: int) -> None:
         """A pull was answered."""
@@ -617,7 +618,7 @@ class Consumer:
         """
         self._is_draining = True
         for each in self._attachments:
-            each.give_back()
+            each.return_unseen()
 
     async def close(self, error: BaseException | None = None) -> None:
         """Send the remaining verdicts and leave the group. The messages that tasks are handling
@@ -629,7 +630,7 @@ class Consumer:
         """
         if self._links.round.is_over:  # what a consumer does to leave ended with the event loop
             self._is_closed = True
-            self._tell_closed()
+            self._on_closed()
             return
         self._links.round.own_loop()
         if self._closing is None:
@@ -661,7 +662,7 @@ class Consumer:
                 await self._spool_sender.close()
         finally:
             self._notify()
-            self._tell_closed()
+            self._on_closed()
 
     def _fail_held(self, error: BaseException | None) -> None:
         delay = BY_GROUP_MS if isinstance(error, Exception) else 0
@@ -690,7 +691,7 @@ def _ack(message: Message | Messages) -> None:
         message.ack_later()
 
 
-def _give_back(message: Message | Messages, failure: BaseException | None) -> None:
+def _abandoned(message: Message | Messages, failure: BaseException | None) -> None:
     """The task that got the message has ended."""
     if isinstance(message, Message) and message.is_settled:
         return

@@ -75,20 +75,20 @@ class Retries:
     def add(self, retries: Iterable[LongRetry]) -> None:
         """Add messages; they are sent at the end of this round of the event loop."""
         if not self._waiting:
-            asyncio.get_running_loop().call_soon(self._leave)
+            asyncio.get_running_loop().call_soon(self._flush)
         self._waiting += retries
 
-    def _leave(self) -> None:
+    def _flush(self) -> None:
         waiting, self._waiting = self._waiting, []
         for batch in batches(waiting):
             if self._is_closed:
                 _settle(batch, Verdict.NACK, limits.REQUEUE_MS_MAX)
                 continue
-            task = asyncio.get_running_loop().create_task(self._bring(batch))
+            task = asyncio.get_running_loop().create_task(self._store(batch))
             self._sending.add(task)
             task.add_done_callback(self._sending.discard)
 
-    async def _bring(self, batch: Sequence[LongRetry]) -> None:
+    async def _store(self, batch: Sequence[LongRetry]) -> None:
         verdict, delay_ms = Verdict.NACK, limits.REQUEUE_MS_MAX
         try:
             columns, create_time_ms = retry_columns(batch, self._group)
@@ -112,7 +112,7 @@ class Retries:
         added later are not sent. If the wait is cancelled, messages that no delay group has
         confirmed come back in an hour.
         """
-        self._leave()
+        self._flush()
         try:
             while self._sending:
                 await asyncio.wait(self._sending)

@@ -224,7 +224,7 @@ class SessionUser(Protocol[GrantedT]):
         """A session has begun."""
         ...
 
-    def heard(self) -> None:
+    def lease_renewed(self) -> None:
         """The lease was renewed."""
         ...
 
@@ -341,7 +341,7 @@ class SessionLoop(Generic[GrantedT]):
             self._ended.clear()
             connection.on_closed[self.detach] = None
             self._lease_ms = answer.lease_ms
-            self._heard(sent_s)
+            self._renewed(sent_s)
         finally:
             self.is_attaching = False
         self._user.attached(self.session)
@@ -358,11 +358,11 @@ class SessionLoop(Generic[GrantedT]):
                     FrameKind.HEARTBEAT, wire.pack_session(session.number), timeout_s=ANSWER_S
                 )
                 if session is self.session:
-                    self._heard(sent_s)
+                    self._renewed(sent_s)
 
-    def _heard(self, sent_s: float) -> None:
+    def _renewed(self, sent_s: float) -> None:
         self.sure_until_s = sent_s + self._lease_ms / 1000
-        self._user.heard()
+        self._user.lease_renewed()
 
     def doubt(self) -> None:
         """Treat the lease as ended."""

@@ -24,7 +24,7 @@ from typing import Final
 
 from qmq.client.connection.connection import Connection, pause_s
 from qmq.client.connection.pool import ConnectionPool, counted
-from qmq.client.consuming.ack_spool import AckSpool, SpoolOwner, SpoolRemainder, still_to_say
+from qmq.client.consuming.ack_spool import AckSpool, SpoolOwner, SpoolRemainder, still_valid
 from qmq.client.consuming.acks import count, in_frames
 from qmq.client.consuming.session import ANSWER_S, SubscriptionOptions
 from qmq.errors import CallerError, ClientClosed, NotMaster, QmqError, UnknownConsumer
@@ -34,7 +34,7 @@ from qmq.wire.frame import Frame, FrameKind
 
 log = logging.getLogger("qmq.client")
 
-LOOK_S: Final = 60.0
+WATCH_S: Final = 60.0
 INHERIT_S: Final = 3.0
 """How long a consumer waits while another process hands in the verdicts of its
 earlier incarnation.
@@ -52,7 +52,7 @@ async def hand_in(connection: Connection, left: SpoolRemainder, links: Connectio
     attached = wire.Attached.unpack(answer.payload)
     if not attached.resumed:
         return 0
-    settlements = still_to_say(left.kept, attached.next_pull_sequence, _now_ms(links))
+    settlements = still_valid(left.kept, attached.next_pull_sequence, _now_ms(links))
     reporter = links.settle_reporter(attach.subject, attach.group, left.origin.broker_group)
     for part in in_frames(settlements):
         told = (
@@ -149,14 +149,14 @@ class SpoolSender:
     def __init__(self, links: ConnectionPool, store: AckSpool, terms: SubscriptionOptions) -> None:
         self._links, self._store, self._terms = links, store, terms
         self._tasks: set[asyncio.Task[None]] = set()
-        self._looking: asyncio.Task[None] | None = None
+        self._watcher: asyncio.Task[None] | None = None
 
     def start(self) -> None:
         """Harmless to repeat."""
-        if self._looking is None or self._looking.done():
-            self._looking = asyncio.get_running_loop().create_task(self._look())
+        if self._watcher is None or self._watcher.done():
+            self._watcher = asyncio.get_running_loop().create_task(self._watch())
 
-    async def _look(self) -> None:
+    async def _watch(self) -> None:
         while True:
             for left in self._store.left(
                 self._terms.subject, self._terms.group, _now_ms(self._links)
@@ -168,7 +168,7 @@ class SpoolSender:
                 self._tasks.add(task)
                 task.add_done_callback(self._tasks.discard)
                 task.add_done_callback(partial(_put_back, left))
-            await asyncio.sleep(LOOK_S * random.uniform(0.7, 1.3))  # noqa: S311 - jitter, not a secret
+            await asyncio.sleep(WATCH_S * random.uniform(0.7, 1.3))  # noqa: S311 - jitter, not a secret
 
     async def _carry(self, left: SpoolRemainder) -> None:
         """Retry until the file is handed in."""
@@ -196,7 +196,7 @@ class SpoolSender:
 
     async def close(self) -> None:
         """Stop. Files that are not handed in stay for the next consumer."""
-        tasks = [*self._tasks, *([self._looking] if self._looking is not None else [])]
+        tasks = [*self._tasks, *([self._watcher] if self._watcher is not None else [])]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)

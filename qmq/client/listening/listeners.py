@@ -91,7 +91,7 @@ class Listening:
 
     def start(self, listener: Listener) -> None:
         """Start a listener. Raises InvalidArgument if it depends on a type that is not provided."""
-        self._providers.check(listener.binding.provided, listener.binding.spoken)
+        self._providers.check(listener.binding.provided, listener.binding.handler_name)
         self._tasks.append(asyncio.get_running_loop().create_task(self._run(listener)))
 
     def stop(self) -> None:
@@ -121,19 +121,22 @@ class Listening:
             self._stop.over()
 
     async def _run(self, listener: Listener) -> None:
-        spoken = listener.binding.spoken
+        handler_name = listener.binding.handler_name
         threads: Executor | None = None
         try:
             if not listener.binding.is_async:
                 threads = ThreadPoolExecutor(
-                    listener.options.concurrency, thread_name_prefix=f"qmq-{spoken}"
+                    listener.options.concurrency, thread_name_prefix=f"qmq-{handler_name}"
                 )
             work = await self._prepared(listener, threads)
             if work is not None:
                 await work.run()
         except Exception as failure:
             log.error(
-                "listener %s of subject %r ends: %s", spoken, listener.options.subject, failure
+                "listener %s of subject %r ends: %s",
+                handler_name,
+                listener.options.subject,
+                failure,
             )
             raise
         finally:
@@ -246,7 +249,7 @@ class Listeners:
         if self._listening is not None:
             raise InvalidArgument("the listeners of this client are running already")
         for each in self._registered:
-            self.providers.check(each.binding.provided, each.binding.spoken)
+            self.providers.check(each.binding.provided, each.binding.handler_name)
         stop = Stop(grace.total_seconds(), self._cancel_s)
         listening = Listening(
             self._mq, self._ordering, self._now_ns, self._for_threads, self.providers, stop

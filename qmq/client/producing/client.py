@@ -20,7 +20,7 @@ from qmq.client.intercepted import (
     InterceptedProducer,
 )
 from qmq.client.interceptors import Chain, chosen
-from qmq.client.metadata.cache import Ordering, delayed_target, spoken
+from qmq.client.metadata.cache import Ordering, delayed_target, described
 from qmq.client.producing import delayed
 from qmq.client.producing.delayed import DelayedProducer
 from qmq.client.producing.ordered.producer import OrderedProducer
@@ -279,7 +279,7 @@ class SendingClient:
                         cause = failure
         except TimeoutError:
             raise DeadlineExceeded(
-                f"subject {spoken(target)} could not be located in time; the last error: {cause}"
+                f"subject {described(target)} could not be located in time; the last error: {cause}"
             ) from cause
 
     def _shared_options(self, acks: str) -> ProducerOptions:

@@ -8,7 +8,7 @@ A batch keeps its number through every retry, and a broker group stores a number
 answer, a broken connection, an overloaded broker or a change of master the batch is sent again,
 until `delivery_timeout`. Only then does the ticket fail, and its error says whether the batch is
 not stored or its outcome is unknown. `group_sender.py` chooses the broker group, and sends to it.
-Batches go down by calls; decisions are taken from the pipes when they say that something changed.
+Batches go down by calls; decisions are taken from the senders when they say that something changed.
 
 Both kinds of producer derive from `ProducerBase`, the undecided messages of a producer:
 back-pressure, flushing, closing.
@@ -157,7 +157,7 @@ class ProducerBase:
         self._is_waking = False
         self._failed: list[tuple[Ticket, QmqError]] = []
         self._is_closed = False
-        self._tell_closed = partial(on_closed, self)
+        self._on_closed = partial(on_closed, self)
 
     def _check_open(self) -> None:
         """Raise ClientClosed or BufferFull if no message can be accepted."""
@@ -271,7 +271,7 @@ class ProducerBase:
         self._abandon_all()
         self.waiting_bytes = self._undecided = 0
         self._wake_waiting()
-        self._tell_closed()
+        self._on_closed()
 
     @property
     def _has_open(self) -> bool:
@@ -354,7 +354,7 @@ class Producer(ProducerBase):
         destination = destination or BrokerGroupDestination(
             subject, options.kind, subject, identity.producer_id, options.compression
         )
-        self._pipes = GroupSenders(
+        self._senders = GroupSenders(
             links, destination, answered=self._answered, changed=self._changed
         )
 
@@ -414,12 +414,12 @@ class Producer(ProducerBase):
         filled = self._open
         if not filled.bodies:
             self._open = NONE_OPEN
-        elif not self._undecided or self._pipes.is_idle:
+        elif not self._undecided or self._senders.is_idle:
             self._open = NONE_OPEN
             self._close(filled)
             return
-        if self._pipes.waiting:
-            self._pipes.send()
+        if self._senders.waiting:
+            self._senders.send()
 
     def send_many(
         self,
@@ -486,10 +486,10 @@ class Producer(ProducerBase):
         self.tickets += 1
         self._last_count = len(columns.bodies)
         sequence = self._identity.next_sequence()
-        self._pipes.waiting.append(
+        self._senders.waiting.append(
             Batch(columns, first_ms, filled.ticket, sequence, filled.flags, size=size, until=until)
         )
-        self._pipes.send()
+        self._senders.send()
 
     def place_of_last(self, ticket: Ticket) -> int:
         """The place, in its batch, of the message that `send` just took;
@@ -498,16 +498,16 @@ class Producer(ProducerBase):
         return (len(self._open.bodies) if ticket is self._open.ticket else self._last_count) - 1
 
     @property
-    def pipes(self) -> Sequence[GroupSender]:
+    def senders(self) -> Sequence[GroupSender]:
         """One for each broker group that this producer has sent to: its connection, and the batches
         on their way.
         """
-        return tuple(self._pipes)
+        return tuple(self._senders)
 
     # --- what became of them ----------------------------------------------------------------------
 
     def _take_decided(self) -> None:
-        for batch, outcome, group in self._pipes.take_decided():
+        for batch, outcome, group in self._senders.take_decided():
             if isinstance(outcome, QmqError):
                 self._batch_failed(batch, outcome)
                 continue
@@ -540,8 +540,8 @@ class Producer(ProducerBase):
         self._take_decided()
         if self._open.bodies:
             self._close_open()
-        elif self._pipes.waiting:
-            self._pipes.send()
+        elif self._senders.waiting:
+            self._senders.send()
         if self._for_room or self._for_flush:
             self._wake_waiting()
 
@@ -553,8 +553,8 @@ class Producer(ProducerBase):
         if (
             self._open.bodies
             and not self._is_awake
-            and self._pipes.has_groups
-            and self._pipes.is_idle
+            and self._senders.has_groups
+            and self._senders.is_idle
         ):
             self._close_open()
 
@@ -569,7 +569,7 @@ class Producer(ProducerBase):
 
     def _abandon_all(self) -> None:
         self._take_decided()
-        self._pipes.abort(self._abandon)
+        self._senders.abort(self._abandon)
         if self._open is not NONE_OPEN:
             self._open.ticket.fail(ClientClosed("the producer was closed before the message left"))
         self._open, self._is_awake = NONE_OPEN, False
@@ -595,7 +595,7 @@ class IdleProducers:
         self._tick_s = idle_s / PARTS
         self._queue: deque[tuple[MutableMapping[Any, Any], Hashable, int]] = deque()
         """(the producers that it belongs to, key, tickets that it had given out when it was idle at
-        the last look; -1 if it was busy or new)
+        the last check; -1 if it was busy or new)
         """
         self._timer: asyncio.TimerHandle | None = None
 
@@ -608,12 +608,12 @@ class IdleProducers:
             self._timer = asyncio.get_running_loop().call_later(self._tick_s, self._tick)
 
     def _tick(self) -> None:
-        self.look(-(-len(self._queue) // PARTS))
+        self.close_idle(-(-len(self._queue) // PARTS))
         self._timer = (
             asyncio.get_running_loop().call_later(self._tick_s, self._tick) if self._queue else None
         )
 
-    def look(self, count: int) -> None:
+    def close_idle(self, count: int) -> None:
         """Examine the `count` producers that were not examined for longest."""
         for _ in range(min(count, len(self._queue))):
             shared, key, tickets = self._queue.popleft()

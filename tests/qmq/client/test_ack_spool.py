@@ -23,7 +23,7 @@ from qmq.client.consuming.ack_spool import (
     folder_of,
     pack_origin,
     pack_verdicts,
-    still_to_say,
+    still_valid,
     store_of,
     unpack,
 )
@@ -125,14 +125,14 @@ def test_damage_is_reported(damage: object) -> None:
 
 def test_delays_begin_at_the_verdict_and_void_verdicts_are_not_sent() -> None:
     kept = [SpooledAck(each, 1000) for each in SAID]
-    assert still_to_say(kept, 100, 1000) == SAID
-    later = still_to_say(kept, 8, 21_000)
+    assert still_valid(kept, 100, 1000) == SAID
+    later = still_valid(kept, 8, 21_000)
     assert later == [*SAID[:2], Settlement(6, 7, NACK, 40_000, "x")]
-    assert still_to_say(kept, 100, 10**9)[2].delay_ms == 0
-    assert still_to_say(kept, 100, 0)[2].delay_ms == 60_000, (
+    assert still_valid(kept, 100, 10**9)[2].delay_ms == 0
+    assert still_valid(kept, 100, 0)[2].delay_ms == 60_000, (
         "a clock that was set back makes nothing longer"
     )
-    assert still_to_say(kept, 0, 0) == []
+    assert still_valid(kept, 0, 0) == []
 
 
 # --- files ----------------------------------------------------------------------------------------

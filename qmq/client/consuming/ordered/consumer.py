@@ -184,12 +184,12 @@ class OrderedConsumer:
         """What tasks work on, with automatic acknowledgement; None without."""
         if options.ack == "auto":
             self._held = TaskMessages(
-                self.name, self._loop, _ack, self._give_back, options.lease_ms / 1000
+                self.name, self._loop, _ack, self._abandoned, options.lease_ms / 1000
             )
         self._is_started = self._is_member = self._is_closing = self._is_paused = False
         self._closed = asyncio.Event()
         self._closing: asyncio.Task[None] | None = None
-        self._tell_closed = partial(on_closed, self)
+        self._on_closed = partial(on_closed, self)
 
     @property
     def stale(self) -> int:
@@ -444,9 +444,9 @@ class OrderedConsumer:
     def resume(self) -> None:
         """Resume delivery, unless the whole client is paused (`Client.pause`)."""
         self._is_paused = False
-        self.look_again()
+        self.pause_changed()
 
-    def look_again(self) -> None:
+    def pause_changed(self) -> None:
         """The consumer may have been resumed."""
         if not self.is_paused:
             for reader in self._readers:
@@ -591,7 +591,7 @@ class OrderedConsumer:
         """
         if self._links.round.is_over:  # what a consumer does to leave ended with the event loop
             self._is_closing = True
-            self._tell_closed()
+            self._on_closed()
             return
         self._links.round.own_loop()
         if self._closing is None:
@@ -617,9 +617,9 @@ class OrderedConsumer:
             if self._held is not None:
                 self._held.close()
             self._closed.set()
-            self._tell_closed()
+            self._on_closed()
 
-    def _give_back(
+    def _abandoned(
         self, message: OrderedMessage | OrderedMessages, failure: BaseException | None
     ) -> None:
         """The task that got the message has ended."""

@@ -518,7 +518,7 @@ class OrderedProducer(ProducerBase):
             self._begin(builder)
             part = pick(columns, indices)
             chunks.append(TicketChunk(builder.ticket, 0, indices))
-            builder.hold(part, size_of(part), create_time_ms)
+            builder.fill_with_keys(part, size_of(part), create_time_ms)
             self._close(builder)
         return chunks
 
