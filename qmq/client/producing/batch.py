@@ -10,7 +10,7 @@ in-flight window (qmq/delivery/window.py) of one of its senders (`group_sender.p
 one broker group. The pool has the batches that were sent to no broker group, and the outcomes that
 the producer has not taken yet:
 
-    put ─▶ waiting ──take──▶ a sender ──stored, failed──▶ decided ──take_decided──▶ the producer
+    put ─▶ waiting ──take──▶ a sender ──stored, failed──▶ decided ──▶ the producer
               ▲                 │
               └─────requeue─────┘ certainly not stored: in its place by number
 
@@ -345,7 +345,7 @@ class BatchPool:
     def __init__(self) -> None:
         self.waiting: deque[Batch] = deque()
         self.decided: list[DecidedBatch] = []
-        """Not taken yet; senders add what is stored."""
+        """Senders add what is stored; the producer takes all of it out."""
 
     def requeue(self, batch: Batch) -> None:
         """The batch is certainly not stored at its group:
@@ -370,11 +370,6 @@ class BatchPool:
         while self.waiting:
             batch = self.waiting.popleft()
             self.failed(batch, final(failure, batch))
-
-    def take_decided(self) -> list[DecidedBatch]:
-        """The batches that were decided since the last call."""
-        decided, self.decided = self.decided, []
-        return decided
 
 
 class SenderWindow(InFlightWindow[Batch]):

@@ -483,8 +483,8 @@ class GroupSenders:
         self._pool = BatchPool()
         self.waiting: Final = self._pool.waiting
         """Batches that no sender has taken; after a new one is added, `send` is called."""
-        self.take_decided: Final = self._pool.take_decided
-        """Returns the batches that were decided since the last call."""
+        self.decided: Final = self._pool.decided
+        """Batches that were decided, and that the producer has not taken out."""
         self._links = links
         self._loop = asyncio.get_running_loop()
         self._balancer = Balancer(

@@ -507,7 +507,9 @@ class Producer(ProducerBase):
     # --- what became of them ----------------------------------------------------------------------
 
     def _take_decided(self) -> None:
-        for batch, outcome, group in self._senders.take_decided():
+        taken = self._senders.decided[:]
+        self._senders.decided.clear()
+        for batch, outcome, group in taken:
             if isinstance(outcome, QmqError):
                 self._batch_failed(batch, outcome)
                 continue
