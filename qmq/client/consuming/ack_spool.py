@@ -77,11 +77,11 @@ class SpooledAck(NamedTuple):
     time_ms: int
 
 
-def pack_origin(origin: SpoolOwner) -> bytes:
-    attach = json.loads(origin.attach.pack())
+def pack_owner(owner: SpoolOwner) -> bytes:
+    attach = json.loads(owner.attach.pack())
     return (
         json.dumps(
-            {"version": VERSION, "broker_group": origin.broker_group, "attach": attach}
+            {"version": VERSION, "broker_group": owner.broker_group, "attach": attach}
         ).encode()
         + b"\n"
     )
@@ -106,15 +106,15 @@ def unpack(data: bytes) -> tuple[SpoolOwner, list[SpooledAck]]:
             raise ValueError(
                 f"version {head['version']!r} of the format, which only newer clients know"
             )
-        origin = SpoolOwner(
+        owner = SpoolOwner(
             str(head["broker_group"]), Attach.unpack(json.dumps(head["attach"]).encode())
         )
-        return origin, [_kept(json.loads(line)) for line in lines]
+        return owner, [_ack_of(json.loads(line)) for line in lines]
     except (KeyError, TypeError, RecursionError, ProtocolViolation) as cause:
         raise ValueError(f"not a file of verdicts: {cause!r}") from None
 
 
-def _kept(line: dict[str, Any]) -> SpooledAck:
+def _ack_of(line: dict[str, Any]) -> SpooledAck:
     numbers = [line[name] for name in ("first", "last", "delay_ms", "time_ms")]
     if (
         not all(type(each) is int for each in numbers)
@@ -152,9 +152,9 @@ class SpoolFile:
     """
 
     def __init__(
-        self, path: Path, origin: Callable[[], SpoolOwner], now_ms: Callable[[], int]
+        self, path: Path, owner: Callable[[], SpoolOwner], now_ms: Callable[[], int]
     ) -> None:
-        self._path, self._origin, self._now_ms = path, origin, now_ms
+        self._path, self._owner, self._now_ms = path, owner, now_ms
         self._fd = -1
         self._is_warned = False
 
@@ -171,7 +171,7 @@ class SpoolFile:
             self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             fd = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            _write(fd, pack_origin(self._origin()) + pack_verdicts(settlements, self._now_ms()))
+            _write(fd, pack_owner(self._owner()) + pack_verdicts(settlements, self._now_ms()))
             new.rename(self._path)
         except OSError as failure:
             self._warn(failure)
@@ -221,7 +221,7 @@ class SpoolRemainder(NamedTuple):
 
     path: Path
     fd: int
-    origin: SpoolOwner
+    owner: SpoolOwner
     kept: list[SpooledAck]
 
     def delete(self) -> None:
@@ -241,14 +241,14 @@ class AckSpool:
         self._folder = SpoolFolder(folder / "verdicts")
         self._cluster = ",".join(sorted(addresses))
 
-    def file(self, origin: Callable[[], SpoolOwner], now_ms: Callable[[], int]) -> SpoolFile:
+    def file(self, owner: Callable[[], SpoolOwner], now_ms: Callable[[], int]) -> SpoolFile:
         """The file of one queue of a consumer. Nothing is written yet;
-        `origin` is called at each write.
+        `owner` is called at each write.
         """
-        (broker_group, attach) = origin()
+        (broker_group, attach) = owner()
         prefix = self._prefix(attach.subject, attach.group)
         name = f"{prefix}-{attach.incarnation}-{_digest(broker_group)}{SUFFIX}"
-        return SpoolFile(self._folder.path / name, origin, now_ms)
+        return SpoolFile(self._folder.path / name, owner, now_ms)
 
     def left(self, subject: str, group: str, now_ms: int) -> Iterator[SpoolRemainder]:
         """The unlocked files of a subject and group; each is locked when the iterator yields it.
@@ -274,7 +274,7 @@ class AckSpool:
                 os.close(fd)
                 continue
             if now_ms - max((each.time_ms for each in found.kept), default=now_ms) > OLD_MS:
-                consumer = found.origin.attach.consumer
+                consumer = found.owner.attach.consumer
                 log.warning(
                     "%d verdicts of consumer %s found no broker for a week: %s is deleted",
                     len(found.kept),

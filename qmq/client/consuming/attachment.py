@@ -113,7 +113,7 @@ class Attachment:
         self._batches = ReceivedBatches()
         self._knows_kept = False
         file = (
-            links.store.file(self._origin, lambda: ms_of(links.now_ns()))
+            links.store.file(self._owner, lambda: ms_of(links.now_ns()))
             if links.store is not None
             else None
         )
@@ -311,7 +311,7 @@ class Attachment:
             terms.condition,
         )
 
-    def _origin(self) -> SpoolOwner:
+    def _owner(self) -> SpoolOwner:
         """The data with which another process can take this consumer's place."""
         return SpoolOwner(self.group, self._request(wire.RESUME))
 

@@ -47,13 +47,13 @@ async def hand_in(connection: Connection, left: SpoolRemainder, links: Connectio
 
     Harmless to repeat. Raises the broker's error.
     """
-    attach = left.origin.attach
+    attach = left.owner.attach
     answer = await connection.call(FrameKind.ATTACH, attach.pack(), timeout_s=ANSWER_S)
     attached = wire.Attached.unpack(answer.payload)
     if not attached.resumed:
         return 0
     settlements = still_valid(left.kept, attached.next_pull_sequence, _now_ms(links))
-    reporter = links.settle_reporter(attach.subject, attach.group, left.origin.broker_group)
+    reporter = links.settle_reporter(attach.subject, attach.group, left.owner.broker_group)
     for part in in_frames(settlements):
         told = (
             reporter.watch(connection.address, counted(part), _ignored)
@@ -84,15 +84,15 @@ async def inherit(
     then attaching would fail, too.
     """
 
-    def is_mine(origin: SpoolOwner) -> bool:
-        return (origin.broker_group, origin.attach.consumer) == (broker_group, terms.name)
+    def is_mine(owner: SpoolOwner) -> bool:
+        return (owner.broker_group, owner.attach.consumer) == (broker_group, terms.name)
 
     loop = asyncio.get_running_loop()
     until_s = loop.time() + INHERIT_S
     while True:
         for left in store.left(terms.subject, terms.group, _now_ms(links)):
             try:
-                if is_mine(left.origin):
+                if is_mine(left.owner):
                     await _try(connection, left, links)
             finally:
                 left.put_back()
@@ -117,17 +117,17 @@ async def _try(connection: Connection, left: SpoolRemainder, links: ConnectionPo
             raise
         log.warning(
             "verdicts of consumer %s are lost, its messages will be delivered again: %s",
-            left.origin.attach.consumer,
+            left.owner.attach.consumer,
             failure,
         )
     else:
-        attach = left.origin.attach
+        attach = left.owner.attach
         log.info(
             "verdicts of consumer %s on %s: %d handed in to %s",
             attach.consumer,
             attach.subject,
             handed,
-            left.origin.broker_group,
+            left.owner.broker_group,
         )
     left.delete()
 
@@ -161,7 +161,7 @@ class SpoolSender:
             for left in self._store.left(
                 self._terms.subject, self._terms.group, _now_ms(self._links)
             ):
-                if left.origin.attach.consumer == self._terms.name:
+                if left.owner.attach.consumer == self._terms.name:
                     left.put_back()
                     continue
                 task = asyncio.get_running_loop().create_task(self._carry(left))
@@ -180,13 +180,13 @@ class SpoolSender:
             except ClientClosed:
                 return
             except QmqError as failure:
-                log.debug("verdicts for %s wait: %s", left.origin.broker_group, failure)
+                log.debug("verdicts for %s wait: %s", left.owner.broker_group, failure)
             jitter = random.uniform(0.7, 1.3)  # noqa: S311 - no secret
             await asyncio.sleep(pause_s(self._links.timing.hand_in_retry_s, tries) * jitter)
             tries += 1
 
     async def _carry_once(self, left: SpoolRemainder) -> None:
-        group = left.origin.broker_group
+        group = left.owner.broker_group
         master, connection = await self._links.reach(self._terms.subject, group)
         try:
             await _try(connection, left, self._links)

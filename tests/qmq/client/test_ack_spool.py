@@ -21,7 +21,7 @@ from qmq.client.consuming.ack_spool import (
     SpoolFile,
     SpoolOwner,
     folder_of,
-    pack_origin,
+    pack_owner,
     pack_verdicts,
     still_valid,
     store_of,
@@ -42,7 +42,7 @@ SAID = [
 ]
 
 
-def origin_of(
+def owner_of(
     broker_group: str = "g0", *, incarnation: str = "abc", group: str = "ops", name: str = "c1"
 ) -> SpoolOwner:
     return SpoolOwner(
@@ -50,8 +50,8 @@ def origin_of(
     )
 
 
-def file_of(store: AckSpool, origin: SpoolOwner | None = None, now_ms: int = NOW_MS) -> SpoolFile:
-    found = origin or origin_of()
+def file_of(store: AckSpool, owner: SpoolOwner | None = None, now_ms: int = NOW_MS) -> SpoolFile:
+    found = owner or owner_of()
     return store.file(lambda: found, lambda: now_ms)
 
 
@@ -59,7 +59,7 @@ def left(store: AckSpool, now_ms: int = NOW_MS) -> list[tuple[SpoolOwner, list[S
     """The spool files that are not locked; they stay unlocked."""
     found: list[tuple[SpoolOwner, list[SpooledAck]]] = []
     for each in store.left("s", "ops", now_ms):
-        found.append((each.origin, each.kept))
+        found.append((each.owner, each.kept))
         each.put_back()
     return found
 
@@ -73,20 +73,20 @@ def store(tmp_path: Path) -> AckSpool:
 
 
 def test_what_was_written_is_read() -> None:
-    data = pack_origin(origin_of()) + pack_verdicts(SAID[:2], 5) + pack_verdicts(SAID[2:], 6)
+    data = pack_owner(owner_of()) + pack_verdicts(SAID[:2], 5) + pack_verdicts(SAID[2:], 6)
     assert unpack(data) == (
-        origin_of(),
+        owner_of(),
         [SpooledAck(each, 5) for each in SAID[:2]] + [SpooledAck(each, 6) for each in SAID[2:]],
     )
 
 
 def test_a_file_cut_anywhere_has_all_lines_before_the_cut() -> None:
-    data = pack_origin(origin_of()) + pack_verdicts(SAID, 5)
+    data = pack_owner(owner_of()) + pack_verdicts(SAID, 5)
     for end in range(len(data)):
         lines = data[:end].count(b"\n")
         if lines:
             assert unpack(data[:end]) == (
-                origin_of(),
+                owner_of(),
                 [SpooledAck(each, 5) for each in SAID[: lines - 1]],
             )
         else:
@@ -118,7 +118,7 @@ def test_a_file_cut_anywhere_has_all_lines_before_the_cut() -> None:
     ],
 )
 def test_damage_is_reported(damage: object) -> None:
-    lines = (pack_origin(origin_of()) + pack_verdicts(SAID, 5)).splitlines()
+    lines = (pack_owner(owner_of()) + pack_verdicts(SAID, 5)).splitlines()
     with pytest.raises(ValueError, match=r"."):
         unpack(b"\n".join(damage(lines)) + b"\n")  # type: ignore[operator]
 
@@ -161,7 +161,7 @@ def test_a_file_is_its_clients_while_that_lives_and_anybodys_after(store: AckSpo
     assert left(store) == []
     assert [each.broker_group for each in store.busy("s", "ops")] == ["g0"]
     file.leave()
-    assert left(store) == [(origin_of(), [SpooledAck(each, NOW_MS) for each in SAID])]
+    assert left(store) == [(owner_of(), [SpooledAck(each, NOW_MS) for each in SAID])]
     assert list(store.busy("s", "ops")) == []
 
 
@@ -187,16 +187,16 @@ def test_a_waiter_for_a_deleted_file_gets_nothing(
 def test_files_of_other_subjects_groups_and_clusters_are_not_ours(
     store: AckSpool, tmp_path: Path
 ) -> None:
-    for file in (file_of(store, origin_of(group="other")), file_of(AckSpool(tmp_path, ["meta:2"]))):
+    for file in (file_of(store, owner_of(group="other")), file_of(AckSpool(tmp_path, ["meta:2"]))):
         file.rewrite(SAID)
         file.leave()
     assert left(store) == []
-    mine = [origin_of(), origin_of("g1"), origin_of(incarnation="def")]
-    for origin in mine:
-        file = file_of(store, origin)
+    mine = [owner_of(), owner_of("g1"), owner_of(incarnation="def")]
+    for owner in mine:
+        file = file_of(store, owner)
         file.rewrite(SAID)
         file.leave()
-    assert sorted(map(str, mine)) == sorted(str(origin) for origin, _ in left(store))
+    assert sorted(map(str, mine)) == sorted(str(owner) for owner, _ in left(store))
     assert len(left(AckSpool(tmp_path, ["meta:1"]))) == 3
 
 
@@ -211,7 +211,7 @@ def test_what_cannot_be_read_is_set_aside_with_a_warning(
     store: AckSpool, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     for incarnation in ("a", "b"):
-        file = file_of(store, origin_of(incarnation=incarnation))
+        file = file_of(store, owner_of(incarnation=incarnation))
         file.rewrite(SAID)
         file.leave()
     path = min((tmp_path / "verdicts").iterdir())

@@ -128,14 +128,14 @@ async def test_verdicts_given_without_a_broker_are_kept_until_delivered(
     waiting = asyncio.create_task(found[2].ack_sync())
     found[3].ack_later()
     await eventually(lambda: len(kept(state)) == 4)
-    ((origin, _),) = files(state)
+    ((owner, _),) = files(state)
     assert sorted(kept(state)) == [
         Settlement(0, 0, NACK, BY_GROUP_MS, "first"),
         Settlement(1, 1, DEAD, 0, "second"),
         Settlement(2, 2, ACK, 0),
         Settlement(3, 3, ACK, 0),
     ]
-    assert origin == SpoolOwner(
+    assert owner == SpoolOwner(
         "g0",
         wire.Attach("s", 0, "g", "worker", consumer.incarnation, 4, RESUME, 30_000, [], [], ""),
     )
@@ -176,8 +176,8 @@ async def test_what_became_void_is_kept_no_longer_before_anything_else_is_handed
     queues[0].attached = wire.Attached(1, 30_000, 4, 1)
     await back(it.groups[0])
     await queues[0].pull()
-    ((origin, _),) = files(state)
-    assert (kept(state), origin.attach.received) == ([Settlement(0, 3, NACK, BY_GROUP_MS, "x")], 3)
+    ((owner, _),) = files(state)
+    assert (kept(state), owner.attach.received) == ([Settlement(0, 3, NACK, BY_GROUP_MS, "x")], 3)
     await away(it.groups[0])
     queues[0].pulls.clear()
     queues[0].is_silent = False
