@@ -27,11 +27,11 @@ if TYPE_CHECKING:
     from qmq.client.browsing import BrowsedMessage
     from qmq.client.client import Client
     from qmq.client.connection.pool import SettleReport
+    from qmq.client.consuming.ack_spool import StateDir
     from qmq.client.consuming.consumer import Consumer
     from qmq.client.consuming.message import Message, Messages
     from qmq.client.consuming.ordered.consumer import OrderedConsumer
     from qmq.client.consuming.ordered.message import OrderedMessage
-    from qmq.client.consuming.settlements import StateDir
     from qmq.client.interceptors import BaseInterceptor, Interceptor, Outgoing
     from qmq.client.listening.context import Context, Reject, Retry
     from qmq.client.producing.delayed import DelayedMessage, DelayedProducer

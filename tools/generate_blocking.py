@@ -104,7 +104,16 @@ PARTS: Final = (
             "    them: `BlockingClient.metadata`.\n    "
         ),
         left_out=frozenset(
-            {"call", "turn", "locate", "routes", "watch", "sync_member", "ask_delayed", "close"}
+            {
+                "call",
+                "use_next_server",
+                "locate",
+                "routes",
+                "watch",
+                "sync_member",
+                "ask_delayed",
+                "close",
+            }
         ),
     ),
     Source(
@@ -179,7 +188,7 @@ from qmq.blocking.admin import BlockingAccess, BlockingDelayed, BlockingMetadata
 from qmq.client.client import Client
 from qmq.client.connection.connection import timing_with
 from qmq.client.interceptors import Interceptor
-from qmq.client.consuming.settlements import StateDir
+from qmq.client.consuming.ack_spool import StateDir
 from qmq.security.tokens import Token
 from qmq.security.contexts import default_server
 from qmq.security.tls import Tls

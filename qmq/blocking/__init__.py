@@ -19,7 +19,7 @@ from qmq.blocking.admin import BlockingAccess, BlockingDelayed, BlockingMetadata
 from qmq.blocking.loop_thread import BlockingClientBase, BlockingConsumerBase, LoopThread
 from qmq.client.client import Client
 from qmq.client.connection.connection import timing_with
-from qmq.client.consuming.settlements import StateDir
+from qmq.client.consuming.ack_spool import StateDir
 from qmq.client.interceptors import Interceptor
 from qmq.rpc.tls_network import network_of
 from qmq.security.contexts import default_server

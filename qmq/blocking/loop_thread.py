@@ -23,6 +23,7 @@ from qmq.client.consuming.message import BatchSlice, Message, Messages, Settler
 from qmq.client.interceptors import Chain
 from qmq.client.listening.listener_options import ListenerOptions
 from qmq.client.listening.pools import asked_in_main_thread
+from qmq.client.task_messages import Owner
 from qmq.errors import ClientClosed, InvalidArgument
 from qmq.wire.frame_payloads import Verdict
 
@@ -275,43 +276,19 @@ class BlockingClientBase(BlockingPart):
         self.close()
 
 
-class _ThreadOwner:
-    """A thread that iterates over a consumer: what a task is for the asyncio client
-    (`task_messages.py`). Used in the loop's thread.
-    """
-
-    def __init__(self) -> None:
-        self._calls: list[Callable[[_ThreadOwner], object]] = []
-
-    def add_done_callback(self, call: Callable[[_ThreadOwner], object], /) -> None:
-        self._calls.append(call)
-
-    def remove_done_callback(self, call: Callable[[_ThreadOwner], object], /) -> None:
-        self._calls.remove(call)
-
-    def ended(self) -> None:
-        """The thread has ended."""
-        calls, self._calls = self._calls, []
-        for call in calls:
-            call(self)
-
-    def cancelled(self) -> bool:
-        return False
-
-    def exception(self) -> None:
-        """How a thread ends is not known."""
-
-
 class _ThreadLife:
     """Lives as long as the thread whose `threading.local` has it."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
-        self.owner = _ThreadOwner()
+        self.owner: Owner = loop.create_future()
+        """Stands for the thread, as a task does in the asyncio client (`task_messages.py`). Only
+        the loop's thread uses it. It is done when the thread has ended, in whichever way.
+        """
         self._loop = loop
 
     def __del__(self) -> None:
         with suppress(RuntimeError):  # the loop is closed
-            self._loop.call_soon_threadsafe(self.owner.ended)
+            self._loop.call_soon_threadsafe(self.owner.set_result, None)
 
 
 class BlockingConsumerBase(BlockingPart):
@@ -336,7 +313,7 @@ class BlockingConsumerBase(BlockingPart):
             with self._interceptors.handling(message, self._consumer.group):
                 yield message
 
-    def _owner(self) -> _ThreadOwner:
+    def _owner(self) -> Owner:
         """What stands for the calling thread."""
         life: _ThreadLife | None = getattr(self._of_thread, "life", None)
         if life is None:

@@ -18,7 +18,7 @@ import qmq
 from qmq.cli.output import SERVER, Json, Server, fail, run, show, time_text
 from qmq.cli.roles import ProcessFlags, set_up_logging, taking
 from qmq.cli.transfer.commands import connected, target_of
-from qmq.client.consuming.settlements import user_state_folder
+from qmq.client.consuming.ack_spool import user_state_folder
 from qmq.errors import InvalidArgument, QmqError
 
 app = typer.Typer(help="Mirror subjects in a second cluster.", no_args_is_help=True)

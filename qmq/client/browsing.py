@@ -262,7 +262,7 @@ class ReadPatience:
         """Whether the read must give up."""
         return self._loop.time() > self._until_s
 
-    async def rest(self) -> None:
+    async def pause(self) -> None:
         """Pause before the next try."""
         await asyncio.sleep(pause_s(self._timing.session_retry_s, self._tries))
         self._tries += 1
@@ -289,7 +289,7 @@ async def ask_master(
                     f"broker group {queue.broker_group!r} cannot be read: {failure.message}"
                 ) from failure
             log.debug("%s: %s", queue, failure)
-        await patience.rest()
+        await patience.pause()
 
 
 async def end_of(links: ConnectionPool, queue: BrowsedQueue) -> int:

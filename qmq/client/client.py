@@ -18,15 +18,16 @@ from typing import TYPE_CHECKING, Any, Final
 
 from qmq.client.connection.connection import TIMING, ClientTiming
 from qmq.client.connection.pool import ConnectionPool
-from qmq.client.consuming.consumer import Consumer, process_name
-from qmq.client.consuming.ordered.consumer import OrderedConsumer
-from qmq.client.consuming.settlements import StateDir, store_of
+from qmq.client.consuming.ack_spool import StateDir, store_of
+from qmq.client.consuming.consumer import Consumer, ConsumerOptions, process_name
+from qmq.client.consuming.ordered.consumer import OrderedConsumer, OrderedConsumerOptions
+from qmq.client.consuming.ordered.lane import FailurePolicy
 from qmq.client.dead_letters import DeadLetters
 from qmq.client.intercepted import InterceptedConsumer, InterceptedOrderedConsumer
 from qmq.client.interceptors import Chain, Interceptor, chosen
 from qmq.client.listening.listeners import ForThreads, ListenerApi, no_client
 from qmq.client.metadata.cache import MetadataCache, Placement, is_delayed, subject_of
-from qmq.client.metrics import collector_of, serve
+from qmq.client.metrics import ClientSource, collector_of, serve
 from qmq.client.producing.batch import key_bytes, texts
 from qmq.client.producing.client import SendingClient, now_by
 from qmq.client.producing.delayed import Delayed, time_ms
@@ -99,15 +100,15 @@ class Client(SendingClient, ListenerApi):
             MetadataCache(
                 self._locate,
                 lambda: self.metadata.watch(),
-                lambda: self.metadata.turn(),
-                look=self._look,
+                lambda: self.metadata.use_next_server(),
+                locate_existing=self._locate_existing,
                 timing=timing,
             ),
             self.name,
             now_ns=now_ns,
             network=network,
             timing=timing,
-            tell_settled=chain.settled if chain else None,
+            on_settled=chain.settled if chain else None,
             store=store_of(
                 False if state_dir is None and not network.is_machine else state_dir, self.addresses
             ),
@@ -126,7 +127,7 @@ class Client(SendingClient, ListenerApi):
         """For prometheus_client: `REGISTRY.register(mq.metrics)`. Raises InvalidArgument if that is
         not installed.
         """
-        return collector_of(self)
+        return collector_of(self._figures)
 
     async def serve_metrics(self, port: int = 0, host: str = "127.0.0.1") -> int:
         """Serve the client's metrics for Prometheus at /metrics until the client is closed, and
@@ -134,8 +135,12 @@ class Client(SendingClient, ListenerApi):
 
         Raises InvalidArgument if prometheus_client is not installed, OSError if the port is taken.
         """
-        self._endpoints.append(await serve(self, port, host))
+        self._endpoints.append(await serve(self._figures, port, host))
         return self._endpoints[-1].port
+
+    @property
+    def _figures(self) -> ClientSource:
+        return ClientSource(self._links, lambda: self.producers, lambda: self.consumers)
 
     @property
     def counters(self) -> ClientCounters:
@@ -185,7 +190,7 @@ class Client(SendingClient, ListenerApi):
             subject_of(target), create=self._create_subjects, delayed=is_delayed(target)
         )
 
-    async def _look(self, target: str) -> Placement:
+    async def _locate_existing(self, target: str) -> Placement:
         return await self.metadata.routes(subject_of(target), delayed=is_delayed(target))
 
     # --- consuming --------------------------------------------------------------------------------
@@ -229,19 +234,21 @@ class Client(SendingClient, ListenerApi):
             self._send_directed,
             subject,
             group,
-            name=name,
-            start=start,
-            broadcast=broadcast,
-            tags_any=tags_any,
-            tags_all=tags_all,
-            ack=ack,
-            most_once=consume_most_once,
-            prefetch=prefetch,
-            prefetch_bytes=prefetch_bytes,
-            pull_bytes=pull_bytes,
-            lease_ms=lease_ms,
-            expired=expired,
-            condition=condition,
+            ConsumerOptions(
+                name=name,
+                start=start,
+                broadcast=broadcast,
+                tags_any=tags_any,
+                tags_all=tags_all,
+                ack=ack,
+                most_once=consume_most_once,
+                prefetch=prefetch,
+                prefetch_bytes=prefetch_bytes,
+                pull_bytes=pull_bytes,
+                lease_ms=lease_ms,
+                expired=expired,
+                condition=condition,
+            ),
             on_closed=self._forget_consumer,
         )
         self._consumers[consumer] = None
@@ -285,18 +292,20 @@ class Client(SendingClient, ListenerApi):
             self._sync_member,
             subject,
             group,
-            name=name,
-            start=start,
-            gate=gate,
-            ack=ack,
-            on_failure=on_failure,
-            prefetch=prefetch,
-            prefetch_bytes=prefetch_bytes,
-            pull_bytes=pull_bytes,
-            lease_ms=lease_ms,
-            attempts_max=attempts_max,
-            retry_delays_s=retry_delays_s,
-            condition=condition,
+            OrderedConsumerOptions(
+                name=name,
+                start=start,
+                gate=gate,
+                ack=ack,
+                policy=FailurePolicy(
+                    on_failure, attempts_max, tuple(int(each * 1000) for each in retry_delays_s)
+                ),
+                prefetch=prefetch,
+                prefetch_bytes=prefetch_bytes,
+                pull_bytes=pull_bytes,
+                lease_ms=lease_ms,
+                condition=condition,
+            ),
             on_closed=self._forget_consumer,
         )
         self._consumers[consumer] = None
@@ -318,13 +327,13 @@ class Client(SendingClient, ListenerApi):
         """
         self._links.is_paused = True
         for consumer in list(self._consumers):
-            consumer.look_again()
+            consumer.pause_changed()
 
     def resume(self) -> None:
         """Resume all consumers, except those that were paused by `Consumer.pause`."""
         self._links.is_paused = False
         for consumer in list(self._consumers):
-            consumer.look_again()
+            consumer.pause_changed()
 
     async def _sync_member(
         self,
@@ -539,7 +548,7 @@ class Client(SendingClient, ListenerApi):
                     await self._links.reach(
                         subject, name
                     )  # raises NeverReached, which waiting does not mend
-            await patience.rest()
+            await patience.pause()
         queues = [
             each for each in found.description.queues if broker_group in ("", each.broker_group)
         ]

@@ -212,11 +212,13 @@ class ReplayedLetters:
             by_subject.setdefault(each.subject, []).append(each)
         found: set[bytes] = set()
         for subject, its in by_subject.items():
-            known = await self._looked(subject, min(each.dead_ms for each in its) - CLOCKS_MS)
+            known = await self._replayed_since(
+                subject, min(each.dead_ms for each in its) - CLOCKS_MS
+            )
             found |= known & {each.name for each in its}
         return found
 
-    async def _looked(self, subject: str, since_ms: int) -> set[bytes]:
+    async def _replayed_since(self, subject: str, since_ms: int) -> set[bytes]:
         search = self._searches.get(subject)
         if search is None or since_ms < search.since_ms:
             search = self._searches[subject] = _SubjectSearch(since_ms)

@@ -1,13 +1,14 @@
 """Reads a subject for a group on behalf of callers that ask from time to time, as a gateway does.
 One class for each kind of subject.
 
-    unordered   a Consumer; between calls, `rest` gives unseen messages back to other consumers of
+    unordered   a Consumer; between calls, `idle` gives unseen messages back to other consumers of
                 the group
     ordered     an OrderedConsumer; at most one message of a key is handed out at a time. Others get
                 no messages of its lanes, so after `idle_s` without a call and without unsettled
                 messages it leaves the group, and the next call joins again
 
-Messages are settled by their own methods; after its verdict, each is reported by `settled`.
+Messages are settled by their own methods; after its verdict, each is reported by `settled`. Who has
+used a message's body sets it to b"", so that messages that wait for their verdict hold no memory.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ import math
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 from functools import partial
-from typing import Any, Final, Protocol
+from typing import Any, Final, TypeAlias
 
 from qmq import limits
 from qmq.client.client import Client
@@ -37,35 +38,6 @@ Wants = Callable[[StoredMessage], bool]
 """Whether callers want a message. Other messages are acknowledged and not returned."""
 
 
-class GroupReading(Protocol):
-    """Hands out messages of a subject for a group. `unsettled` counts those without a verdict. Do
-    not call `close` concurrently.
-
-    Who has used a message's body sets it to b"", so that messages that wait for their verdict hold
-    no memory.
-    """
-
-    unsettled: int
-
-    async def receive(self, messages_max: int, wait_s: float) -> Sequence[AnyMessage]:
-        """At most `messages_max` messages, and fewer if their bodies have 8 MiB; none if none came
-        within `wait_s`. Raises QmqError.
-        """
-        ...
-
-    def settled(self) -> None:
-        """One of the handed out messages has its verdict."""
-        ...
-
-    def rest(self) -> None:
-        """Called when no call waits for messages."""
-        ...
-
-    async def close(self) -> None:
-        """Leave the group."""
-        ...
-
-
 class DecompressedBatch:
     """The batch that a reading handed out last. It alone stays decompressed: each message has its
     own body.
@@ -83,7 +55,8 @@ class DecompressedBatch:
 
 class PlainReading:
     """Reads an unordered subject. The broker matches `tags_any`. `condition` is the text of what
-    `wants` selects.
+    `wants` selects. `unsettled` counts the messages without a verdict. Do not call `close`
+    concurrently.
     """
 
     def __init__(
@@ -109,7 +82,7 @@ class PlainReading:
         )
         self._wants = wants
         self.unsettled = 0
-        self._is_resting = False
+        self._is_idle = False
         self._open = DecompressedBatch()
 
     async def joined(self) -> bool:
@@ -119,11 +92,14 @@ class PlainReading:
         return await joined_unordered(self._consumer)
 
     async def receive(self, messages_max: int, wait_s: float) -> Sequence[AnyMessage]:
+        """At most `messages_max` messages, and fewer if their bodies have 8 MiB; none if none came
+        within `wait_s`. Raises QmqError.
+        """
         self._consumer.limit(
             min(AHEAD + self.unsettled + messages_max, limits.CONSUMER_UNACKED_MAX)
         )
-        if self._is_resting:
-            self._is_resting = False
+        if self._is_idle:
+            self._is_idle = False
             self._consumer.resume()
         pulled = await self._consumer.pull(messages_max, timedelta(seconds=wait_s))
         found = _wanted(list(pulled), self._wants)
@@ -133,21 +109,24 @@ class PlainReading:
         return found
 
     def settled(self) -> None:
+        """One of the handed out messages has its verdict."""
         self.unsettled -= 1
 
-    def rest(self) -> None:
-        if not self._is_resting:
-            self._is_resting = True
+    def idle(self) -> None:
+        """Called when no call waits for messages."""
+        if not self._is_idle:
+            self._is_idle = True
             self._open.handed_out(None)
-            self._consumer.rest()
+            self._consumer.pause_and_return()
 
     async def close(self) -> None:
+        """Leave the group."""
         await self._consumer.close()
 
 
 class OrderedReading:
-    """Reads an ordered subject. A key whose message fails too often is parked. `options` are those
-    of `Client.ordered_consumer`.
+    """Reads an ordered subject, with the methods of `PlainReading`. A key whose message fails too
+    often is parked. `options` are those of `Client.ordered_consumer`.
     """
 
     def __init__(
@@ -191,13 +170,13 @@ class OrderedReading:
 
     def settled(self) -> None:
         self.unsettled -= 1
-        self._look()
+        self._leave_when_idle()
 
-    def rest(self) -> None:
+    def idle(self) -> None:
         self._is_asked = False
-        self._look()
+        self._leave_when_idle()
 
-    def _look(self) -> None:
+    def _leave_when_idle(self) -> None:
         self._stop_timer()
         if (
             not self._is_asked
@@ -225,6 +204,10 @@ class OrderedReading:
         self._leave()
         while self._leaving:
             await asyncio.wait(set(self._leaving))
+
+
+GroupReading: TypeAlias = PlainReading | OrderedReading
+"""Hands out messages of a subject for a group."""
 
 
 def _wanted(found: Sequence[AnyMessage], wants: Wants | None) -> Sequence[AnyMessage]:

@@ -9,8 +9,8 @@ be read in another thread, so this module reads only numbers, and copies of list
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Final, Protocol
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Final
 
 from qmq.client.consuming.consumer import Consumer
 from qmq.errors import InvalidArgument
@@ -19,7 +19,7 @@ from qmq.model import base_group
 from qmq.rpc.network import NETWORK
 
 if TYPE_CHECKING:
-    from qmq.client.connection.pool import ClientCounters
+    from qmq.client.connection.pool import ConnectionPool
     from qmq.client.consuming.ordered.consumer import OrderedConsumer
     from qmq.client.producing.ordered.producer import OrderedProducer
     from qmq.client.producing.producer import Producer
@@ -92,23 +92,9 @@ UNHEARD: Final = Figure(
 CONNECTIONS: Final = Figure("qmq_client_connections", GAUGE, (), "Connections to brokers.")
 
 
-class MeasuredClient(Protocol):
-    """The part of a client that is measured."""
-
-    @property
-    def counters(self) -> ClientCounters: ...
-
-    @property
-    def connections(self) -> int: ...
-
-    @property
-    def producers(self) -> Sequence[Producer | OrderedProducer]: ...
-
-    @property
-    def consumers(self) -> Sequence[Consumer | OrderedConsumer]: ...
-
-
 class ClientSource:
+    """The figures of one client; `producers` and `consumers` return those that are not closed."""
+
     figures: Final = (
         SENT,
         SENT_BYTES,
@@ -125,16 +111,21 @@ class ClientSource:
         CONNECTIONS,
     )
 
-    def __init__(self, client: MeasuredClient) -> None:
-        self._client = client
+    def __init__(
+        self,
+        links: ConnectionPool,
+        producers: Callable[[], Sequence[Producer | OrderedProducer]],
+        consumers: Callable[[], Sequence[Consumer | OrderedConsumer]],
+    ) -> None:
+        self._links, self._producers, self._consumers = links, producers, consumers
 
     def read(self) -> Iterator[Reading | None]:
         yield from self._sends()
         yield from self._takes()
-        yield one(CONNECTIONS, self._client.connections)
+        yield one(CONNECTIONS, self._links.connections)
 
     def _sends(self) -> Iterator[Reading | None]:
-        counters = self._client.counters
+        counters = self._links.counters
         sends = sorted(counters.sends.items())
         yield Reading(SENT, [((subject,), each.messages) for subject, each in sends])
         yield Reading(SENT_BYTES, [((subject,), each.bytes) for subject, each in sends])
@@ -142,11 +133,11 @@ class ClientSource:
         yield Reading(RESENT, [((subject,), each.resent) for subject, each in sends])
         yield Reading(FAILED, [((subject,), each.failed) for subject, each in sends])
         yield one(SEND_SECONDS, counters.seconds.histogram())
-        yield one(WAITING, sum([each.waiting_bytes for each in self._client.producers]))
+        yield one(WAITING, sum([each.waiting_bytes for each in self._producers()]))
         yield None
 
     def _takes(self) -> Iterator[Reading | None]:
-        takes = sorted(self._client.counters.takes.items())
+        takes = sorted(self._links.counters.takes.items())
         yield Reading(RECEIVED, [(names, each.received) for names, each in takes])
         verdicts = [
             ((*names, verdict), count)
@@ -162,27 +153,27 @@ class ClientSource:
         stale: dict[tuple[str, str], int] = {names: each.stale for names, each in takes}
         held: dict[tuple[str, str], int] = {}
         unheard: dict[tuple[str, str], int] = {}
-        for consumer in self._client.consumers:
+        for consumer in self._consumers():
             names = (consumer.subject, base_group(consumer.group))
             stale[names] = stale.get(names, 0) + consumer.stale
             if isinstance(consumer, Consumer):
                 held[names] = held.get(names, 0) + consumer.held
-                unheard[names] = unheard.get(names, 0) + consumer.unheard_verdicts
+                unheard[names] = unheard.get(names, 0) + consumer.unanswered_verdicts
         yield Reading(STALE, sorted(stale.items()))
         yield Reading(HELD, sorted(held.items()))
         yield Reading(UNHEARD, sorted(unheard.items()))
 
 
-def collector_of(client: MeasuredClient) -> Collector:
+def collector_of(source: ClientSource) -> Collector:
     """A collector for a registry. Raises InvalidArgument if prometheus_client is not installed."""
     try:
         from qmq.metrics.endpoint import Collector
     except ImportError as cause:
         raise _missing() from cause
-    return Collector([ClientSource(client)])
+    return Collector([source])
 
 
-async def serve(client: MeasuredClient, port: int, host: str) -> MetricsServer:
+async def serve(source: ClientSource, port: int, host: str) -> MetricsServer:
     """Serve metrics over HTTP. Raises InvalidArgument if prometheus_client is not installed,
     OSError if the port is taken.
     """
@@ -190,7 +181,7 @@ async def serve(client: MeasuredClient, port: int, host: str) -> MetricsServer:
         from qmq.metrics.endpoint import MetricsServer
     except ImportError as cause:
         raise _missing() from cause
-    endpoint = MetricsServer([ClientSource(client)])
+    endpoint = MetricsServer([source])
     await endpoint.start(host, port, NETWORK.listen)
     return endpoint
 

@@ -103,8 +103,10 @@ def codec_of(kind: Any) -> Decode:
             decoder: Decode = msgspec.json.Decoder(kind).decode
             return decoder
     except (TypeError, NameError) as failure:
-        raise InvalidArgument(f"{_spoken(kind)} cannot be read from JSON: {failure}") from failure
-    words = ", ".join(sorted(map(_spoken, strangers)))
+        raise InvalidArgument(
+            f"{_type_name(kind)} cannot be read from JSON: {failure}"
+        ) from failure
+    words = ", ".join(sorted(map(_type_name, strangers)))
     raise InvalidArgument(
         f"{words} is not a payload type: use bytes, str, qmq.Message, a dataclass, a "
         "pydantic model, a msgspec.Struct or a type of JSON"
@@ -183,5 +185,5 @@ def _parts(kind: Any) -> Iterator[Any]:
     yield from getattr(kind, "types", ())
 
 
-def _spoken(kind: Any) -> str:
+def _type_name(kind: Any) -> str:
     return kind.__name__ if isinstance(kind, type) else str(kind)

@@ -22,35 +22,25 @@ from __future__ import annotations
 import asyncio
 import logging
 import sys
-import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from functools import partial
-from typing import Any, Final, Generic, Protocol, TypeVar
+from typing import Any, Final, Generic, TypeAlias, TypeVar
 
 from qmq.client.consuming import TaskHolding
-from qmq.client.consuming.iterator import LOOP_S
 
 log = logging.getLogger("qmq.client")
 
 T = TypeVar("T")
 
 
-class Owner(Protocol):
-    """A task, or what stands for a thread."""
-
-    def add_done_callback(self, call: Callable[[Any], object], /) -> object: ...
-
-    def remove_done_callback(self, call: Callable[[Any], object], /) -> object: ...
-
-    def cancelled(self) -> bool: ...
-
-    def exception(self) -> BaseException | None: ...
+Owner: TypeAlias = asyncio.Future[Any]
+"""A task; or a future that stands for a thread, and is done when the thread has ended."""
 
 
 class TaskMessages(Generic[T]):
-    """The messages of one consumer. `ack` and `give_back` get messages that may have a verdict
-    already. `give_back` also gets the exception of the task that had the message; None if the task
-    was cancelled or returned. A message of a task that returned is given back after `grace_s`.
+    """The messages of one consumer. `ack` and `abandoned` get messages that may have a verdict
+    already. `abandoned` also gets the exception of the task that had the message; None if the task
+    was cancelled or returned. A message of a task that returned is abandoned after `grace_s`.
     """
 
     def __init__(
@@ -58,14 +48,14 @@ class TaskMessages(Generic[T]):
         name: str,
         loop: asyncio.AbstractEventLoop,
         ack: Callable[[T], object],
-        give_back: Callable[[T, BaseException | None], object],
+        abandoned: Callable[[T, BaseException | None], object],
         grace_s: float = 0.0,
         make: type[TaskHolding] = TaskHolding,
     ) -> None:
-        self._name, self._ack, self._give_back, self._grace_s, self._make = (
+        self._name, self._ack, self._abandoned, self._grace_s, self._make = (
             name,
             ack,
-            give_back,
+            abandoned,
             grace_s,
             make,
         )
@@ -129,16 +119,16 @@ class TaskMessages(Generic[T]):
             )
         if failure is not None or task.cancelled():
             for each in held:
-                self._give_back(each, failure)
+                self._abandoned(each, failure)
         else:
             self._leave(held)
 
     def _leave(self, messages: list[T]) -> None:
-        def give_back() -> None:
+        def abandon() -> None:
             for each in self._left.pop(timer):
-                self._give_back(each, None)
+                self._abandoned(each, None)
 
-        timer = self.loop.call_later(self._grace_s, give_back)
+        timer = self.loop.call_later(self._grace_s, abandon)
         self._left[timer] = messages
 
     def take(self) -> list[T]:
@@ -194,33 +184,3 @@ class TaskLoop(Generic[T]):
         message = await self._get()
         held.add(holding, message)
         return message
-
-
-def clock_of(loop: asyncio.AbstractEventLoop) -> Callable[[], float]:
-    """The event loop's clock: what `time` of asyncio's own event loops calls,
-    and `time` of others.
-    """
-    return time.monotonic if type(loop).time is asyncio.BaseEventLoop.time else loop.time
-
-
-class LoopTurn:
-    """A consumer's turn in the event loop, `LOOP_S` long. An application that never waits between
-    its messages gets them without waiting: after `until_s`, the consumer has to `end` the turn
-    before it hands out more, because heartbeats and other tasks need the event loop.
-    `ReadyMessages` does the same.
-    """
-
-    __slots__ = ("clock", "until_s")
-
-    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
-        self.clock = clock_of(loop)
-        self.begin()
-
-    def begin(self) -> None:
-        """The event loop has run."""
-        self.until_s = self.clock() + LOOP_S
-
-    async def end(self) -> None:
-        """Let the event loop run once."""
-        await asyncio.sleep(0)
-        self.begin()

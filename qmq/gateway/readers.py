@@ -153,7 +153,7 @@ class GroupReaders:
                 del self._readers[key]
                 self._spawn_close(kept.reading)
             elif idle_ms >= REST_MS:
-                kept.reading.rest()
+                kept.reading.idle()
 
     def _spawn_close(self, reading: GroupReading) -> None:
         task = asyncio.ensure_future(self._close(reading))

@@ -491,7 +491,7 @@ class GroupPulling:
         so a paused consumer attaches here.
         """
         consumer = self._client.consumer(queue.subject, group, ack="explicit")
-        consumer.rest()
+        consumer.pause_and_return()
         try:
             for _ in range(FOUNDING_TRIES):
                 await consumer.pull(1, timedelta(0))

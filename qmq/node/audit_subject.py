@@ -21,7 +21,7 @@ from typing import Final
 from qmq_coordination.coordination_store import CoordinationStore
 from qmq_coordination.view import ClusterView
 
-from qmq.client.producing.producer import Producer, ProducerIdentity
+from qmq.client.producing.producer import Producer, ProducerIdentity, ProducerOptions
 from qmq.errors import QmqError
 from qmq.meta.catalog import ClusterCatalog
 from qmq.model import SubjectConfig
@@ -98,9 +98,8 @@ class AuditSubject:
                 try:
                     if producer is None:
                         await self._ensure_subject()
-                        producer = Producer(
-                            links, ProducerIdentity(), self._subject, delivery_timeout_s=30.0
-                        )
+                        options = ProducerOptions(delivery_timeout_s=30.0)
+                        producer = Producer(links, ProducerIdentity(), self._subject, options)
                     await self._send(producer)
                 except QmqError as failure:
                     log.warning(

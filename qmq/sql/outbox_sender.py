@@ -23,7 +23,7 @@ from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
 from qmq import limits
-from qmq.client.metadata.cache import Ordering, delayed_target, spoken
+from qmq.client.metadata.cache import Ordering, delayed_target, described
 from qmq.client.producing.delayed import DelayedProducer
 from qmq.client.producing.ordered.producer import OrderedProducer
 from qmq.client.producing.producer import Producer
@@ -215,7 +215,7 @@ class Sender:
                 return await self._producers.ordering(target)
         except TimeoutError:
             raise DeadlineExceeded(
-                f"subject {spoken(target)} could not be located in {self._find_s:g} s"
+                f"subject {described(target)} could not be located in {self._find_s:g} s"
             ) from None
 
     def _make(self, subject: str, is_delayed: bool, is_ordered: bool) -> Producer | OrderedProducer:

@@ -12,11 +12,13 @@ from qmq_ordering.hashing import logical_partition
 
 from ordersim.loop import Process
 from qmq.client.connection.pool import ConnectionPool
-from qmq.client.consuming.ordered.consumer import OrderedConsumer
+from qmq.client.consuming.ordered.consumer import OrderedConsumer, OrderedConsumerOptions
+from qmq.client.consuming.ordered.lane import FailurePolicy
 from qmq.client.consuming.ordered.message import OrderedMessage
 from qmq.client.metadata.cache import MetadataCache, Pushed
 from qmq.client.metadata.service import MetadataClient
 from qmq.client.producing.ordered.producer import OrderedProducer
+from qmq.client.producing.producer import ProducerOptions
 from qmq.client.producing.receipts import Ticket
 from qmq.errors import Outcome, QmqError, Unavailable
 
@@ -49,10 +51,10 @@ class SimMetadata(MetadataClient):
             )
         except Unavailable:
             if self._address == address:
-                self.turn()
+                self.use_next_server()
             raise
 
-    def turn(self) -> None:
+    def use_next_server(self) -> None:
         """See MetadataClient."""
         self._address = self._all[(self._all.index(self._address) + 1) % len(self._all)]
 
@@ -73,7 +75,7 @@ class ClientProcess(Process):
     def _build(self) -> None:
         self.metadata = SimMetadata(self)
         self.links = ConnectionPool(
-            MetadataCache(self.metadata.routes, self.metadata.watch, self.metadata.turn),
+            MetadataCache(self.metadata.routes, self.metadata.watch, self.metadata.use_next_server),
             "simulated",
         )
         self.loop.create_task(self._run())
@@ -100,9 +102,8 @@ class ProducerProcess(ClientProcess):
             self.links,
             self.simulation.new_producer_id,
             self.simulation.subject,
-            batch_messages=MESSAGES_PER_BATCH,
+            ProducerOptions(batch_messages=MESSAGES_PER_BATCH, delivery_timeout_s=plan.delivery_s),
             unknown=plan.unknown,
-            delivery_timeout_s=plan.delivery_s,
         )
         self._producer = producer
         while True:
@@ -168,14 +169,14 @@ class ConsumerProcess(ClientProcess):
             self.metadata.sync_member,
             simulation.subject,
             self.group,
-            name=self.name,
-            start=simulation.start_of(self.group),
-            gate=self._gate,
-            on_failure=plan.on_failure,
-            prefetch=plan.prefetch,
-            lease_ms=LEASE_MS,
-            attempts_max=2,
-            retry_delays_s=(0.3, 1.0),
+            OrderedConsumerOptions(
+                name=self.name,
+                start=simulation.start_of(self.group),
+                gate=self._gate,
+                policy=FailurePolicy(plan.on_failure, 2, (300, 1_000)),
+                prefetch=plan.prefetch,
+                lease_ms=LEASE_MS,
+            ),
         )
         try:
             await consumer.run(self._handle, concurrency=plan.concurrency)

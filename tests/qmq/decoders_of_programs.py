@@ -50,7 +50,7 @@ from qmq.cli.transfer import parquet_rows, records
 from qmq.cli.transfer.loading import LoadJournal
 from qmq.cli.transfer.message_source import record_of
 from qmq.client import payloads, tracing
-from qmq.client.consuming import settlements
+from qmq.client.consuming import ack_spool
 from qmq.columns import offsets as spark_offsets
 from qmq.columns.files import folders, routes
 from qmq.columns.options import OptionValues
@@ -787,9 +787,9 @@ CLIENT: Final = (
     Decoder(
         "client: a file of verdicts",
         SPOOL,
-        settlements.unpack,
+        ack_spool.unpack,
         (ValueError,),
-        ("qmq.client.consuming.settlements.unpack",),
+        ("qmq.client.consuming.ack_spool.unpack",),
         always=(
             *[
                 b"\n".join([each, json.dumps(SPOOL_LINE).encode(), b""])

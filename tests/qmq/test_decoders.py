@@ -80,7 +80,7 @@ OTHERS: Final[dict[str, str]] = {
     "qmq.cli.delay.histogram_view": OWN,
     "qmq.cli.delay.list_table": OWN,
     "qmq.cli.message._body_text": OWN,
-    "qmq.client.consuming.settlements.pack_origin": OWN,
+    "qmq.client.consuming.ack_spool.pack_owner": OWN,
     "qmq.client.dead_letters.DeadLetters._done": NUMBER_ALREADY,
     "qmq.client.producing.delayed.DelayedMessage.key": "says that it raises UnicodeDecodeError; nothing of QMQ calls it",  # noqa: E501
     "qmq.client.producing.delayed.checked": NUMBER_ALREADY,

@@ -23,7 +23,7 @@ from qmq.cli.transfer.loading import LoadJournal, RecordLoader
 from qmq.cli.transfer.message_source import MessageRange, MessageSource, place_of, record_of
 from qmq.cli.transfer.records import FileSource, RecordForm, count_of, describe, finish, writer_of
 from qmq.client.client import Client
-from qmq.client.consuming.settlements import user_state_folder
+from qmq.client.consuming.ack_spool import user_state_folder
 from qmq.errors import InvalidArgument, QmqError
 from qmq.operations.text import parse_key
 from qmq.rpc.tls_network import network_of

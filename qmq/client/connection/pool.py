@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
@@ -36,7 +36,7 @@ from qmq.wire.frame import Frame
 from qmq.wire.frame_payloads import LaneVerdict, Settlement, Verdict
 
 if TYPE_CHECKING:
-    from qmq.client.consuming.settlements import AckSpool
+    from qmq.client.consuming.ack_spool import AckSpool
 
 
 VERDICTS: Final = {
@@ -74,19 +74,19 @@ class SettleReport:
 
 
 class SettleReporter:
-    """Watches the requests of one consumer to one broker group. `tell` gets a report when a request
-    is answered or has failed.
+    """Watches the requests of one consumer to one broker group. `on_report` gets a report when a
+    request is answered or has failed.
     """
 
     def __init__(
         self,
-        tell: Callable[[SettleReport], None],
+        on_report: Callable[[SettleReport], None],
         subject: str,
         group: str,
         broker_group: str,
         now_ns: Callable[[], int],
     ) -> None:
-        self._tell = tell
+        self._on_report = on_report
         self._place = subject, group, broker_group
         self._now_ns = now_ns
 
@@ -96,7 +96,7 @@ class SettleReporter:
 
         def answered(answer: Frame | QmqError) -> None:
             error = answer if isinstance(answer, QmqError) else None
-            self._tell(
+            self._on_report(
                 SettleReport(*self._place, server, verdicts, began_ns, self._now_ns(), error)
             )
             on_answer(answer)
@@ -112,26 +112,19 @@ def counted(settlements: Iterable[Settlement]) -> Mapping[str, int]:
     return found
 
 
+@dataclass(slots=True)
 class SendCounters:
-    """Counters of all producers of one subject. `seconds` is shared by the whole client."""
+    """Counters of all producers of one subject."""
 
-    __slots__ = ("batches", "bytes", "failed", "messages", "resent", "seconds")
-
-    def __init__(self, seconds: Durations) -> None:
-        self.messages = self.bytes = self.batches = 0
-        self.resent = 0
-        """Sends of a batch after its first."""
-        self.failed = 0
-        """Messages that failed for good."""
-        self.seconds = seconds
-
-    def stored(self, messages: int, size: int, attempts: int, seconds: float) -> None:
-        """Count a stored batch. `seconds`: the time since the batch was closed."""
-        self.messages += messages
-        self.bytes += size
-        self.batches += 1
-        self.resent += attempts - 1
-        self.seconds.note(seconds)
+    seconds: Durations
+    """From closing a batch to its receipt; shared by the whole client."""
+    messages: int = 0
+    bytes: int = 0
+    batches: int = 0
+    resent: int = 0
+    """Sends of a batch after its first."""
+    failed: int = 0
+    """Messages that failed for good."""
 
 
 @dataclass(slots=True)
@@ -146,25 +139,12 @@ class ReceiveCounters:
     stale: int = 0
     """Stale messages of closed consumers; open consumers count their own."""
 
-    def sent(self, settlements: Sequence[Settlement]) -> None:
-        for each in settlements:
-            verdict, count = each.verdict, each.last - each.first + 1
-            if verdict == Verdict.ACK:
-                self.acked += count
-            elif verdict == Verdict.NACK:
-                self.nacked += count
-            elif verdict == Verdict.RELEASE:
-                self.released += count
-            else:
-                self.rejected += count
-
 
 class ClientCounters:
     """All counters of a client."""
 
     def __init__(self) -> None:
         self.seconds = Durations()
-        """From closing a batch to its receipt."""
         self.sends: dict[str, SendCounters] = {}
         self.takes: dict[tuple[str, str], ReceiveCounters] = {}
 
@@ -203,9 +183,9 @@ class ConnectionPool:
         network: Network = NETWORK,
         store: AckSpool | None = None,
         timing: ClientTiming = TIMING,
-        tell_settled: Callable[[SettleReport], None] | None = None,
+        on_settled: Callable[[SettleReport], None] | None = None,
     ) -> None:
-        """`now_s` is a monotonic clock. `tell_settled` is called with every request
+        """`now_s` is a monotonic clock. `on_settled` is called with every request
         that has verdicts.
         """
         self.locator = locator
@@ -221,7 +201,7 @@ class ConnectionPool:
         """The spool of verdicts that no broker has answered yet; None:
         they are kept in memory only.
         """
-        self._tell_settled = tell_settled
+        self._on_settled = on_settled
         self._client = client
         self._network = network
         self._connections: dict[_Place, Connection] = {}
@@ -256,12 +236,12 @@ class ConnectionPool:
                 f"where broker group {group} says it is: give its broker a name that clients can "
                 "resolve (QMQ_ADVERTISE)"
             )
-            raise self._patience.judged(
+            raise self._patience.error_for(
                 NameUnresolved(f"{failure.message}, {told}"), [master.address]
             ) from failure
         except (Unavailable, PeerError) as failure:
             self.locator.doubt(group, master)
-            raise self._patience.judged(failure, [master.address]) from failure.__cause__
+            raise self._patience.error_for(failure, [master.address]) from failure.__cause__
         except TimeoutError:
             self.locator.doubt(group, master)
             raise NotConnected(f"no broker has answered at {master.address} yet") from None
@@ -275,10 +255,10 @@ class ConnectionPool:
         """Reports a consumer's requests with verdicts to interceptors;
         None without interceptors.
         """
-        if self._tell_settled is None:
+        if self._on_settled is None:
             return None
         return SettleReporter(
-            self._tell_settled, subject, base_group(group), broker_group, self.now_ns
+            self._on_settled, subject, base_group(group), broker_group, self.now_ns
         )
 
     async def _open(self, place: _Place) -> Connection:

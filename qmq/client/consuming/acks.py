@@ -14,48 +14,46 @@ Rules:
 * A message that this consumer no longer holds is *void* (`qmq/client/consuming/attachment.py` says
   when): no verdict on it is sent, since its pull sequence may name another message by then. A pull
   sequence alone does not distinguish them, so each message refers to the `ConsumerAcks` under which
-  it was delivered, and a hold knows from which pull sequence on it is void.
+  it was delivered, and these acks know from which pull sequence on they are void.
 * Verdicts that cannot be sent, or that have no answer when the session ends, are written to the
-  client's spool (`qmq/client/consuming/settlements.py`) until they are answered, because this
-  process may end first.
+  client's spool (`qmq/client/consuming/ack_spool.py`) until they are answered, because this process
+  may end first.
 * A retry after more than `limits.REQUEUE_MS_MAX` is *postponed*: the message counts as held, and
   its verdict is given when a delay group has stored the copy or has refused it
   (`long_retries.py`). A verdict in the meantime is ignored, as after any verdict.
 
-Worked example: pull sequences 0 to 9 came under hold A. A new master knows 0 to 5 only: A is void
-from 6 on, and 6 comes again, under hold B, as another message. `A.settle(4, 7)` settles 4 and 5;
+Worked example: pull sequences 0 to 9 came under acks A. A new master knows 0 to 5 only: A is void
+from 6 on, and 6 comes again, under acks B, as another message. `A.settle(4, 7)` settles 4 and 5;
 `B.settle(6, 6)` settles the new 6.
 
-`SpoolSender` hands in the verdicts that an earlier client left in the spool (`settlements.py`), in
-the background of a consumer:
+When the verdicts of a queue are in its file (`QueueSpool`):
 
-    a file, locked ──reach its broker group's master──▶ ATTACH as that consumer, only to resume
-        known still      SETTLE what is not void, DETACH: the rest goes back to the group; the file
-                         is deleted
-        not known        the lease was lost, the broker has put all messages back; the file is
-                         deleted
-        not reached      again after a pause; other files, and the consumer's own work, continue
-                         meanwhile
-
-A consumer that restarts under its name takes over the messages of its earlier incarnation. So the
-verdicts of that incarnation are handed in before the consumer attaches to the same broker group
-(`inherit`); verdicts of other names can wait.
+    session ends      everything that is not answered is written
+    no session        a new verdict is appended, with the other verdicts of this round of the event
+                      loop
+    part is void      the remaining verdicts are written again, before anything else is pulled
+    session begins    nothing is written; the file is deleted when all verdicts that were unanswered
+                      at this moment are answered
+    closing           the file is deleted if the broker has answered everything, else another
+                      process hands it in
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-import random
-from collections.abc import Iterable
+from bisect import bisect_right
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
 from typing import Final
 
 from qmq import limits
-from qmq.client.connection.connection import Connection, OnAnswer, pause_s
+from qmq.client.connection.connection import OnAnswer
 from qmq.client.connection.pool import ConnectionPool, counted
 from qmq.client.consuming import GatheredAcks
+from qmq.client.consuming.ack_spool import SpoolFile
 from qmq.client.consuming.long_retries import LongRetry
 from qmq.client.consuming.message import BatchSlice, retry_ms
 from qmq.client.consuming.session import (
@@ -65,21 +63,7 @@ from qmq.client.consuming.session import (
     SessionLoop,
     SubscriptionOptions,
 )
-from qmq.client.consuming.settlements import (
-    AckBatch,
-    AckSpool,
-    QueueSpool,
-    SettleRequest,
-    SpoolFile,
-    SpoolOwner,
-    SpoolRemainder,
-    UnackedRanges,
-    count,
-    in_frames,
-    still_to_say,
-)
 from qmq.errors import (
-    CallerError,
     ClientClosed,
     NotConnected,
     NotMaster,
@@ -92,7 +76,7 @@ from qmq.errors import (
 from qmq.process.event_loop import ms_of, require_alive
 from qmq.wire import frame_payloads as wire
 from qmq.wire.frame import Frame, FrameKind
-from qmq.wire.frame_payloads import BY_GROUP_MS, Verdict
+from qmq.wire.frame_payloads import BY_GROUP_MS, Settlement, Verdict
 
 log = logging.getLogger("qmq.client")
 
@@ -102,6 +86,142 @@ ACKS_MAX: Final = 64
 more, so that pulls are sent in time.
 """
 _FOR_EVER: Final = 1 << 62
+_ERRORS_CHARS: Final = 256 * 1024
+"""Most characters of errors in one SETTLE."""
+
+
+class UnackedRanges:
+    """The pull sequences without a verdict, and their bytes."""
+
+    def __init__(self) -> None:
+        self._ranges: list[tuple[int, int, int]] = []
+        """(first, last, bytes of each message)"""
+        self.messages = 0
+        self.bytes = 0
+
+    def add(self, first: int, count: int, message_bytes: int = 0) -> None:
+        """Add `count` messages from pull sequence `first` on, which is behind all earlier ones,
+        each of so many bytes.
+        """
+        if count:
+            self._ranges.append((first, first + count - 1, message_bytes))
+            self.messages += count
+            self.bytes += count * message_bytes
+
+    def remove(self, first: int, last: int) -> list[tuple[int, int]]:
+        """Remove the pull sequences from `first` to `last` that are outstanding;
+        returns them as ranges.
+        """
+        at = max(bisect_right(self._ranges, first, key=lambda each: each[0]) - 1, 0)
+        stop, kept, removed = at, list[tuple[int, int, int]](), list[tuple[int, int]]()
+        while stop < len(self._ranges) and self._ranges[stop][0] <= last:
+            low, high, message_bytes = self._ranges[stop]
+            begin, end = max(low, first), min(high, last)
+            if low < first:
+                kept.append((low, min(high, first - 1), message_bytes))
+            if last < high:
+                kept.append((max(low, last + 1), high, message_bytes))
+            if begin <= end:
+                removed.append((begin, end))
+                self.messages -= end - begin + 1
+                self.bytes -= (end - begin + 1) * message_bytes
+            stop += 1
+        self._ranges[at:stop] = kept
+        return removed
+
+    def cut(self, before: int) -> None:
+        """Forget pull sequences from `before` on."""
+        if self._ranges and self._ranges[-1][1] >= before:
+            self.remove(before, self._ranges[-1][1])
+
+
+class AckBatch:
+    """Collects verdicts to be sent; `take` returns them."""
+
+    def __init__(self) -> None:
+        self.collected: list[Settlement] = []
+        self.messages = 0
+
+    def add(self, first: int, last: int, verdict: int, delay_ms: int, error: str = "") -> None:
+        """Add a range; it is joined to the last one if it is adjacent and has the same verdict."""
+        self.messages += last - first + 1
+        if self.collected:
+            before = self.collected[-1]
+            if before.last + 1 == first and before[2:] == (verdict, delay_ms, error):
+                self.collected[-1] = Settlement(before.first, last, verdict, delay_ms, error)
+                return
+        self.collected.append(Settlement(first, last, verdict, delay_ms, error))
+
+    def take(self) -> list[Settlement]:
+        """Return and remove the collected verdicts."""
+        taken, self.collected, self.messages = self.collected, [], 0
+        return taken
+
+    def cut(self, before: int) -> int:
+        """Drop verdicts on pull sequences from `before` on, which are void.
+        Returns their number.
+        """
+        self.collected, lost = cut(self.collected, before)
+        self.messages -= lost
+        return lost
+
+
+def cut(settlements: list[Settlement], before: int) -> tuple[list[Settlement], int]:
+    """The verdicts on pull sequences before `before`, and the number of the other messages."""
+    kept = [
+        each._replace(last=min(each.last, before - 1))
+        for each in settlements
+        if each.first < before
+    ]
+    return kept, count(settlements) - count(kept)
+
+
+def in_frames(settlements: list[Settlement]) -> Iterator[list[Settlement]]:
+    """The verdicts in parts of limited size: errors may be long, and each failed message may have
+    its own.
+    """
+    part: list[Settlement] = []
+    errors = 0
+    for each in settlements:
+        if part and (
+            errors + len(each.error) > _ERRORS_CHARS or len(part) == limits.SETTLE_RANGES_SENT
+        ):
+            yield part
+            part, errors = [], 0
+        part.append(each)
+        errors += len(each.error)
+    if part:
+        yield part
+
+
+def count(settlements: list[Settlement]) -> int:
+    """How many messages the verdicts are about."""
+    return sum([each.last - each.first + 1 for each in settlements])
+
+
+@dataclass(slots=True, eq=False)
+class SettleRequest:
+    """Verdicts that were sent, kept until the broker answers.
+
+    `is_repeated`: an earlier answer may have been lost, so a verdict that settles nothing now was
+    effective then.
+    """
+
+    settlements: list[Settlement]
+    waiter: asyncio.Future[None] | None = None
+    is_repeated: bool = False
+    is_flying: bool = False
+    lost: int = 0
+    """Messages of the request that became void on the way."""
+
+    def covers(self, first: int, last: int) -> bool:
+        """Whether the request has a verdict on any of these."""
+        return any(each.first <= last and first <= each.last for each in self.settlements)
+
+    def cut(self, before: int) -> int:
+        self.settlements, lost = cut(self.settlements, before)
+        self.lost += lost
+        return lost
 
 
 class ConsumerAcks(GatheredAcks):
@@ -210,8 +330,8 @@ class PendingAcks:
         self.postponed = self.postponed_bytes = 0
         self.attempts_max = 0
         self._counters = links.counters.taking(terms.subject, terms.group)
-        self.hold = ConsumerAcks(self, 0)
-        self._holds = [self.hold]
+        self.acks = ConsumerAcks(self, 0)
+        self._all_acks = [self.acks]
         self._calls = calls
         self._sessions = sessions
         self._retry_s = links.timing.session_retry_s[-1]
@@ -219,7 +339,7 @@ class PendingAcks:
         self.loop = asyncio.get_running_loop()
         self._unsent = AckBatch()
         self._requests: list[SettleRequest] = []
-        self._is_leaving = False
+        self._is_flushing = False
         """Whether a flush is scheduled for the end of this round of the event loop."""
         self._timer: asyncio.TimerHandle | None = None
         self._is_closed = False
@@ -242,12 +362,12 @@ class PendingAcks:
     @property
     def gathered(self) -> int:
         """Acknowledged messages that are not settled yet."""
-        return sum([each.ack_last - each.ack_first + 1 for each in self._holds])
+        return sum([each.ack_last - each.ack_first + 1 for each in self._all_acks])
 
     # --- from the application ---------------------------------------------------------------------
 
     def postpone(
-        self, hold: ConsumerAcks, part: BatchSlice, last: int, delay_ms: int, error: str
+        self, acks: ConsumerAcks, part: BatchSlice, last: int, delay_ms: int, error: str
     ) -> None:
         """For `ConsumerAcks`: the messages of a slice up to `last` that have no
         verdict are postponed.
@@ -264,7 +384,10 @@ class PendingAcks:
         self.postponed += len(waiting)
         self.postponed_bytes += before - self.outstanding.bytes
         self._calls.postpone(
-            [LongRetry(hold, part.message(pull - part.pull), due_ms, error) for pull in waiting]
+            [
+                LongRetry(acks.settle_postponed, part.message(pull - part.pull), due_ms, error)
+                for pull in waiting
+            ]
         )
 
     def no_longer_postponed(self) -> None:
@@ -281,19 +404,19 @@ class PendingAcks:
         Raises ClientClosed if the event loop has ended.
         """
         require_alive(self.loop)
-        was_leaving = self._is_leaving
+        was_flushing = self._is_flushing
         for begin, end in parts:
             self._unsent.add(begin, end, verdict, delay, error)
             if self._sessions.session is None:
-                self._spool.given(wire.Settlement(begin, end, verdict, delay, error))
+                self._spool.given(Settlement(begin, end, verdict, delay, error))
         if self._unsent.messages * 4 >= self._calls.limit.messages:
-            if not self._is_leaving:
-                self._is_leaving = True
+            if not self._is_flushing:
+                self._is_flushing = True
                 self.loop.call_soon(self.flush)
         elif self._timer is None:
             self._timer = self.loop.call_later(SETTLE_DELAY_S, self.flush)
         self._calls.pull_more()
-        if was_leaving and (session := self._sessions.session) is not None:
+        if was_flushing and (session := self._sessions.session) is not None:
             # The event loop has not run a round since: the application finds messages ready, and
             # never waits. So that the broker works meanwhile, a pull leaves now.
             session.connection.stream.flush()
@@ -306,21 +429,21 @@ class PendingAcks:
         parts = self.outstanding.remove(first, last)
         if parts:
             request = SettleRequest(
-                [wire.Settlement(*part, verdict, 0) for part in parts], self.loop.create_future()
+                [Settlement(*part, verdict, 0) for part in parts], self.loop.create_future()
             )
             if self._sessions.session is None:
                 for each in request.settlements:
                     self._spool.given(each)
             self._send(request)
             self._calls.pull_more()
-            await self._hear(request)
+            await self._wait_for_answer(request)
             return
         self.flush()
-        for request in [each for each in self._requests if each.holds(first, last)]:
+        for request in [each for each in self._requests if each.covers(first, last)]:
             request.waiter = request.waiter or self.loop.create_future()
-            await self._hear(request)
+            await self._wait_for_answer(request)
 
-    async def _hear(self, request: SettleRequest) -> None:
+    async def _wait_for_answer(self, request: SettleRequest) -> None:
         assert request.waiter is not None
         try:
             async with asyncio.timeout(ANSWER_S):
@@ -338,9 +461,9 @@ class PendingAcks:
 
     def flush(self) -> None:
         """Send the collected verdicts."""
-        self._is_leaving = False
-        for hold in self._holds:
-            hold.settle_acks()
+        self._is_flushing = False
+        for each in self._all_acks:
+            each.settle_acks()
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -350,8 +473,21 @@ class PendingAcks:
 
     def _send(self, request: SettleRequest) -> None:
         self._requests.append(request)
-        self._counters.sent(request.settlements)
+        self._count_sent(request.settlements)
         self._transmit(request)
+
+    def _count_sent(self, settlements: Iterable[Settlement]) -> None:
+        counters = self._counters
+        for each in settlements:
+            verdict, messages = each.verdict, each.last - each.first + 1
+            if verdict == Verdict.ACK:
+                counters.acked += messages
+            elif verdict == Verdict.NACK:
+                counters.nacked += messages
+            elif verdict == Verdict.RELEASE:
+                counters.released += messages
+            else:
+                counters.rejected += messages
 
     def _transmit(self, request: SettleRequest) -> None:
         session = self._sessions.session
@@ -415,7 +551,7 @@ class PendingAcks:
         for request in list(self._requests):
             self._transmit(request)
 
-    def _unanswered(self) -> list[wire.Settlement]:
+    def _unanswered(self) -> list[Settlement]:
         return [
             each for request in self._requests for each in request.settlements
         ] + self._unsent.collected
@@ -439,11 +575,12 @@ class PendingAcks:
         """Messages from pull sequence `before` on are void;
         the next message has the pull sequence `following`.
         """
-        for hold in self._holds:
-            hold.settle_acks()
-            hold.void_from = min(hold.void_from, before)
-        self.hold = ConsumerAcks(self, following)
-        self._holds = [hold for hold in self._holds if hold.void_from > hold.first] + [self.hold]
+        for each in self._all_acks:
+            each.settle_acks()
+            each.void_from = min(each.void_from, before)
+        self.acks = ConsumerAcks(self, following)
+        self._all_acks = [each for each in self._all_acks if each.void_from > each.first]
+        self._all_acks.append(self.acks)
         self.outstanding.cut(before)
         self.count_lost(self._unsent.cut(before))
         for request in list(self._requests):
@@ -474,11 +611,11 @@ class PendingAcks:
                 messages,
             )
 
-    def close(self, *, is_told: bool) -> None:
-        """Stop sending; waiters get the error that the outcome is unknown. `is_told`: the master
-        has all verdicts, and knows that the consumer leaves.
+    def close(self, *, is_answered: bool) -> None:
+        """Stop sending; waiters get the error that the outcome is unknown. `is_answered`: the
+        master has all verdicts, and knows that the consumer leaves.
         """
-        self._spool.close(is_told=is_told)
+        self._spool.close(is_answered=is_answered)
         self._is_closed = True
         for request in list(self._requests):
             self._drop(
@@ -497,169 +634,86 @@ def _fail(waiter: asyncio.Future[None], failure: QmqError) -> None:
     waiter.exception()
 
 
-LOOK_S: Final = 60.0
-INHERIT_S: Final = 3.0
-"""How long a consumer waits while another process hands in the verdicts of its
-earlier incarnation.
-"""
+class QueueSpool:
+    """Decides when the verdicts of one queue are written to its file.
 
-
-async def hand_in(connection: Connection, left: SpoolRemainder, links: ConnectionPool) -> int:
-    """Send the verdicts of one file to the master of its broker group. Returns the number of
-    messages, 0 if the lease was lost.
-
-    Harmless to repeat. Raises the broker's error.
-    """
-    attach = left.origin.attach
-    answer = await connection.call(FrameKind.ATTACH, attach.pack(), timeout_s=ANSWER_S)
-    attached = wire.Attached.unpack(answer.payload)
-    if not attached.resumed:
-        return 0
-    settlements = still_to_say(left.kept, attached.next_pull_sequence, _now_ms(links))
-    reporter = links.settle_reporter(attach.subject, attach.group, left.origin.broker_group)
-    for part in in_frames(settlements):
-        told = (
-            reporter.watch(connection.address, counted(part), _ignored)
-            if reporter is not None
-            else _ignored
-        )
-        try:
-            told(
-                await connection.call(
-                    FrameKind.SETTLE, wire.pack_settle(attached.session, part), timeout_s=ANSWER_S
-                )
-            )
-        except QmqError as failure:
-            told(failure)
-            raise
-    await connection.call(FrameKind.DETACH, wire.pack_detach(attached.session), timeout_s=ANSWER_S)
-    return count(settlements)
-
-
-async def inherit(
-    connection: Connection,
-    links: ConnectionPool,
-    store: AckSpool,
-    terms: SubscriptionOptions,
-    broker_group: str,
-) -> None:
-    """Hand in what earlier incarnations of a consumer left for a broker group. Raises Unavailable:
-    then attaching would fail, too.
+    `unanswered` returns all unanswered verdicts in the order in which they were given.
     """
 
-    def is_mine(origin: SpoolOwner) -> bool:
-        return (origin.broker_group, origin.attach.consumer) == (broker_group, terms.name)
+    def __init__(
+        self, file: SpoolFile | None, unanswered: Callable[[], Sequence[Settlement]]
+    ) -> None:
+        self._file = file
+        self._unanswered = unanswered
+        self._loop = asyncio.get_running_loop()
+        self._is_attached = True
+        self._given = AckBatch()
+        """Verdicts that are not written yet."""
+        self._waited_for: set[SettleRequest] = set()
+        """Requests that were unanswered when the session began, and still are."""
 
-    loop = asyncio.get_running_loop()
-    until_s = loop.time() + INHERIT_S
-    while True:
-        for left in store.left(terms.subject, terms.group, _now_ms(links)):
-            try:
-                if is_mine(left.origin):
-                    await _try(connection, left, links)
-            finally:
-                left.put_back()
-        others = [
-            each
-            for each in store.busy(terms.subject, terms.group)
-            if each.attach.incarnation != terms.incarnation
-        ]
-        if loop.time() > until_s or not any(map(is_mine, others)):
+    def given(self, settlement: Settlement) -> None:
+        """Record a verdict that was given without a session."""
+        if self._file is not None and not self._is_attached:
+            if not self._given.messages:
+                self._loop.call_soon(self._write)
+            self._given.add(*settlement)
+
+    def _write(self) -> None:
+        settlements = self._given.take()
+        if self._file is None or not settlements:
             return
-        await asyncio.sleep(links.timing.hand_in_retry_s[0])
+        if self._file.exists:
+            self._file.append(settlements)
+        else:
+            self._write_all()
 
+    def _write_all(self) -> None:
+        self._given.take()
+        if self._file is not None:
+            settlements = self._unanswered()
+            if settlements:
+                self._file.rewrite(settlements)
+            else:
+                self._file.clear()
 
-async def _try(connection: Connection, left: SpoolRemainder, links: ConnectionPool) -> None:
-    """Hand in a file and delete it. A file that this broker will never accept is deleted, too.
-    Raises Unavailable.
-    """
-    try:
-        handed = await hand_in(connection, left, links)
-    except (CallerError, UnknownConsumer) as failure:
-        if isinstance(failure, ClientClosed):
-            raise
-        log.warning(
-            "verdicts of consumer %s are lost, its messages will be delivered again: %s",
-            left.origin.attach.consumer,
-            failure,
-        )
-    else:
-        attach = left.origin.attach
-        log.info(
-            "verdicts of consumer %s on %s: %d handed in to %s",
-            attach.consumer,
-            attach.subject,
-            handed,
-            left.origin.broker_group,
-        )
-    left.delete()
+    def detached(self) -> None:
+        """The session has ended. Harmless to repeat."""
+        if self._is_attached:
+            self._is_attached = False
+            self._write_all()
 
+    def voided(self) -> None:
+        """A part of the unanswered verdicts is void."""
+        if self._file is not None and self._file.exists:
+            self._write_all()
 
-def _now_ms(links: ConnectionPool) -> int:
-    return ms_of(links.now_ns())
+    def attached(self, requests: Iterable[SettleRequest]) -> None:
+        """A session has begun; these requests hold all unanswered verdicts."""
+        self._is_attached = True
+        self._given.take()
+        self._waited_for = set(requests)
+        self._clear_if_answered()
 
+    def over(self, request: SettleRequest) -> None:
+        """A request was answered, or came too late."""
+        if request in self._waited_for:
+            self._waited_for.remove(request)
+            self._clear_if_answered()
 
-def _ignored(_: Frame | QmqError) -> None: ...
+    def _clear_if_answered(self) -> None:
+        if self._file is not None and self._is_attached and not self._waited_for:
+            self._file.clear()
 
-
-def _put_back(left: SpoolRemainder, _: object) -> None:
-    left.put_back()
-
-
-class SpoolSender:
-    """Periodically looks for files of one consumer's subject and group."""
-
-    def __init__(self, links: ConnectionPool, store: AckSpool, terms: SubscriptionOptions) -> None:
-        self._links, self._store, self._terms = links, store, terms
-        self._tasks: set[asyncio.Task[None]] = set()
-        self._looking: asyncio.Task[None] | None = None
-
-    def start(self) -> None:
-        """Harmless to repeat."""
-        if self._looking is None or self._looking.done():
-            self._looking = asyncio.get_running_loop().create_task(self._look())
-
-    async def _look(self) -> None:
-        while True:
-            for left in self._store.left(
-                self._terms.subject, self._terms.group, _now_ms(self._links)
-            ):
-                if left.origin.attach.consumer == self._terms.name:
-                    left.put_back()
-                    continue
-                task = asyncio.get_running_loop().create_task(self._carry(left))
-                self._tasks.add(task)
-                task.add_done_callback(self._tasks.discard)
-                task.add_done_callback(partial(_put_back, left))
-            await asyncio.sleep(LOOK_S * random.uniform(0.7, 1.3))  # noqa: S311 - jitter, not a secret
-
-    async def _carry(self, left: SpoolRemainder) -> None:
-        """Retry until the file is handed in."""
-        tries = 0
-        while True:
-            try:
-                await self._carry_once(left)
-                return
-            except ClientClosed:
-                return
-            except QmqError as failure:
-                log.debug("verdicts for %s wait: %s", left.origin.broker_group, failure)
-            jitter = random.uniform(0.7, 1.3)  # noqa: S311 - no secret
-            await asyncio.sleep(pause_s(self._links.timing.hand_in_retry_s, tries) * jitter)
-            tries += 1
-
-    async def _carry_once(self, left: SpoolRemainder) -> None:
-        group = left.origin.broker_group
-        master, connection = await self._links.reach(self._terms.subject, group)
-        try:
-            await _try(connection, left, self._links)
-        except NotMaster:
-            self._links.locator.doubt(group, master)
-            raise
-
-    async def close(self) -> None:
-        """Stop. Files that are not handed in stay for the next consumer."""
-        tasks = [*self._tasks, *([self._looking] if self._looking is not None else [])]
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+    def close(self, *, is_answered: bool) -> None:
+        """The consumer closes. `is_answered`: the master has answered everything."""
+        if self._file is None:
+            return
+        if is_answered:
+            self._file.clear()
+        elif self._is_attached:
+            self.detached()
+        else:
+            self._write()
+        self._file.leave()
+        self._file = None

@@ -14,6 +14,24 @@ messages it still holds:
 
 Void messages that the application has not seen are dropped; for the others no verdict is ever sent
 (`qmq/client/consuming/acks.py`).
+
+`allowance` and `bytes_allowance` divide the consumer's limits of `prefetch` messages and
+`prefetch_bytes` bytes among its attachments. A pull that waits at a broker reserves the messages it
+asked for, so that the total is never exceeded. An idle queue must not reserve what a busy one could
+use. So each attachment asks for few messages at first (`START`), for four times as many after a
+full answer, and for few again after an empty one; and `START` messages stay free for each other
+attachment. A single attachment asks for all, except what a second one would need to begin.
+
+If the total is less than two messages for each attachment, the attachments take turns: a pull then
+waits only briefly, so that a message in another queue waits no longer than a round.
+
+Worked example: prefetch 2,000, three attachments. Two idle ones wait with 64 each; the busy one
+grows 64, 256, 1,024, to 1,872.
+
+A message counts for its part of its batch's bytes. The bytes of a pull are known afterwards: a
+batch is never cut, so the last one may exceed the total, and then no attachment pulls until there
+is room again. One half of the bytes is divided among all attachments, and idle ones reserve no more
+than their part of it. An attachment that holds nothing may pull, however small the total is.
 """
 
 from __future__ import annotations
@@ -21,12 +39,15 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
+from collections.abc import Sequence
 from functools import partial
 from typing import Final
 
+from qmq import limits
 from qmq.client.connection.connection import Connection
 from qmq.client.connection.pool import ConnectionPool
-from qmq.client.consuming.acks import PendingAcks, inherit
+from qmq.client.consuming.ack_spool import SpoolOwner
+from qmq.client.consuming.acks import PendingAcks
 from qmq.client.consuming.message import BatchSlice, Message, ReceivedBatches
 from qmq.client.consuming.session import (
     ANSWER_S,
@@ -34,9 +55,8 @@ from qmq.client.consuming.session import (
     ConsumerSession,
     SessionLoop,
     SubscriptionOptions,
-    grown,
 )
-from qmq.client.consuming.settlements import SpoolOwner
+from qmq.client.consuming.spool_sender import inherit
 from qmq.errors import (
     CallerError,
     LaneLost,
@@ -58,6 +78,10 @@ log = logging.getLogger("qmq.client")
 
 MANY: Final = 64
 """Messages that an application needs some time for: about as long as a pull takes to be sent."""
+START: Final = 64
+GROWTH: Final = 4
+WAIT_MS: Final = 20_000
+SHORT_WAIT_MS: Final = 50
 
 
 class Attachment:
@@ -69,11 +93,14 @@ class Attachment:
         self.group = group
         self.slices: deque[BatchSlice] = deque()
         self.failure: QmqError | None = None
-        self.asked = self.want = self.asked_bytes = 0
+        self.asked = self.asked_bytes = 0
+        """Messages, and bytes, that the pull under way asked for; 0 without a pull."""
+        self.want = 0
+        """Messages that the next pull would ask for."""
         self._terms = terms
         self._links, self._calls = links, calls
         self._loop = asyncio.get_running_loop()
-        self._sessions = SessionLoop[wire.Attached](
+        self.sessions = SessionLoop[wire.Attached](
             links,
             self,
             subject=terms.subject,
@@ -81,15 +108,16 @@ class Attachment:
             name=terms.name,
             lease_ms=terms.lease_ms,
         )
+        """Keeps a session with the master, from `sessions.start` on."""
         self._received = -1
         self._batches = ReceivedBatches()
         self._knows_kept = False
         file = (
-            links.store.file(self._origin, lambda: ms_of(links.now_ns()))
+            links.store.file(self._owner, lambda: ms_of(links.now_ns()))
             if links.store is not None
             else None
         )
-        self.verdicts = PendingAcks(links, calls, terms, group, self._sessions, file)
+        self.verdicts = PendingAcks(links, calls, terms, group, self.sessions, file)
         self._has_inherited = False
         self._counters = links.counters.taking(terms.subject, terms.group)
         self._is_closed = False
@@ -97,7 +125,7 @@ class Attachment:
     @property
     def session(self) -> ConsumerSession | None:
         """The session with the master, while there is one."""
-        return self._sessions.session
+        return self.sessions.session
 
     @property
     def held(self) -> int:
@@ -114,9 +142,9 @@ class Attachment:
         heartbeat is older than the lease (this process was stopped, or cut off), other consumers
         may have them: the answer to the next ATTACH says so.
         """
-        if self._loop.time() <= self._sessions.sure_until_s:
+        if self._loop.time() <= self.sessions.sure_until_s:
             return True
-        self._sessions.detach()
+        self.sessions.detach()
         return False
 
     def take(self, messages_max: int) -> BatchSlice:
@@ -131,13 +159,13 @@ class Attachment:
             # Sent before the application sees them: if they crash this process, the broker must
             # know which messages the application had.
             begun = wire.pack_begun(self.session.number, first.pull, first.pull + first.count - 1)
-            self.session.connection.tell(FrameKind.BEGUN, begun)
+            self.session.connection.send(FrameKind.BEGUN, begun)
         return first
 
     def next_ready(self) -> Message | None:
         """The next message, if it can be handed out without further checks."""
         self._calls.ready.end()
-        if not self._has_ready() or self._loop.time() > self._sessions.sure_until_s:
+        if not self._has_ready() or self._loop.time() > self.sessions.sure_until_s:
             return None
         return self.take(1).message(0)
 
@@ -147,7 +175,7 @@ class Attachment:
         """
         count = min(self.slices[0].count - 1, messages_max) if self._has_ready() else 0
         if count > 0:
-            self._calls.ready.begin(self.slices[0], count, self._sessions.sure_until_s)
+            self._calls.ready.begin(self.slices[0], count, self.sessions.sure_until_s)
         return count
 
     def _has_ready(self) -> bool:
@@ -164,7 +192,7 @@ class Attachment:
         """Whether a pull may begin."""
         return (
             self.asked == 0
-            and self._sessions.session is not None
+            and self.sessions.session is not None
             and self.failure is None
             and not self._is_closed
         )
@@ -173,7 +201,7 @@ class Attachment:
         """Pull up to `messages` messages and about `size` bytes (the last batch may exceed the
         limit). `can_pull` must be true.
         """
-        session = self._sessions.session
+        session = self.sessions.session
         assert session is not None
         self.asked, self.asked_bytes = messages, size
         kept = self._batches.kept if self._knows_kept else -1
@@ -186,7 +214,7 @@ class Attachment:
         )
 
     def _pulled(self, session: ConsumerSession, answer: Frame | QmqError) -> None:
-        if session is not self._sessions.session:
+        if session is not self.sessions.session:
             return
         asked, self.asked, self.asked_bytes = self.asked, 0, 0
         try:
@@ -196,7 +224,7 @@ class Attachment:
         except (MessagesExpired, StorageError, PeerError) as failure:
             self._fail(failure)
         except QmqError as failure:
-            self._sessions.failed(failure)
+            self.sessions.failed(failure)
         else:
             self._calls.answered(asked, got)
             self.want = grown(self.want, asked, got, self._calls.limit.messages)
@@ -224,7 +252,7 @@ class Attachment:
                 raise ProtocolViolation(f"{each} is outside its batch")
             batch = batches[each.batch]
             offset = each.first_sequence - batch.view.base_sequence
-            part = BatchSlice(batch, offset, each.count, each.attempt, pull, self.verdicts.hold)
+            part = BatchSlice(batch, offset, each.count, each.attempt, pull, self.verdicts.acks)
             if batch.view.header.is_directed:
                 for equal in part.by_failures():
                     self._accept(equal)
@@ -247,7 +275,7 @@ class Attachment:
             if self._matches(tags[head.offset] if tags else ()):
                 self.slices.append(head)
             else:
-                self.verdicts.hold.settle(head.pull, head.pull, Verdict.ACK)
+                self.verdicts.acks.settle(head.pull, head.pull, Verdict.ACK)
 
     def _matches(self, tags: tuple[str, ...]) -> bool:
         if self._terms.tags_any and not any(tag in tags for tag in self._terms.tags_any):
@@ -267,10 +295,6 @@ class Attachment:
         """True until the consumer leaves."""
         return not self._is_closed
 
-    def start(self) -> None:
-        """Attach, and stay attached."""
-        self._sessions.start()
-
     def _request(self, start: str) -> wire.Attach:
         terms = self._terms
         return wire.Attach(
@@ -287,7 +311,7 @@ class Attachment:
             terms.condition,
         )
 
-    def _origin(self) -> SpoolOwner:
+    def _owner(self) -> SpoolOwner:
         """The data with which another process can take this consumer's place."""
         return SpoolOwner(self.group, self._request(wire.RESUME))
 
@@ -322,7 +346,7 @@ class Attachment:
         self._calls.notify()
         self._calls.pull_more()
 
-    def heard(self) -> None: ...
+    def lease_renewed(self) -> None: ...
 
     def lost(self, failure: LaneLost) -> None:
         """An attachment cannot be lost to another consumer; a lane can."""
@@ -350,10 +374,6 @@ class Attachment:
         self._received = following - 1
         self.verdicts.void(before, following)
 
-    def moved(self) -> None:
-        """Routes changed: if the group has another master now, attach there."""
-        self._sessions.moved()
-
     def detached(self) -> None:
         """The session has ended: no pull or verdict is in flight."""
         self.asked = self.asked_bytes = 0
@@ -361,7 +381,7 @@ class Attachment:
 
     # --- the end ----------------------------------------------------------------------------------
 
-    def give_back(self) -> None:
+    def return_unseen(self) -> None:
         """Return unseen messages to the group immediately."""
         self._calls.ready.end()
         unseen, self.slices = self.slices, deque()
@@ -372,13 +392,13 @@ class Attachment:
         """Send the remaining verdicts and leave the group.
         Unseen messages return to the group immediately.
         """
-        self.give_back()
+        self.return_unseen()
         self.verdicts.flush()
         self._is_closed = True
         left = self._leave()
-        await self._sessions.end()
-        self.verdicts.close(is_told=await left)
-        self._sessions.detach()
+        await self.sessions.end()
+        self.verdicts.close(is_answered=await left)
+        self.sessions.detach()
 
     def _leave(self) -> asyncio.Future[bool]:
         """Send DETACH together with the last verdicts, so that nothing is handed out in between.
@@ -391,15 +411,87 @@ class Attachment:
         else:
             payload = wire.pack_detach(session.number, self._received)
             session.connection.request(
-                FrameKind.DETACH, partial(_heard, left), payload, timeout_s=ANSWER_S
+                FrameKind.DETACH, partial(_detach_answered, left), payload, timeout_s=ANSWER_S
             )
         return left
 
 
-def _heard(left: asyncio.Future[bool], answer: Frame | QmqError) -> None:
+def _detach_answered(left: asyncio.Future[bool], answer: Frame | QmqError) -> None:
     if not left.done():
         left.set_result(not isinstance(answer, Unavailable))
 
 
 def _lies_in(part: wire.Range, view: BatchView) -> bool:
     return 0 <= part.first_sequence - view.base_sequence <= view.count - part.count
+
+
+# --- how much an attachment may pull --------------------------------------------------------------
+
+
+def start(prefetch: int, parts: int) -> int:
+    """How many messages each attachment may always ask for; 0 if there are not enough for all."""
+    return min(START, prefetch // (2 * parts))
+
+
+def allowance(
+    prefetch: int, parts: Sequence[Attachment], part: Attachment, *, has_unseen: bool
+) -> int:
+    """How many messages `part` may ask for now. While it has unseen messages, it waits until a
+    quarter of the total is free.
+    """
+    free = prefetch - sum([each.held + each.asked for each in parts])
+    if free <= 0 or (has_unseen and free * 4 < prefetch):
+        return 0
+    if len(parts) == 1:
+        # A broker group that is added while this pull waits must not wait for its end.
+        return min(free - START if free > 4 * START else free, limits.PULL_MESSAGES_MAX)
+    least = start(prefetch, len(parts))
+    reserved = sum([max(least - each.held - each.asked, 0) for each in parts if each is not part])
+    return max(min(free - reserved, max(part.want, least, 1), limits.PULL_MESSAGES_MAX), 0)
+
+
+def bytes_allowance(
+    prefetch_bytes: int,
+    pull_bytes: int,
+    parts: Sequence[Attachment],
+    part: Attachment,
+    *,
+    has_unseen: bool,
+) -> int:
+    """How many bytes a pull of `part` may bring now, `pull_bytes` at most; 0 if it must wait."""
+    used = sum([each.held_bytes + each.asked_bytes for each in parts])
+    if not used:
+        least = prefetch_bytes if len(parts) == 1 else prefetch_bytes // (2 * len(parts))
+        return max(min(pull_bytes, least), 1)
+    free = prefetch_bytes - used
+    if free <= 0 or (has_unseen and free * 4 < prefetch_bytes):
+        return 0
+    if len(parts) > 1:
+        least = prefetch_bytes // (2 * len(parts))
+        reserved = sum(
+            [
+                max(least - each.held_bytes - each.asked_bytes, 0)
+                for each in parts
+                if each is not part
+            ]
+        )
+        free = min(free - reserved, max(least, 1))
+    return max(min(free, pull_bytes), 0)
+
+
+def grown(want: int, asked: int, got: int, prefetch: int) -> int:
+    """How many messages an attachment asks for next,
+    after a pull for `asked` messages brought `got`.
+    """
+    if got >= asked:
+        return min(max(asked, want) * GROWTH, prefetch)
+    return min(2 * got, want)
+
+
+def wait_ms(prefetch: int, prefetch_bytes: int, parts: int) -> int:
+    """How long a pull may wait at its broker."""
+    return (
+        WAIT_MS
+        if parts == 1 or (start(prefetch, parts) and prefetch_bytes >= 2 * parts)
+        else SHORT_WAIT_MS
+    )

@@ -3,7 +3,7 @@ subject's messages.
 
 There is one attachment (`attachment.py`) for each broker group, including drained ones. Broker
 groups that become known later, by push or by refreshing placements, are added. At most `prefetch`
-messages and `prefetch_bytes` bytes are unsettled at once over all attachments (`session.py`), and
+messages and `prefetch_bytes` bytes are unsettled at once over all attachments, and
 the consumer takes messages from the attachments in turn. Messages are settled by ranges of pull
 sequences, in any order, through the attachment they came from.
 
@@ -25,7 +25,7 @@ import os
 import random
 import socket
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from functools import partial
 from types import TracebackType
@@ -35,23 +35,23 @@ from qmq import limits
 from qmq.client.connection.connection import pause_s
 from qmq.client.connection.pool import ConnectionPool
 from qmq.client.consuming import ReadyMessages
-from qmq.client.consuming.acks import SpoolSender
-from qmq.client.consuming.attachment import Attachment
+from qmq.client.consuming.attachment import Attachment, allowance, bytes_allowance, wait_ms
 from qmq.client.consuming.long_retries import Retries, SendDirected
 from qmq.client.consuming.message import BatchSlice, Message, Messages, error_text
 from qmq.client.consuming.session import (
+    PREFETCH,
     ConsumerCalls,
+    LoopSlice,
     PrefetchLimit,
     SubscriptionOptions,
-    allowance,
-    bytes_allowance,
     check_limits,
-    wait_ms,
+    clock_of,
 )
+from qmq.client.consuming.spool_sender import SpoolSender
 from qmq.client.metadata.cache import shared
 from qmq.client.producing.batch import texts
 from qmq.client.producing.producer import ignored
-from qmq.client.task_messages import LoopTurn, Owner, TaskLoop, TaskMessages, clock_of
+from qmq.client.task_messages import Owner, TaskLoop, TaskMessages
 from qmq.errors import (
     CallerError,
     ClientClosed,
@@ -69,11 +69,42 @@ log = logging.getLogger("qmq.client")
 PREFETCH_BYTES: Final = 64 * limits.MIB
 LEASE_MS: Final = 30_000
 PULL_BYTES: Final = limits.MIB
-TURN_MESSAGES: Final = 64
+QUANTUM_MESSAGES: Final = 64
 """Most messages in a row that a loop gets from one broker group."""
 
 Reset = Callable[[str, str, str | None], Awaitable[None]]
 """(subject, group, broker group or None for all): move the group to the oldest stored message."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ConsumerOptions:
+    """The options of a consumer; `Client.consumer` describes them. Raises InvalidArgument."""
+
+    name: str | None = None
+    start: str = ""
+    broadcast: bool = False
+    tags_any: Sequence[str] = ()
+    tags_all: Sequence[str] = ()
+    ack: str = "auto"
+    most_once: bool = False
+    prefetch: int | None = None
+    prefetch_bytes: int = PREFETCH_BYTES
+    pull_bytes: int = PULL_BYTES
+    lease_ms: int = LEASE_MS
+    expired: str = "raise"
+    condition: str = ""
+
+    def __post_init__(self) -> None:
+        if (
+            self.ack not in ("auto", "explicit")
+            or self.expired not in ("raise", "skip")
+            or self.start not in ("", "earliest", "latest")
+        ):
+            raise InvalidArgument(
+                "ack is 'auto' or 'explicit', expired 'raise' or 'skip', start 'earliest' or "
+                "'latest'"
+            )
+        check_limits(PREFETCH if self.prefetch is None else self.prefetch, self.prefetch_bytes)
 
 
 class Consumer:
@@ -90,64 +121,45 @@ class Consumer:
         send_directed: SendDirected,
         subject: str,
         group: str,
+        options: ConsumerOptions,
         *,
-        name: str | None = None,
-        start: str = "",
-        broadcast: bool = False,
-        tags_any: Sequence[str] = (),
-        tags_all: Sequence[str] = (),
-        ack: str = "auto",
-        most_once: bool = False,
-        prefetch: int | None = None,
-        prefetch_bytes: int = PREFETCH_BYTES,
-        pull_bytes: int = PULL_BYTES,
-        lease_ms: int = LEASE_MS,
-        expired: str = "raise",
-        condition: str = "",
         on_closed: Callable[[Self], object] = ignored,
     ) -> None:
-        if (
-            ack not in ("auto", "explicit")
-            or expired not in ("raise", "skip")
-            or start not in ("", "earliest", "latest")
-        ):
-            raise InvalidArgument(
-                "ack is 'auto' or 'explicit', expired 'raise' or 'skip', start 'earliest' or "
-                "'latest'"
-            )
-        self._limit = PrefetchLimit(prefetch)
-        check_limits(self._limit.messages, prefetch_bytes)
+        self._limit = PrefetchLimit(options.prefetch)
         self.subject = check_name("subject", subject)
         self.group = check_name("group", group)
         self.incarnation = os.urandom(8).hex()
-        self.name = check_name("consumer", name) if name else default_name(self.incarnation)
+        self.name = (
+            check_name("consumer", options.name) if options.name else default_name(self.incarnation)
+        )
         self.stale = 0
-        self.prefetch_bytes = prefetch_bytes
-        start = start or ("latest" if broadcast else "earliest")
-        share = self.group + BROADCAST + self.name if broadcast else self.group
+        self.prefetch_bytes = options.prefetch_bytes
+        own_group = self.group + BROADCAST + self.name if options.broadcast else self.group
         self._terms = SubscriptionOptions(
             self.subject,
-            share,
+            own_group,
             self.name,
             self.incarnation,
-            start,
-            lease_ms,
-            list(texts("tags_any", tags_any)),
-            list(texts("tags_all", tags_all)),
-            pull_bytes,
-            most_once,
-            condition,
+            options.start or ("latest" if options.broadcast else "earliest"),
+            options.lease_ms,
+            list(texts("tags_any", options.tags_any)),
+            list(texts("tags_all", options.tags_all)),
+            options.pull_bytes,
+            options.most_once,
+            options.condition,
         )
-        self._expired, self._most_once = expired, most_once
+        self._expired, self._most_once = options.expired, options.most_once
         self._links, self._reset = links, reset
-        self._retries = Retries(self.subject, share, send_directed, links.timing.delivery_timeout_s)
+        self._retries = Retries(
+            self.subject, own_group, send_directed, links.timing.delivery_timeout_s
+        )
         self._spool_sender = (
             SpoolSender(links, links.store, self._terms) if links.store is not None else None
         )
         self._loop = links.round.own_loop()
         self._attachments: list[Attachment] = []
-        self._loop_turn = LoopTurn(self._loop)
-        self._turn = self._pull_turn = 0
+        self._loop_slice = LoopSlice(self._loop)
+        self._last_index = self._next_pull = 0
         self._waiting: dict[TickFuture, None] = {}
         self._failure: QmqError | None = None
         self._has_failed = False
@@ -155,14 +167,16 @@ class Consumer:
         self._resetting: dict[str, asyncio.Task[None]] = {}
         self._held: TaskMessages[Message | Messages] | None = None
         """What tasks work on, with automatic acknowledgement; None without."""
-        if ack == "auto" and not most_once:
-            self._held = TaskMessages(self.name, self._loop, _ack, _give_back, lease_ms / 1000)
+        if options.ack == "auto" and not options.most_once:
+            self._held = TaskMessages(
+                self.name, self._loop, _ack, _abandoned, options.lease_ms / 1000
+            )
         self.ready = ReadyMessages(
             Message, clock_of(self._loop), self.next_ready, self._next, self._held
         )
         self._serving: Attachment | None = None
-        self._left_of_turn = 0
-        self._is_closed = self._is_paused = self._is_resting = self._is_draining = False
+        self._quantum_left = 0
+        self._is_closed = self._is_paused = self._is_returning = self._is_draining = False
         self._closing: tuple[asyncio.Task[None], asyncio.Task[None]] | None = None
         """The wait for long retries, and the whole of `close`."""
         self._calls = ConsumerCalls(
@@ -175,7 +189,7 @@ class Consumer:
             self._retries.add,
             self._lost,
         )
-        self._tell_closed = partial(on_closed, self)
+        self._on_closed = partial(on_closed, self)
 
     # --- for the application ----------------------------------------------------------------------
 
@@ -211,13 +225,13 @@ class Consumer:
             or self._is_draining
         ):
             return None
-        if not self._left_of_turn:
+        if not self._quantum_left:
             if any(each.slices for each in self._attachments if each is not attachment):
                 return None
-            self._left_of_turn = TURN_MESSAGES
+            self._quantum_left = QUANTUM_MESSAGES
         message = attachment.next_ready()
         if message is not None:
-            self._left_of_turn -= 1
+            self._quantum_left -= 1
             self._begin_run(attachment)
         return message
 
@@ -228,7 +242,7 @@ class Consumer:
         if len(self._attachments) == 1:
             attachment.begin_run(limits.PULL_MESSAGES_MAX)
         else:
-            self._left_of_turn -= attachment.begin_run(self._left_of_turn)
+            self._quantum_left -= attachment.begin_run(self._quantum_left)
 
     async def _next(self) -> Message:
         return self.next_ready() or await self._next_waited()
@@ -269,8 +283,8 @@ class Consumer:
                 f"messages_max is 1 to {limits.CONSUMER_UNACKED_MAX}, not {messages_max}"
             )
         self._links.round.own_loop()
-        if self._loop_turn.clock() > self._loop_turn.until_s:
-            await self._loop_turn.end()
+        if self._loop_slice.clock() > self._loop_slice.until_s:
+            await self._loop_slice.end()
         attachment, first = await self._next_slice(messages_max, wait.total_seconds())
         if attachment is None or first is None:
             return Messages([])
@@ -309,15 +323,15 @@ class Consumer:
         while True:
             if self._has_failed:
                 self._check_open()
-            attachment = None if self.is_paused or self._is_draining else self._whose_turn()
+            attachment = None if self.is_paused or self._is_draining else self._next_attachment()
             if attachment is not None:
                 part = attachment.take(messages_max)
                 if (
                     not self._most_once or await self._is_ours_for_good(part)
                 ) and self._is_readable(part):
-                    self._serving, self._left_of_turn = (
+                    self._serving, self._quantum_left = (
                         attachment,
-                        0 if self._most_once else TURN_MESSAGES,
+                        0 if self._most_once else QUANTUM_MESSAGES,
                     )
                     return attachment, part
                 continue
@@ -354,13 +368,14 @@ class Consumer:
             return False
         return True
 
-    def _whose_turn(self) -> Attachment | None:
+    def _next_attachment(self) -> Attachment | None:
         """The next attachment that has messages, in turn."""
         attachments = self._attachments
         for _ in attachments:
-            self._turn = self._turn + 1 if self._turn + 1 < len(attachments) else 0
-            if attachments[self._turn].slices and attachments[self._turn].may_hand_out():
-                return attachments[self._turn]
+            at = self._last_index + 1 if self._last_index + 1 < len(attachments) else 0
+            self._last_index = at
+            if attachments[at].slices and attachments[at].may_hand_out():
+                return attachments[at]
         return None
 
     async def _wait(self, until: float) -> bool:
@@ -373,7 +388,7 @@ class Consumer:
         try:
             await waiter
         finally:
-            self._loop_turn.begin()
+            self._loop_slice.begin()
             is_changed = waiter not in self._waiting
             self._waiting.pop(waiter, None)
             if timer is not None:
@@ -410,7 +425,7 @@ class Consumer:
         return 0 if self._is_closed else sum([each.held for each in list(self._attachments)])
 
     @property
-    def unheard_verdicts(self) -> int:
+    def unanswered_verdicts(self) -> int:
         """Messages whose verdict no broker has answered."""
         return (
             0
@@ -436,7 +451,7 @@ class Consumer:
         """
         check_limits(prefetch, self.prefetch_bytes)
         self._limit.choose(prefetch)
-        self.look_again()
+        self.pause_changed()
 
     def pause(self) -> None:
         """Hand out nothing and pull nothing until `resume`. The consumer keeps its place in the
@@ -448,19 +463,19 @@ class Consumer:
 
     def resume(self) -> None:
         """Resume delivery, unless the whole client is paused (`Client.pause`)."""
-        self._is_paused = self._is_resting = False
-        self.look_again()
+        self._is_paused = self._is_returning = False
+        self.pause_changed()
 
-    def rest(self) -> None:
+    def pause_and_return(self) -> None:
         """Pause, and return unseen messages to the group: for a program that asks for messages only
         from time to time, so that other consumers of the group get them meanwhile. Messages that
         were handed out stay with this consumer. `resume` ends it.
         """
-        self._is_paused = self._is_resting = True
+        self._is_paused = self._is_returning = True
         self.ready.end()
         self._pull_more()
 
-    def look_again(self) -> None:
+    def pause_changed(self) -> None:
         """The consumer may have been paused or resumed."""
         self.ready.end()
         if not self.is_paused:
@@ -482,13 +497,13 @@ class Consumer:
         if self._is_draining:
             self.drain()
             return
-        if self._is_resting:
+        if self._is_returning:
             for each in self._attachments:
-                each.give_back()
+                each.return_unseen()
         attachments = self._attachments
         count = 0 if self.is_paused else len(attachments)
         for step in range(count):
-            each = attachments[(self._pull_turn + step) % count]
+            each = attachments[(self._next_pull + step) % count]
             if not each.asked and each.can_pull and not self._is_closed:
                 has_unseen = any(other.slices for other in attachments)
                 ask = allowance(self.prefetch, attachments, each, has_unseen=has_unseen)
@@ -503,7 +518,7 @@ class Consumer:
                     continue
                 each.pull(ask, size, wait_ms(self.prefetch, self.prefetch_bytes, count))
                 self._limit.left(self._loop.time(), is_ahead=has_unseen)
-                self._pull_turn = (self._pull_turn + step + 1) % count
+                self._next_pull = (self._next_pull + step + 1) % count
 
     def _answered(self, asked: int, got: int) -> None:
         """A pull was answered."""
@@ -553,7 +568,7 @@ class Consumer:
         if self._spool_sender is not None:
             self._spool_sender.start()
         for attachment in self._attachments:
-            attachment.start()
+            attachment.sessions.start()
         self._pull_more()
 
     async def _follow(self) -> None:
@@ -590,9 +605,9 @@ class Consumer:
         for group in self._links.locator.book.groups(self.subject) or ():
             if group not in known:
                 self._attachments.append(Attachment(self._links, self._calls, terms, group))
-                self._attachments[-1].start()
+                self._attachments[-1].sessions.start()
         for attachment in self._attachments:
-            attachment.moved()
+            attachment.sessions.moved()
 
     # --- the end ----------------------------------------------------------------------------------
 
@@ -603,7 +618,7 @@ class Consumer:
         """
         self._is_draining = True
         for each in self._attachments:
-            each.give_back()
+            each.return_unseen()
 
     async def close(self, error: BaseException | None = None) -> None:
         """Send the remaining verdicts and leave the group. The messages that tasks are handling
@@ -615,7 +630,7 @@ class Consumer:
         """
         if self._links.round.is_over:  # what a consumer does to leave ended with the event loop
             self._is_closed = True
-            self._tell_closed()
+            self._on_closed()
             return
         self._links.round.own_loop()
         if self._closing is None:
@@ -647,7 +662,7 @@ class Consumer:
                 await self._spool_sender.close()
         finally:
             self._notify()
-            self._tell_closed()
+            self._on_closed()
 
     def _fail_held(self, error: BaseException | None) -> None:
         delay = BY_GROUP_MS if isinstance(error, Exception) else 0
@@ -676,7 +691,7 @@ def _ack(message: Message | Messages) -> None:
         message.ack_later()
 
 
-def _give_back(message: Message | Messages, failure: BaseException | None) -> None:
+def _abandoned(message: Message | Messages, failure: BaseException | None) -> None:
     """The task that got the message has ended."""
     if isinstance(message, Message) and message.is_settled:
         return

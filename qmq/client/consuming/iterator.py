@@ -19,7 +19,7 @@ import math
 from collections.abc import Callable, Coroutine, Iterator
 from itertools import repeat
 from operator import length_hint
-from typing import Any, Final, Generic, Protocol, TypeVar
+from typing import Any, Final, Generic, TypeVar
 
 from qmq.wire.batch_columns import bytes_column
 
@@ -47,19 +47,6 @@ class MessageFields:
 
 
 MessageT = TypeVar("MessageT", bound=MessageFields)
-
-
-class Consecutive(Protocol):
-    """A `BatchSlice`: `count` messages of a batch, from number `offset` in it and pull sequence
-    `pull` on.
-    """
-
-    batch: Any
-    offset: int
-    count: int
-    attempt: int
-    pull: int
-    settler: Any
 
 
 class GatheredAcks:
@@ -100,25 +87,10 @@ class TaskHolding:
         self.earlier: list[Any] | None = None
 
 
-class HeldByTasks(Protocol):
-    """`TaskMessages` (task_messages.py)."""
-
-    @property
-    def task(self) -> Callable[[], Any]:
-        """Returns the running task."""
-        ...
-
-    def holding(self, owner: Any) -> TaskHolding: ...
-
-    def finish(self, holding: TaskHolding, last: Any) -> None: ...
-
-    def add(self, holding: TaskHolding, message: Any) -> None: ...
-
-
 class ReadyMessages(Generic[MessageT]):
-    """Iterates over a consumer's messages. What a task gets is in `held`, and acknowledged when
-    that task asks for the next one, if it has no verdict by then. Without `held` nothing is
-    acknowledged.
+    """Iterates over a consumer's messages. What a task gets is in `held`, a `TaskMessages`, and
+    acknowledged when that task asks for the next one, if it has no verdict by then. Without `held`
+    nothing is acknowledged.
 
     `make` is the class of the messages. `refill` returns the next message if it needs no waiting,
     and may begin a run. `wait` returns the next message in any case.
@@ -148,7 +120,7 @@ class ReadyMessages(Generic[MessageT]):
         clock: Callable[[], float],
         refill: Callable[[], MessageT | None],
         wait: Callable[[], Coroutine[Any, Any, MessageT]],
-        held: HeldByTasks | None,
+        held: Any,
     ) -> None:
         self._make, self._clock, self._refill, self._wait, self._held = (
             make,
@@ -159,15 +131,15 @@ class ReadyMessages(Generic[MessageT]):
         )
         self._holding = TaskHolding(None)
         """That of the task which asked last."""
-        self._slice: Consecutive | None = None
+        self._slice: Any = None
         self._places: Iterator[int] = iter(())
         self._run: Iterator[MessageT] = iter(())
         self._stop, self._until_s = 0, -math.inf
         self._rest_s = clock() + LOOP_S
 
-    def begin(self, part: Consecutive, count: int, until_s: float) -> None:
-        """Hand out the first `count` messages of a slice, until that time at most. The slice has
-        more, and its bodies are decoded.
+    def begin(self, part: Any, count: int, until_s: float) -> None:
+        """Hand out the first `count` messages of a `BatchSlice`, until that time at most. The slice
+        has more, and its bodies are decoded.
         """
         self.end()
         self._slice, self._stop, self._until_s = part, part.offset + count, until_s

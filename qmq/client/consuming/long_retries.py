@@ -22,7 +22,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
-from typing import Final, NamedTuple, Protocol
+from typing import Final, NamedTuple
 
 from qmq import limits, model
 from qmq.client.consuming.message import Message
@@ -44,20 +44,15 @@ returns when a delay group has stored them. Raises QmqError.
 """
 
 
-class RetryHolder(Protocol):
-    """Holds postponed messages."""
-
-    def settle_postponed(self, pull: int, verdict: int, delay: int, error: str) -> None:
-        """Give a postponed message its verdict."""
-        ...
-
-
 class LongRetry(NamedTuple):
     """A message to be delivered again at `due_ms`, milliseconds since 1970,
     and the error of its attempt.
     """
 
-    holder: RetryHolder
+    settle_postponed: Callable[[int, int, int, str], None]
+    """(pull sequence, verdict, delay in milliseconds, error): gives the postponed message its
+    verdict.
+    """
     message: Message
     due_ms: int
     error: str = ""
@@ -65,7 +60,7 @@ class LongRetry(NamedTuple):
     def settle(self, verdict: int, delay_ms: int) -> None:
         """Give the message its verdict."""
         error = self.error if verdict == Verdict.NACK else ""
-        self.holder.settle_postponed(self.message.pull_sequence, verdict, delay_ms, error)
+        self.settle_postponed(self.message.pull_sequence, verdict, delay_ms, error)
 
 
 class Retries:
@@ -80,20 +75,20 @@ class Retries:
     def add(self, retries: Iterable[LongRetry]) -> None:
         """Add messages; they are sent at the end of this round of the event loop."""
         if not self._waiting:
-            asyncio.get_running_loop().call_soon(self._leave)
+            asyncio.get_running_loop().call_soon(self._flush)
         self._waiting += retries
 
-    def _leave(self) -> None:
+    def _flush(self) -> None:
         waiting, self._waiting = self._waiting, []
         for batch in batches(waiting):
             if self._is_closed:
                 _settle(batch, Verdict.NACK, limits.REQUEUE_MS_MAX)
                 continue
-            task = asyncio.get_running_loop().create_task(self._bring(batch))
+            task = asyncio.get_running_loop().create_task(self._store(batch))
             self._sending.add(task)
             task.add_done_callback(self._sending.discard)
 
-    async def _bring(self, batch: Sequence[LongRetry]) -> None:
+    async def _store(self, batch: Sequence[LongRetry]) -> None:
         verdict, delay_ms = Verdict.NACK, limits.REQUEUE_MS_MAX
         try:
             columns, create_time_ms = retry_columns(batch, self._group)
@@ -117,7 +112,7 @@ class Retries:
         added later are not sent. If the wait is cancelled, messages that no delay group has
         confirmed come back in an hour.
         """
-        self._leave()
+        self._flush()
         try:
             while self._sending:
                 await asyncio.wait(self._sending)

@@ -1,5 +1,5 @@
-"""What a consumer's attachments share: its limits, its terms and calls, and the session with the
-current master of one broker group.
+"""What a consumer's attachments share: its limits, its time slice of the event loop, its terms and
+calls, and the session with the current master of one broker group.
 
 `SessionLoop` keeps the session. The loop finds the master, asks for a session (ATTACH or
 LANE_ATTACH), sends heartbeats until the session ends, and begins again. The loop's user, an
@@ -21,27 +21,9 @@ the answer.
 The lease counts from the time at which the last answered heartbeat was *sent*, so it never ends
 later here than at the broker.
 
-`PrefetchShare` divides the consumer's limits of `prefetch` messages and `prefetch_bytes` bytes
-among its attachments. A pull that waits at a broker reserves the messages it asked for, so that the
-total is never exceeded. An idle queue must not reserve what a busy one could use. So each
-attachment asks for few messages at first (`START`), for four times as many after a full answer, and
-for few again after an empty one; and `START` messages stay free for each other attachment. A single
-attachment asks for all, except what a second one would need to begin.
-
-If the total is less than two messages for each attachment, the attachments take turns: a pull then
-waits only briefly, so that a message in another queue waits no longer than a round.
-
-Worked example: prefetch 2,000, three attachments. Two idle ones wait with 64 each; the busy one
-grows 64, 256, 1,024, to 1,872.
-
-A message counts for its part of its batch's bytes. The bytes of a pull are known afterwards: a
-batch is never cut, so the last one may exceed the total, and then no attachment pulls until there
-is room again. One half of the bytes is divided among all attachments, and idle ones reserve no more
-than their part of it. An attachment that holds nothing may pull, however small the total is.
-
-By default the total in messages follows the application (`PrefetchLimit`). A node that is busy with
-producers answers a pull once in each round of its event loop, which takes a millisecond or more; an
-application that handles 2,000 messages in less time would wait for it.
+By default the consumer's limit of messages follows the application (`PrefetchLimit`). A node that
+is busy with producers answers a pull once in each round of its event loop, which takes a
+millisecond or more; an application that handles 2,000 messages in less time would wait for it.
 """
 
 from __future__ import annotations
@@ -50,7 +32,8 @@ import asyncio
 import logging
 import math
 import random
-from collections.abc import Callable, Iterable, Sequence
+import time
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, Generic, NamedTuple, Protocol, TypeVar
 
@@ -58,6 +41,7 @@ from qmq import limits
 from qmq.client.connection.connection import Connection, pause_s
 from qmq.client.connection.pool import ConnectionPool
 from qmq.client.consuming import ReadyMessages
+from qmq.client.consuming.iterator import LOOP_S
 from qmq.client.metadata.cache import Master
 from qmq.errors import (
     CallerError,
@@ -81,32 +65,6 @@ if TYPE_CHECKING:
 PREFETCH: Final = 2_000
 PREFETCH_MAX: Final = 16_000
 QUICK_S: Final = 0.1
-START: Final = 64
-GROWTH: Final = 4
-WAIT_MS: Final = 20_000
-TURN_WAIT_MS: Final = 50
-
-
-class PrefetchShare(Protocol):
-    """The state of one attachment."""
-
-    @property
-    def held(self) -> int:
-        """Unsettled messages."""
-        ...
-
-    asked: int
-    """Messages that the current pull asked for; 0 without a pull."""
-    want: int
-    """Messages that the next pull would ask for."""
-
-    @property
-    def held_bytes(self) -> int:
-        """Unsettled bytes."""
-        ...
-
-    asked_bytes: int
-    """Bytes that the current pull may bring; 0 without a pull."""
 
 
 def check_limits(prefetch: int, prefetch_bytes: int) -> None:
@@ -149,76 +107,34 @@ class PrefetchLimit:
             self.messages = min(2 * self.messages, PREFETCH_MAX)
 
 
-def start(prefetch: int, parts: int) -> int:
-    """How many messages each attachment may always ask for; 0 if there are not enough for all."""
-    return min(START, prefetch // (2 * parts))
-
-
-def allowance(
-    prefetch: int, parts: Sequence[PrefetchShare], part: PrefetchShare, *, has_unseen: bool
-) -> int:
-    """How many messages `part` may ask for now. While it has unseen messages, it waits until a
-    quarter of the total is free.
+def clock_of(loop: asyncio.AbstractEventLoop) -> Callable[[], float]:
+    """The event loop's clock: what `time` of asyncio's own event loops calls,
+    and `time` of others.
     """
-    free = prefetch - sum([each.held + each.asked for each in parts])
-    if free <= 0 or (has_unseen and free * 4 < prefetch):
-        return 0
-    if len(parts) == 1:
-        # A broker group that is added while this pull waits must not wait for its end.
-        return min(free - START if free > 4 * START else free, limits.PULL_MESSAGES_MAX)
-    least = start(prefetch, len(parts))
-    reserved = sum([max(least - each.held - each.asked, 0) for each in parts if each is not part])
-    return max(min(free - reserved, max(part.want, least, 1), limits.PULL_MESSAGES_MAX), 0)
+    return time.monotonic if type(loop).time is asyncio.BaseEventLoop.time else loop.time
 
 
-def bytes_allowance(
-    prefetch_bytes: int,
-    pull_bytes: int,
-    parts: Sequence[PrefetchShare],
-    part: PrefetchShare,
-    *,
-    has_unseen: bool,
-) -> int:
-    """How many bytes a pull of `part` may bring now, `pull_bytes` at most; 0 if it must wait."""
-    used = sum([each.held_bytes + each.asked_bytes for each in parts])
-    if not used:
-        least = prefetch_bytes if len(parts) == 1 else prefetch_bytes // (2 * len(parts))
-        return max(min(pull_bytes, least), 1)
-    free = prefetch_bytes - used
-    if free <= 0 or (has_unseen and free * 4 < prefetch_bytes):
-        return 0
-    if len(parts) > 1:
-        share = prefetch_bytes // (2 * len(parts))
-        free = min(
-            free
-            - sum(
-                [
-                    max(share - each.held_bytes - each.asked_bytes, 0)
-                    for each in parts
-                    if each is not part
-                ]
-            ),
-            max(share, 1),
-        )
-    return max(min(free, pull_bytes), 0)
-
-
-def grown(want: int, asked: int, got: int, prefetch: int) -> int:
-    """How many messages an attachment asks for next,
-    after a pull for `asked` messages brought `got`.
+class LoopSlice:
+    """A consumer's time slice of the event loop, `LOOP_S` long. An application that never waits
+    between its messages gets them without waiting: after `until_s`, the consumer has to `end` the
+    slice before it hands out more, because heartbeats and other tasks need the event loop.
+    `ReadyMessages` does the same.
     """
-    if got >= asked:
-        return min(max(asked, want) * GROWTH, prefetch)
-    return min(2 * got, want)
 
+    __slots__ = ("clock", "until_s")
 
-def wait_ms(prefetch: int, prefetch_bytes: int, parts: int) -> int:
-    """How long a pull may wait at its broker."""
-    return (
-        WAIT_MS
-        if parts == 1 or (start(prefetch, parts) and prefetch_bytes >= 2 * parts)
-        else TURN_WAIT_MS
-    )
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self.clock = clock_of(loop)
+        self.begin()
+
+    def begin(self) -> None:
+        """The event loop has run."""
+        self.until_s = self.clock() + LOOP_S
+
+    async def end(self) -> None:
+        """Let the event loop run once."""
+        await asyncio.sleep(0)
+        self.begin()
 
 
 ANSWER_S: Final = 10.0
@@ -308,7 +224,7 @@ class SessionUser(Protocol[GrantedT]):
         """A session has begun."""
         ...
 
-    def heard(self) -> None:
+    def lease_renewed(self) -> None:
         """The lease was renewed."""
         ...
 
@@ -425,7 +341,7 @@ class SessionLoop(Generic[GrantedT]):
             self._ended.clear()
             connection.on_closed[self.detach] = None
             self._lease_ms = answer.lease_ms
-            self._heard(sent_s)
+            self._renewed(sent_s)
         finally:
             self.is_attaching = False
         self._user.attached(self.session)
@@ -442,11 +358,11 @@ class SessionLoop(Generic[GrantedT]):
                     FrameKind.HEARTBEAT, wire.pack_session(session.number), timeout_s=ANSWER_S
                 )
                 if session is self.session:
-                    self._heard(sent_s)
+                    self._renewed(sent_s)
 
-    def _heard(self, sent_s: float) -> None:
+    def _renewed(self, sent_s: float) -> None:
         self.sure_until_s = sent_s + self._lease_ms / 1000
-        self._user.heard()
+        self._user.lease_renewed()
 
     def doubt(self) -> None:
         """Treat the lease as ended."""

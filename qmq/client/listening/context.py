@@ -120,7 +120,7 @@ class HandlerDecision(NamedTuple):
 
 
 DONE: Final = HandlerDecision(Act.ACK)
-GIVEN_BACK: Final = HandlerDecision(Act.NACK, _AT_ONCE, STOPPED)
+WHEN_CANCELLED: Final = HandlerDecision(Act.NACK, _AT_ONCE, STOPPED)
 """For a message whose handler was cancelled: the group gets the message again immediately."""
 
 
@@ -170,7 +170,7 @@ VERDICT_OF_TRANSACTION: Final = (
     "with `idempotent` the verdict belongs to the transaction: return to commit and acknowledge, "
     "raise qmq.Retry or qmq.Reject to roll back"
 )
-Say = Callable[[Sequence[AnyMessage], HandlerDecision], None]
+SettleMessages = Callable[[Sequence[AnyMessage], HandlerDecision], None]
 """Gives this verdict to the messages without a verdict."""
 
 
@@ -184,21 +184,21 @@ class Context:
     of this class are about the first.
     """
 
-    __slots__ = ("_deadline_ms", "_say", "connection", "group", "messages", "mq")
+    __slots__ = ("_deadline_ms", "_settle_all", "connection", "group", "messages", "mq")
 
     def __init__(
         self,
         mq: Any,
         group: str,
         messages: Sequence[AnyMessage],
-        say: Say | None,
+        settle_all: SettleMessages | None,
         deadline_ms: int | None,
     ) -> None:
         self.mq = mq
         self.group = group
         self.messages = messages
         self.connection: Any = None
-        self._say = say
+        self._settle_all = settle_all
         self._deadline_ms = deadline_ms
 
     @property
@@ -247,9 +247,9 @@ class Context:
         self._decide(HandlerDecision(Act.REJECT, None, error_text(error)))
 
     def _decide(self, decision: HandlerDecision) -> None:
-        if self._say is None:
+        if self._settle_all is None:
             raise InvalidArgument(VERDICT_OF_TRANSACTION)
-        self._say(self.messages, decision)
+        self._settle_all(self.messages, decision)
 
 
 Factory = Callable[..., Any]
@@ -270,12 +270,12 @@ class Providers:
             )
         self._factories[kind] = factory, _takes_context(factory)
 
-    def check(self, kinds: Iterable[Any], spoken: str) -> None:
+    def check(self, kinds: Iterable[Any], handler_name: str) -> None:
         """Raises InvalidArgument if a handler depends on a type that is not provided."""
         for kind in kinds:
             if kind not in self._factories:
                 raise InvalidArgument(
-                    f"{spoken} takes a {kind.__name__}, which is not provided: call "
+                    f"{handler_name} takes a {kind.__name__}, which is not provided: call "
                     f"mq.provide({kind.__name__}, factory)"
                 )
 
@@ -360,7 +360,7 @@ class Binding:
     """How a handler is called. `decode` is None if the handler takes the message itself."""
 
     handler: Handler
-    spoken: str
+    handler_name: str
     is_async: bool
     decode: Decode | None
     arguments: tuple[Argument, ...]
@@ -388,44 +388,46 @@ class Binding:
 
 def bind(handler: Handler, *, is_batch: bool) -> Binding:
     """Read a handler's signature. Raises InvalidArgument."""
-    spoken = getattr(handler, "__qualname__", None) or repr(handler)
+    handler_name = getattr(handler, "__qualname__", None) or repr(handler)
     if not callable(handler):
         raise InvalidArgument(f"a handler is a function or a method, not {handler!r}")
-    hints = _hints(handler, spoken)
+    hints = _hints(handler, handler_name)
     parameters = list(inspect.signature(handler).parameters.values())
     if not parameters or parameters[0].kind not in _POSITIONAL:
         raise InvalidArgument(
-            f"{spoken} takes no payload: give it a first parameter, such as `body: bytes`"
+            f"{handler_name} takes no payload: give it a first parameter, such as `body: bytes`"
         )
     first, *others = parameters
     kind = _payload_kind(
-        hints.get(first.name, inspect.Parameter.empty), spoken, first.name, is_batch=is_batch
+        hints.get(first.name, inspect.Parameter.empty), handler_name, first.name, is_batch=is_batch
     )
     try:
         decode = None if _is_message(kind) else codec_of(kind)
     except InvalidArgument as failure:
-        raise InvalidArgument(f"{spoken}: parameter {first.name!r}: {failure.message}") from failure
-    arguments = [_argument(each, hints.get(each.name), spoken) for each in others]
+        raise InvalidArgument(
+            f"{handler_name}: parameter {first.name!r}: {failure.message}"
+        ) from failure
+    arguments = [_argument(each, hints.get(each.name), handler_name) for each in others]
     return Binding(
         handler,
-        spoken,
+        handler_name,
         _is_async(handler),
         decode,
         tuple(each for each in arguments if each is not None),
     )
 
 
-def _hints(handler: Handler, spoken: str) -> dict[str, Any]:
+def _hints(handler: Handler, handler_name: str) -> dict[str, Any]:
     found = _function(handler)
     try:
         return get_type_hints(found, include_extras=True)
     except NameError as failure:
         raise InvalidArgument(
-            f"{spoken}: an annotation cannot be resolved, {failure}: define or import it at "
+            f"{handler_name}: an annotation cannot be resolved, {failure}: define or import it at "
             "the module's level, not only for type checking"
         ) from failure
     except TypeError as failure:
-        raise InvalidArgument(f"{spoken}: {failure}") from failure
+        raise InvalidArgument(f"{handler_name}: {failure}") from failure
 
 
 def _function(handler: Handler) -> Handler:
@@ -440,25 +442,25 @@ def _is_async(handler: Handler) -> bool:
     return inspect.iscoroutinefunction(inspect.unwrap(_function(handler)))
 
 
-def _payload_kind(kind: Any, spoken: str, name: str, *, is_batch: bool) -> Any:
+def _payload_kind(kind: Any, handler_name: str, name: str, *, is_batch: bool) -> Any:
     if name == "self":
         raise InvalidArgument(
-            f"{spoken} is a method without an object: register the method of an object, "
+            f"{handler_name} is a method without an object: register the method of an object, "
             "mq.listen(subject, thing.method, group)"
         )
     if kind is inspect.Parameter.empty:
         raise InvalidArgument(
-            f"{spoken}: annotate {name!r}: `bytes`, `qmq.Message`, or the type to which JSON "
+            f"{handler_name}: annotate {name!r}: `bytes`, `qmq.Message`, or the type to which JSON "
             "is decoded"
         )
     if is_batch and get_origin(kind) is not list:
         raise InvalidArgument(
-            f"{spoken}: with `batch` the first parameter is a list, such as `list[bytes]`, "
+            f"{handler_name}: with `batch` the first parameter is a list, such as `list[bytes]`, "
             f"not {kind}"
         )
     if kind is Context:
         raise InvalidArgument(
-            f"{spoken}: the first parameter is the payload; the Context comes after it"
+            f"{handler_name}: the first parameter is the payload; the Context comes after it"
         )
     return get_args(kind)[0] if is_batch else kind
 
@@ -469,7 +471,7 @@ def _is_message(kind: Any) -> bool:
     return kind in _MESSAGES if isinstance(kind, type) else False
 
 
-def _argument(parameter: inspect.Parameter, kind: Any, spoken: str) -> Argument | None:
+def _argument(parameter: inspect.Parameter, kind: Any, handler_name: str) -> Argument | None:
     """None for a parameter that keeps its default."""
     if get_origin(kind) is Annotated:
         kind = get_args(kind)[0]
@@ -484,7 +486,7 @@ def _argument(parameter: inspect.Parameter, kind: Any, spoken: str) -> Argument 
         return None
     if not isinstance(kind, type) or kind in (Any, object):
         raise InvalidArgument(
-            f"{spoken}: annotate {parameter.name!r} with qmq.Context, or with a class "
+            f"{handler_name}: annotate {parameter.name!r} with qmq.Context, or with a class "
             "registered by mq.provide"
         )
     return Argument(parameter.name, kind, is_keyword)

@@ -19,7 +19,7 @@ from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar, Unpack, cast
+from typing import TYPE_CHECKING, Any, Final, TypeVar, Unpack
 
 from qmq.client.consuming.consumer import Consumer
 from qmq.client.consuming.ordered.consumer import OrderedConsumer
@@ -49,17 +49,6 @@ Ask = Callable[[str], Awaitable[object]]
 """Subject -> its order; None: unordered. Raises UnknownSubject, Unavailable."""
 
 
-class ListeningClient(Protocol):
-    """The interface of the client that listeners use."""
-
-    @property
-    def interceptors(self) -> Chain: ...
-
-    def consumer(self, *positional: Any, **named: Any) -> Consumer: ...
-
-    def ordered_consumer(self, *positional: Any, **named: Any) -> OrderedConsumer: ...
-
-
 ForThreads = Callable[[Any, asyncio.AbstractEventLoop], object]
 """Makes the client that plain handlers get in their context from an asyncio
 client: `qmq.blocking.beside`.
@@ -83,7 +72,7 @@ class Listening:
 
     def __init__(
         self,
-        mq: ListeningClient,
+        mq: ListenerApi,
         ordering: Ask,
         now_ns: Callable[[], int],
         for_threads: ForThreads,
@@ -102,7 +91,7 @@ class Listening:
 
     def start(self, listener: Listener) -> None:
         """Start a listener. Raises InvalidArgument if it depends on a type that is not provided."""
-        self._providers.check(listener.binding.provided, listener.binding.spoken)
+        self._providers.check(listener.binding.provided, listener.binding.handler_name)
         self._tasks.append(asyncio.get_running_loop().create_task(self._run(listener)))
 
     def stop(self) -> None:
@@ -132,19 +121,22 @@ class Listening:
             self._stop.over()
 
     async def _run(self, listener: Listener) -> None:
-        spoken = listener.binding.spoken
+        handler_name = listener.binding.handler_name
         threads: Executor | None = None
         try:
             if not listener.binding.is_async:
                 threads = ThreadPoolExecutor(
-                    listener.options.concurrency, thread_name_prefix=f"qmq-{spoken}"
+                    listener.options.concurrency, thread_name_prefix=f"qmq-{handler_name}"
                 )
             work = await self._prepared(listener, threads)
             if work is not None:
                 await work.run()
         except Exception as failure:
             log.error(
-                "listener %s of subject %r ends: %s", spoken, listener.options.subject, failure
+                "listener %s of subject %r ends: %s",
+                handler_name,
+                listener.options.subject,
+                failure,
             )
             raise
         finally:
@@ -219,7 +211,7 @@ class Listeners:
 
     def __init__(
         self,
-        mq: ListeningClient,
+        mq: ListenerApi,
         ordering: Ask,
         now_ns: Callable[[], int],
         for_threads: ForThreads,
@@ -257,7 +249,7 @@ class Listeners:
         if self._listening is not None:
             raise InvalidArgument("the listeners of this client are running already")
         for each in self._registered:
-            self.providers.check(each.binding.provided, each.binding.spoken)
+            self.providers.check(each.binding.provided, each.binding.handler_name)
         stop = Stop(grace.total_seconds(), self._cancel_s)
         listening = Listening(
             self._mq, self._ordering, self._now_ns, self._for_threads, self.providers, stop
@@ -310,13 +302,21 @@ class ListenerApi:
     _timing: ClientTiming
     _ordering: Callable[[str], Awaitable[Ordering | None]]
     _own_listeners: Listeners | None = None
+    interceptors: Chain
+
+    def consumer(self, *positional: Any, **named: Any) -> Consumer:
+        """See `Client.consumer`."""
+        raise NotImplementedError
+
+    def ordered_consumer(self, *positional: Any, **named: Any) -> OrderedConsumer:
+        """See `Client.ordered_consumer`."""
+        raise NotImplementedError
 
     @property
     def _listeners(self) -> Listeners:
         if self._own_listeners is None:
-            mq = cast(ListeningClient, self)
             self._own_listeners = Listeners(
-                mq, self._ordering, self._now_ns, self._for_threads, self._timing.cancel_s
+                self, self._ordering, self._now_ns, self._for_threads, self._timing.cancel_s
             )
         return self._own_listeners
 

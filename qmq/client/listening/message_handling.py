@@ -45,8 +45,8 @@ from qmq.client.consuming.ordered.message import LaneMessage, OrderedMessage, Or
 from qmq.client.consuming.ordered.message import LaneSettler as OrderedSettler
 from qmq.client.interceptors import Chain
 from qmq.client.listening.context import (
-    GIVEN_BACK,
     VERDICT_OF_TRANSACTION,
+    WHEN_CANCELLED,
     Act,
     Binding,
     Context,
@@ -54,7 +54,7 @@ from qmq.client.listening.context import (
     Providers,
     Reject,
     Retry,
-    Say,
+    SettleMessages,
     TimedOut,
     decide,
 )
@@ -144,7 +144,7 @@ class _GuardedLaneSettler:
         self.settler.release(message)
 
 
-def say_from_threads(message: AnyMessage, loop: asyncio.AbstractEventLoop) -> None:
+def settle_from_threads(message: AnyMessage, loop: asyncio.AbstractEventLoop) -> None:
     """Let the message take verdicts from any thread. Called in the event loop's thread."""
     home = threading.get_ident()
 
@@ -285,7 +285,7 @@ class MessageHandling:
         """Whether nothing surrounds the handler,
         so that calling it is all the work for a message.
         """
-        self._say = self._said if binding.is_async else self._said_in_thread
+        self._settle_all = self._settle_each if binding.is_async else self._settle_each_soon
 
     async def handle(self, message: AnyMessage) -> None:
         """Handle a message and settle it. Raises only CancelledError."""
@@ -301,7 +301,7 @@ class MessageHandling:
                         await self._work(message, self._payload(message), threads)
         except asyncio.CancelledError as error:
             if is_cancelled_from_outside():
-                give_back(message)
+                nack_cancelled(message)
                 raise
             failure = error
         except Exception as error:
@@ -336,7 +336,7 @@ class MessageHandling:
         context: Context,
         threads: list[asyncio.Future[Any]],
     ) -> None:
-        say_from_threads(message, self._loop)
+        settle_from_threads(message, self._loop)
         for pause_s in _pauses():
             threads[:] = [self._start_thread(self._work_in_thread, message, payload, context)]
             raised = await asyncio.shield(threads[0])
@@ -344,7 +344,7 @@ class MessageHandling:
                 return
             if not isinstance(raised, _NotYet):
                 raise raised
-            await self._rest(message, raised, pause_s)
+            await self._pause(message, raised, pause_s)
 
     async def _once(
         self, store: Idempotent, message: AnyMessage, payload: object, context: Context
@@ -363,12 +363,16 @@ class MessageHandling:
                             await self._call(payload, context)
                 return
             except _NotYet as failure:
-                await self._rest(message, failure, pause_s)
+                await self._pause(message, failure, pause_s)
 
-    async def _rest(self, message: AnyMessage, failure: _NotYet, pause_s: float) -> None:
+    async def _pause(self, message: AnyMessage, failure: _NotYet, pause_s: float) -> None:
         """Wait before another try. No attempt is counted, because the handler was not called."""
         log.warning(
-            "%s: %r is tried again in %g s: %s", self._binding.spoken, message, pause_s, failure
+            "%s: %r is tried again in %g s: %s",
+            self._binding.handler_name,
+            message,
+            pause_s,
+            failure,
         )
         await asyncio.sleep(pause_s)
 
@@ -425,7 +429,7 @@ class MessageHandling:
         if asyncio.iscoroutine(result):
             result.close()
             raise TypeError(
-                f"{self._binding.spoken} is not an `async def` and returned a coroutine, "
+                f"{self._binding.handler_name} is not an `async def` and returned a coroutine, "
                 "which was not run: make the handler an `async def`"
             )
 
@@ -433,7 +437,9 @@ class MessageHandling:
         run = contextvars.copy_context().run
         return self._loop.run_in_executor(self._around.threads, lambda: run(work, *arguments))
 
-    def _context(self, messages: Sequence[AnyMessage], say: Say | None = None) -> Context:
+    def _context(
+        self, messages: Sequence[AnyMessage], settle_all: SettleMessages | None = None
+    ) -> Context:
         deadline_ms = None
         if self._timeout_s is not None:
             deadline_ms = ms_of(self._around.now_ns()) + int(self._timeout_s * 1000)
@@ -441,7 +447,7 @@ class MessageHandling:
             self._around.mq,
             self._group,
             messages,
-            None if self._idempotent is not None else say or self._say,
+            None if self._idempotent is not None else settle_all or self._settle_all,
             deadline_ms,
         )
 
@@ -469,18 +475,18 @@ class MessageHandling:
         """Log the failure of a message, or of a batch that begins with it."""
         which = f"{message!r}" if messages == 1 else f"{messages} messages from {message!r} on"
         if isinstance(failure, Retry):
-            log.info("%s: %s is retried later: %s", self._binding.spoken, which, failure)
+            log.info("%s: %s is retried later: %s", self._binding.handler_name, which, failure)
         elif isinstance(failure, Reject | Undecodable | TimedOut):
-            log.warning("%s: %s: %s", self._binding.spoken, which, failure)
+            log.warning("%s: %s: %s", self._binding.handler_name, which, failure)
         else:
-            log.warning("%s: %s failed", self._binding.spoken, which, exc_info=failure)
+            log.warning("%s: %s failed", self._binding.handler_name, which, exc_info=failure)
 
-    def _said(self, messages: Sequence[AnyMessage], decision: HandlerDecision) -> None:
+    def _settle_each(self, messages: Sequence[AnyMessage], decision: HandlerDecision) -> None:
         for each in messages:
             settle(each, decision)
 
-    def _said_in_thread(self, messages: Sequence[AnyMessage], decision: HandlerDecision) -> None:
-        self._loop.call_soon_threadsafe(self._said, messages, decision)
+    def _settle_each_soon(self, messages: Sequence[AnyMessage], decision: HandlerDecision) -> None:
+        self._loop.call_soon_threadsafe(self._settle_each, messages, decision)
 
 
 def settle(message: AnyMessage, decision: HandlerDecision) -> None:
@@ -502,10 +508,10 @@ def ordered_delay(decision: HandlerDecision) -> timedelta | None:
     return None if decision.delay is None else min(decision.delay, _ORDERED_DELAY_MAX)
 
 
-def give_back(message: AnyMessage) -> None:
+def nack_cancelled(message: AnyMessage) -> None:
     """The handler was cancelled: nack the message. An ordered consumer does this itself."""
     if not isinstance(message, OrderedMessage):
-        settle(message, GIVEN_BACK)
+        settle(message, WHEN_CANCELLED)
 
 
 class BatchHandling(MessageHandling):
@@ -526,7 +532,7 @@ class BatchHandling(MessageHandling):
             failure = await self._outcome(good, payloads, thread)
         except asyncio.CancelledError:
             for each in good:
-                give_back(each)
+                nack_cancelled(each)
             raise
         if failure is not None:
             self.log(good[0], failure, len(good))
@@ -545,12 +551,15 @@ class BatchHandling(MessageHandling):
             good, payloads = self._decoded(every)
             if good:
                 failure = await self._outcome(
-                    good, payloads, thread, lambda _, decision: self._say_of_run(messages, decision)
+                    good,
+                    payloads,
+                    thread,
+                    lambda _, decision: self._settle_run_in_loop(messages, decision),
                 )
         except Undecodable as undecodable:
             failure = undecodable
         except asyncio.CancelledError:
-            messages.fail(GIVEN_BACK.delay, GIVEN_BACK.error)
+            messages.fail(WHEN_CANCELLED.delay, WHEN_CANCELLED.error)
             raise
         if failure is not None:
             self.log(every[0], failure, len(every))
@@ -576,12 +585,12 @@ class BatchHandling(MessageHandling):
         messages: Sequence[Any],
         payloads: list[Any],
         threads: list[asyncio.Future[Any]],
-        say: Say | None = None,
+        settle_all: SettleMessages | None = None,
     ) -> BaseException | None:
         """The exception with which the handler ended, or None. Raises CancelledError if the worker
         is cancelled.
         """
-        context = self._context(messages, say)
+        context = self._context(messages, settle_all)
         limit = asyncio.timeout(self._timeout_s)
         try:
             with ExitStack() as stack:
@@ -593,7 +602,7 @@ class BatchHandling(MessageHandling):
                         return None
                     for each in messages:
                         if isinstance(each, Message):
-                            say_from_threads(each, self._loop)
+                            settle_from_threads(each, self._loop)
                     threads.append(self._start_thread(self._work_on_all, payloads, context))
                     raised = await asyncio.shield(threads[0])
                     if raised is not None:
@@ -608,7 +617,7 @@ class BatchHandling(MessageHandling):
             )
         return None
 
-    def _say_of_run(self, messages: OrderedMessages, decision: HandlerDecision) -> None:
+    def _settle_run_in_loop(self, messages: OrderedMessages, decision: HandlerDecision) -> None:
         if self._binding.is_async:
             _settle_run(messages, decision)
         else:

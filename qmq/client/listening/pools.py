@@ -87,7 +87,7 @@ async def wait_for_first(tasks: Iterable[asyncio.Task[Any]], event: asyncio.Even
         heard.cancel()
 
 
-async def finish(tasks: Iterable[asyncio.Task[Any]], stop: Stop, spoken: str) -> None:
+async def finish(tasks: Iterable[asyncio.Task[Any]], stop: Stop, name: str) -> None:
     """Wait for the tasks until `stop.now`, then cancel them. Cancelling the caller means `now`."""
     left = {each for each in tasks if not each.done()}
     try:
@@ -96,12 +96,12 @@ async def finish(tasks: Iterable[asyncio.Task[Any]], stop: Stop, spoken: str) ->
             left = {each for each in left if not each.done()}
     except asyncio.CancelledError:
         stop.now.set()
-        await cancel(left, stop, spoken)
+        await cancel(left, stop, name)
         raise
-    await cancel(left, stop, spoken)
+    await cancel(left, stop, name)
 
 
-async def cancel(tasks: Iterable[asyncio.Task[Any]], stop: Stop, spoken: str) -> None:
+async def cancel(tasks: Iterable[asyncio.Task[Any]], stop: Stop, name: str) -> None:
     """Cancel tasks and wait for them, for a limited time."""
     left = {each for each in tasks if not each.done()}
     for each in left:
@@ -111,7 +111,7 @@ async def cancel(tasks: Iterable[asyncio.Task[Any]], stop: Stop, spoken: str) ->
         if stubborn:
             log.error(
                 "%s: %d handlers did not end after cancellation and are abandoned",
-                spoken,
+                name,
                 len(stubborn),
             )
 
@@ -165,7 +165,7 @@ def asked_in_main_thread(ask: Callable[[], None]) -> Iterator[None]:
 _WAIT: Final = timedelta(seconds=20)
 _GLANCE: Final = timedelta(milliseconds=500)
 """How often a worker that must not be cancelled while it waits checks whether to stop."""
-_TURNS: Final = 64
+_HANDLERS_IN_A_ROW: Final = 64
 """After this many handlers in a row that never awaited, other tasks get a turn."""
 
 
@@ -231,7 +231,7 @@ class Pool:
         task = asyncio.current_task()
         assert task is not None
         source, work, idle, wanted = self._source, self._work, self._idle, self._stop.wanted
-        turns = 0
+        handled = 0
         while not wanted.is_set():
             ready = source.ready()
             if ready is None:
@@ -243,9 +243,9 @@ class Pool:
                     continue
                 ready = await source.more(found)
             await work(ready)
-            turns += 1
-            if turns == _TURNS:
-                turns = 0
+            handled += 1
+            if handled == _HANDLERS_IN_A_ROW:
+                handled = 0
                 await asyncio.sleep(0)
 
 
@@ -355,8 +355,8 @@ class OrderedPool:
         self._consumer, self._handling = consumer, handling
         self._concurrency, self._stop = concurrency, stop
         self._unsettled = 0
-        self._is_at_rest = asyncio.Event()
-        self._is_at_rest.set()
+        self._is_idle = asyncio.Event()
+        self._is_idle.set()
 
     async def run(self) -> None:
         """Run until it is stopped. Raises the error that stopped the consumer."""
@@ -370,9 +370,9 @@ class OrderedPool:
             await wait_for_first([running], self._stop.wanted)
         finally:
             self._stop.begin()
-            at_rest = loop.create_task(self._is_at_rest.wait())
+            idle = loop.create_task(self._is_idle.wait())
             try:
-                await finish([at_rest], self._stop, self._consumer.name)
+                await finish([idle], self._stop, self._consumer.name)
             finally:
                 await cancel([running], self._stop, self._consumer.name)
                 await self._consumer.close()
@@ -386,10 +386,10 @@ class OrderedPool:
                 asyncio.get_running_loop().create_future()
             )  # until it is cancelled, which puts the message back
         self._unsettled += 1
-        self._is_at_rest.clear()
+        self._is_idle.clear()
         try:
             await self._handling.handle(message)
         finally:
             self._unsettled -= 1
             if not self._unsettled:
-                self._is_at_rest.set()
+                self._is_idle.set()

@@ -91,7 +91,8 @@ def subject_of(target: str) -> str:
     return target.removeprefix(_DELAYED)
 
 
-def spoken(target: str) -> str:
+def described(target: str) -> str:
+    """The target as a text for messages to people."""
     return f"{subject_of(target)!r}, to be delayed," if is_delayed(target) else repr(target)
 
 
@@ -155,6 +156,12 @@ class RouteTable:
         self._epochs: dict[str, int] = {}
         self._doubted: dict[str, int] = {}
         self._asks = 0
+        self.groups: Final[Callable[[str], Mapping[str, bool] | None]] = self._places.get
+        """Returns a subject's broker groups, and whether each is writable;
+        None before the first answer.
+        """
+        self.ordering: Final[Callable[[str], Ordering | None]] = self._orders.get
+        """Returns the order of a subject; None if it is not known."""
 
     def ask(self) -> int:
         """A request begins. Returns its number, for `learn`."""
@@ -234,16 +241,6 @@ class RouteTable:
         """The group's master, unless it is unknown or doubted."""
         return None if group in self._doubted else self._masters.get(group)
 
-    def groups(self, subject: str) -> Mapping[str, bool] | None:
-        """The subject's broker groups, and whether each is writable;
-        None before the first answer.
-        """
-        return self._places.get(subject)
-
-    def ordering(self, subject: str) -> Ordering | None:
-        """The order of a subject; None if it is not known."""
-        return self._orders.get(subject)
-
     def cover(self) -> list[str]:
         """A few subjects that together use every known group:
         locating them refreshes all masters.
@@ -316,8 +313,8 @@ class MetadataCache:
     """Keeps a `RouteTable` up to date. `outdated` is called when a metaserver lags, to ask the next
     one.
 
-    `locate` may create a subject; background requests use `look`, which never does, so that a
-    deleted subject stays deleted.
+    `locate` may create a subject; background requests use `locate_existing`, which never does, so
+    that a deleted subject stays deleted.
     """
 
     def __init__(
@@ -326,11 +323,11 @@ class MetadataCache:
         watch: Watch,
         outdated: Callable[[], None] = lambda: None,
         *,
-        look: Locate | None = None,
+        locate_existing: Locate | None = None,
         timing: ClientTiming = TIMING,
     ) -> None:
         self.book = RouteTable()
-        self._look = look or locate
+        self._locate_existing = locate_existing or locate
         self._refresh_s = timing.refresh_s
         self._locate, self._watch, self._outdated = locate, watch, outdated
         self._asking: dict[tuple[str, str], asyncio.Task[None]] = {}
@@ -427,11 +424,11 @@ class MetadataCache:
             self._tries.pop(("group", group), None)
         if learned.is_placed_again:
             self._tries.pop(("subject", subject), None)
-            self._tell(subject)
+            self._notify(subject)
         if learned.moved:
             for each in list(self._listeners):
                 if not learned.moved.isdisjoint(self.book.groups(each) or ()):
-                    self._tell(each)
+                    self._notify(each)
 
     # --- what others find out ---------------------------------------------------------------------
 
@@ -453,7 +450,7 @@ class MetadataCache:
         if not callbacks:
             self._listeners.pop(subject, None)
 
-    def _tell(self, subject: str) -> None:
+    def _notify(self, subject: str) -> None:
         for callback in list(self._listeners.get(subject, ())):
             callback()
 
@@ -476,11 +473,11 @@ class MetadataCache:
             async with self._refreshes:
                 self._refreshing.discard(subject)
                 self._placed_s[subject] = asyncio.get_running_loop().time()
-                await self._locate_now(subject, self._look)
+                await self._locate_now(subject, self._locate_existing)
         except UnknownSubject:
             log.info("subject %s was deleted", subject)
             self.book.forget(subject)
-            self._tell(subject)
+            self._notify(subject)
         except QmqError as failure:
             log.debug("the metaservers could not be asked where %s is: %s", subject, failure)
         finally:

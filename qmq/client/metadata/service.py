@@ -207,10 +207,10 @@ class MetaserverCalls:
             # Of several calls that fail at the same time, one changes the server: two changes could
             # lead back to it.
             if isinstance(failure, Unavailable) and self._address == address:
-                self.turn()
-            raise self._patience.judged(failure, self._channels) from cause
+                self.use_next_server()
+            raise self._patience.error_for(failure, self._channels) from cause
 
-    def turn(self) -> None:
+    def use_next_server(self) -> None:
         """Use the next metaserver from now on."""
         self._address = next(self._turns)
 
@@ -420,7 +420,7 @@ class MetadataClient(DeliveryClient):
         except QmqError as cause:
             # This metaserver cannot reach its store, or has an internal error: the next one may
             # know.
-            self.turn()
+            self.use_next_server()
             raise NotConnected(
                 f"the metaserver could not say where {subject!r} is: {cause}"
             ) from cause
@@ -795,7 +795,7 @@ class MetadataClient(DeliveryClient):
         except (CallerError, Unavailable):
             raise
         except QmqError as cause:
-            self.turn()
+            self.use_next_server()
             raise NotConnected(
                 f"the metaserver could not assign lanes to consumer {member.name!r}: {cause}"
             ) from cause

@@ -6,18 +6,18 @@ a body and nothing else, a message costs an append and an addition. The columns 
 headers are created with the first message that has one.
 
 The closed batches of a producer of an unordered subject are in the producer's pool, or in the
-in-flight window (qmq/delivery/window.py) of one of its pipes (`group_sender.py`), which leads to
+in-flight window (qmq/delivery/window.py) of one of its senders (`group_sender.py`), which leads to
 one broker group. The pool has the batches that were sent to no broker group, and the outcomes that
 the producer has not taken yet:
 
-    put ─▶ waiting ──take──▶ a pipe ──stored, failed──▶ decided ──take_decided──▶ the producer
-              ▲                │
-              └───give_back────┘ certainly not stored: in its place by number
+    put ─▶ waiting ──take──▶ a sender ──stored, failed──▶ decided ──▶ the producer
+              ▲                 │
+              └─────requeue─────┘ certainly not stored: in its place by number
 
-The window of a pipe:
+The window of a sender:
 
     sent ─▶ on its way ──stored──▶ decided
-               │ refused, certainly not stored ──▶ given back: any group may take it
+               │ refused, certainly not stored ──▶ requeued: any group may take it
                └ outcome unknown ──▶ sent again, only to this group
 
 Rules of a window:
@@ -340,16 +340,16 @@ class DecidedBatch(NamedTuple):
 
 
 class BatchPool:
-    """The pipes of one producer share it."""
+    """The senders of one producer share it."""
 
     def __init__(self) -> None:
         self.waiting: deque[Batch] = deque()
         self.decided: list[DecidedBatch] = []
-        """Not taken yet; pipes add what is stored."""
+        """Senders add what is stored; the producer takes all of it out."""
 
-    def give_back(self, batch: Batch) -> None:
+    def requeue(self, batch: Batch) -> None:
         """The batch is certainly not stored at its group:
-        any pipe may send it, in the order of the numbers.
+        any sender may send it, in the order of the numbers.
         """
         place = bisect_left(self.waiting, batch.sequence, key=lambda each: each.sequence)
         self.waiting.insert(place, batch)
@@ -371,17 +371,12 @@ class BatchPool:
             batch = self.waiting.popleft()
             self.failed(batch, final(failure, batch))
 
-    def take_decided(self) -> list[DecidedBatch]:
-        """The batches that were decided since the last call."""
-        decided, self.decided = self.decided, []
-        return decided
-
 
 class SenderWindow(InFlightWindow[Batch]):
     def __init__(self, window: int, rules: RetryRules = PRODUCER) -> None:
         super().__init__(window, rules)
         self._failed: list[tuple[Batch, QmqError]] = []
-        self._given_back: list[Batch] = []
+        self._requeued: list[Batch] = []
 
     # --- out --------------------------------------------------------------------------------------
 
@@ -415,10 +410,10 @@ class SenderWindow(InFlightWindow[Batch]):
         failed, self._failed = self._failed, []
         return failed
 
-    def take_given_back(self) -> list[Batch]:
+    def take_requeued(self) -> list[Batch]:
         """The batches that are certainly not stored here: any group may take them."""
-        given_back, self._given_back = self._given_back, []
-        return given_back
+        requeued, self._requeued = self._requeued, []
+        return requeued
 
     # --- in ---------------------------------------------------------------------------------------
 
@@ -431,7 +426,7 @@ class SenderWindow(InFlightWindow[Batch]):
         elif batch.is_certain:
             self._remove(batch)
             batch.is_gone = False
-            self._given_back.append(batch)
+            self._requeued.append(batch)
 
     def _hold_back(self, at: int) -> None:
         batch = self.flight.pop(at)

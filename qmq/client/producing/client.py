@@ -20,7 +20,7 @@ from qmq.client.intercepted import (
     InterceptedProducer,
 )
 from qmq.client.interceptors import Chain, chosen
-from qmq.client.metadata.cache import Ordering, delayed_target, spoken
+from qmq.client.metadata.cache import Ordering, delayed_target, described
 from qmq.client.producing import delayed
 from qmq.client.producing.delayed import DelayedProducer
 from qmq.client.producing.ordered.producer import OrderedProducer
@@ -29,6 +29,7 @@ from qmq.client.producing.producer import (
     Producer,
     ProducerIdentity,
     ProducerIds,
+    ProducerOptions,
 )
 from qmq.client.producing.receipts import Receipt, Receipts
 from qmq.errors import DeadlineExceeded, InvalidArgument, OrderMismatch, Unavailable
@@ -46,16 +47,6 @@ def _compression(name: str | None) -> Compression:
     if name not in (None, "zstd", "lz4"):
         raise InvalidArgument(f"compression is 'zstd' or 'lz4', not {name!r}")
     return Compression[name.upper()] if name else Compression.NONE
-
-
-def _body_limit(body_bytes_max: int) -> int:
-    """The limit of a producer's bodies, checked as a subject's. Raises InvalidArgument."""
-    if not 0 < body_bytes_max <= limits.LONG_BODY_BYTES_MAX:
-        raise InvalidArgument(
-            f"body_bytes_max is 1 byte to 15 MiB, not {body_bytes_max}: as much as a subject "
-            "can take"
-        )
-    return body_bytes_max
 
 
 class _When(NamedTuple):
@@ -239,11 +230,7 @@ class SendingClient:
             producer = self._delayed_producers.get((subject, acks))
             if producer is None:
                 producer = self._make_delayed_producer(
-                    self._links,
-                    self._identity,
-                    subject,
-                    acks=acks,
-                    delivery_timeout_s=self._timing.delivery_timeout_s,
+                    self._links, self._identity, subject, self._shared_options(acks)
                 )
                 self._delayed_producers[subject, acks] = producer
                 self._idle.watch(self._delayed_producers, (subject, acks))
@@ -267,15 +254,11 @@ class SendingClient:
         )
         if found is not None:
             return found
-        timeout_s = self._timing.delivery_timeout_s
+        options = self._shared_options(acks)
         found = (
-            self._make_ordered_producer(
-                self._links, self._producer_ids, subject, acks=acks, delivery_timeout_s=timeout_s
-            )
+            self._make_ordered_producer(self._links, self._producer_ids, subject, options)
             if ordering is not None
-            else self._make_producer(
-                self._links, self._identity, subject, acks=acks, delivery_timeout_s=timeout_s
-            )
+            else self._make_producer(self._links, self._identity, subject, options)
         )
         if acks == "quorum":
             self._producers[subject] = found
@@ -296,8 +279,11 @@ class SendingClient:
                         cause = failure
         except TimeoutError:
             raise DeadlineExceeded(
-                f"subject {spoken(target)} could not be located in time; the last error: {cause}"
+                f"subject {described(target)} could not be located in time; the last error: {cause}"
             ) from cause
+
+    def _shared_options(self, acks: str) -> ProducerOptions:
+        return ProducerOptions(acks=acks, delivery_timeout_s=self._timing.delivery_timeout_s)
 
     def _timeout_s(self, given: float | None) -> float:
         return self._timing.delivery_timeout_s if given is None else given
@@ -327,12 +313,14 @@ class SendingClient:
             self._links,
             self._identity,
             check_name("subject", subject),
-            batch_messages=batch_messages,
-            batch_bytes=batch_bytes,
-            delivery_timeout_s=self._timeout_s(delivery_timeout_s),
-            compression=_compression(compression),
-            acks=acks,
-            body_bytes_max=_body_limit(body_bytes_max),
+            ProducerOptions(
+                batch_messages=batch_messages,
+                batch_bytes=batch_bytes,
+                delivery_timeout_s=self._timeout_s(delivery_timeout_s),
+                acks=acks,
+                compression=_compression(compression),
+                body_bytes_max=body_bytes_max,
+            ),
             on_closed=self._forget_producer,
         )
         self._owned[producer] = None
@@ -362,10 +350,12 @@ class SendingClient:
             self._links,
             self._identity,
             check_name("subject", subject),
-            batch_messages=batch_messages,
-            batch_bytes=batch_bytes,
-            delivery_timeout_s=self._timeout_s(delivery_timeout_s),
-            acks=acks,
+            ProducerOptions(
+                batch_messages=batch_messages,
+                batch_bytes=batch_bytes,
+                delivery_timeout_s=self._timeout_s(delivery_timeout_s),
+                acks=acks,
+            ),
             is_half=is_half,
             on_closed=self._forget_producer,
         )
@@ -400,12 +390,14 @@ class SendingClient:
             self._links,
             self._producer_ids,
             check_name("subject", subject),
-            batch_messages=batch_messages,
-            batch_bytes=batch_bytes,
-            delivery_timeout_s=self._timeout_s(delivery_timeout_s),
-            compression=_compression(compression),
-            acks=acks,
-            body_bytes_max=_body_limit(body_bytes_max),
+            ProducerOptions(
+                batch_messages=batch_messages,
+                batch_bytes=batch_bytes,
+                delivery_timeout_s=self._timeout_s(delivery_timeout_s),
+                acks=acks,
+                compression=_compression(compression),
+                body_bytes_max=body_bytes_max,
+            ),
             unknown=unknown,
             on_closed=self._forget_producer,
         )

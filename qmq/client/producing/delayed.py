@@ -68,7 +68,7 @@ import grpc
 from qmq import limits, model
 from qmq.client.connection.connection import TIMING, ClientTiming, pause_s
 from qmq.client.connection.pool import ConnectionPool
-from qmq.client.metadata.cache import delayed_target
+from qmq.client.metadata.cache import delayed_target, subject_of
 from qmq.client.producing.batch import (
     Batch,
     body_bytes,
@@ -78,14 +78,12 @@ from qmq.client.producing.batch import (
     key_bytes,
     tag_tuple,
 )
-from qmq.client.producing.group_sender import INFLIGHT_BATCHES_MAX
+from qmq.client.producing.group_sender import INFLIGHT_BATCHES_MAX, BrokerGroupDestination
 from qmq.client.producing.producer import (
-    BATCH_BYTES,
-    BATCH_MESSAGES,
     BUFFER_BYTES_MAX,
     Producer,
     ProducerIdentity,
-    frame_kind,
+    ProducerOptions,
     ignored,
 )
 from qmq.client.producing.receipts import BatchReceipt, DelayedBatchReceipt, Ticket, Tickets
@@ -309,7 +307,7 @@ class DelayHome:
         return hashlib.blake2b(f"{self._name}~{group}".encode(), digest_size=8).digest()
 
 
-class DelayGroupDestination:
+class DelayGroupDestination(BrokerGroupDestination):
     """The destination of a subject's delayed batches:
     any delay group, or the home of an ordered subject.
     """
@@ -322,9 +320,7 @@ class DelayGroupDestination:
         kind: int,
         flags: BatchFlag,
     ) -> None:
-        self.target, self.kind = delayed_target(subject), kind
-        self._subject = subject
-        self._identity = identity
+        super().__init__(delayed_target(subject), kind, subject, identity.producer_id)
         self._flags = flags
         self._book = links.locator.book
         self._home = DelayHome(subject)
@@ -350,11 +346,11 @@ class DelayGroupDestination:
         """The encoded batch. Raises MessageTooLarge, InvalidArgument."""
         is_ordered = self.is_ordered
         if is_ordered and is_keyless(batch.columns):
-            raise _keyless(self._subject)
+            raise _keyless(subject_of(self.target))
         return encode(
-            self._subject.encode(),
+            self._subject,
             batch.columns,
-            producer_id=self._identity.producer_id,
+            producer_id=self._producer_id,
             batch_sequence=batch.sequence,
             create_time_ms=batch.create_time_ms,
             flags=batch.flags | self._flags | (BatchFlag.ORDERED if is_ordered else 0),
@@ -371,19 +367,13 @@ class DelayedProducer(Producer):
         links: ConnectionPool,
         identity: ProducerIdentity,
         subject: str,
+        options: ProducerOptions,
         *,
-        batch_messages: int = BATCH_MESSAGES,
-        batch_bytes: int = BATCH_BYTES,
-        delivery_timeout_s: float = 120.0,
-        body_bytes_max: int = limits.LONG_BODY_BYTES_MAX,
-        acks: str = "quorum",
         is_half: bool = False,
         on_closed: Callable[[Self], object] = ignored,
     ) -> None:
         flags = BatchFlag.HALF if is_half else BatchFlag(0)
-        self._delay_groups = DelayGroupDestination(
-            links, subject, identity, frame_kind(acks, batch_messages), flags
-        )
+        self._delay_groups = DelayGroupDestination(links, subject, identity, options.kind, flags)
         self._latest_ms = 0
         """The latest allowed due time, computed once for each round of the event loop."""
         self._needs_key = False
@@ -391,11 +381,7 @@ class DelayedProducer(Producer):
             links,
             identity,
             subject,
-            batch_messages=batch_messages,
-            batch_bytes=batch_bytes,
-            delivery_timeout_s=delivery_timeout_s,
-            body_bytes_max=body_bytes_max,
-            acks=acks,
+            options,
             destination=self._delay_groups,
             on_closed=on_closed,
         )
@@ -512,7 +498,7 @@ class DelayedProducer(Producer):
             raise _one_of_two()
         if self._is_keyless(columns):
             raise _keyless(self.subject)
-        return self._put(columns, flags, create_time_ms)
+        return super().put(columns, flags, create_time_ms=create_time_ms)
 
     def _wake(self) -> None:
         super()._wake()
@@ -527,7 +513,7 @@ class DelayedProducer(Producer):
             self.subject,
             0,
             produced.base_sequence,
-            batch.count,
+            len(batch.columns.bodies),
             self._identity.producer_id,
             batch.sequence,
             produced.append_time_ms,

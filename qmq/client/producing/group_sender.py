@@ -1,20 +1,20 @@
-"""A producer's pipes, one for each broker group it uses, and the pool of batches that are not sent
-yet.
+"""A producer's senders, one for each broker group it uses, and the pool of batches that are not
+sent yet.
 
 A batch is assigned to a group at the moment it is sent, so a stalled group delays only the batches
 that are in flight there:
 
-    closed batch -> pool -> a pipe with room
+    closed batch -> pool -> a sender with room
     certainly not stored -> pool again, in its place
 
 Rules:
-* `Balancer` (qmq/delivery/balancer.py) says which pipe gets the next batch. A pipe that is skipped
-  because it is not connected yet is connected meanwhile, one at a time.
+* `Balancer` (qmq/delivery/balancer.py) says which sender gets the next batch. A sender that is
+  skipped because it is not connected yet is connected meanwhile, one at a time.
 * If no group takes messages, batches wait until they time out, and their error says why.
 
-A pipe sends one producer's batches to one broker group, through changes of the group's master.
-`SenderWindow` (`batch.py`) decides about batches. The pipe owns the connection, and puts decided
-batches into the pool.
+A `GroupSender` sends one producer's batches to one broker group, through changes of the group's
+master. `SenderWindow` (`batch.py`) decides about batches. The sender owns the connection, and puts
+decided batches into the pool.
 
 `MasterConnection` is what all senders of batches have in common: the connection to a broker group's
 master sends the batches of a window, and reports answers, lost connections and time to the window.
@@ -30,12 +30,12 @@ import math
 import random
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
-from typing import Final, Generic, Protocol, TypeVar
+from typing import Final, Generic, TypeVar
 
 from qmq import limits
 from qmq.client.connection.connection import Connection
 from qmq.client.connection.pool import ConnectionPool
-from qmq.client.metadata.cache import Master, spoken
+from qmq.client.metadata.cache import Master, described
 from qmq.client.producing.batch import Batch, BatchPool, DecidedBatch, SenderWindow
 from qmq.delivery.balancer import Balancer
 from qmq.delivery.in_flight_batch import InFlightBatch
@@ -50,6 +50,8 @@ from qmq.errors import (
     Unavailable,
 )
 from qmq.wire import frame_payloads as wire
+from qmq.wire.batch import encode
+from qmq.wire.batch_columns import Compression
 from qmq.wire.frame import Frame, FrameKind
 from qmq.wire.frame_payloads import Produced
 
@@ -60,7 +62,8 @@ B = TypeVar("B", bound=InFlightBatch)
 
 class MasterConnection(Generic[B]):
     """`target` is the locator's name for the destination. `encode` returns the encoded batch, or
-    raises QmqError. `changed` tells the owner of changes.
+    raises QmqError. `changed` tells the owner of changes; `answered`, if it is given, of those that
+    an answer made.
     """
 
     kind: int = FrameKind.PRODUCE
@@ -74,6 +77,7 @@ class MasterConnection(Generic[B]):
         window: InFlightWindow[B],
         encode: Callable[[B], tuple[bytes, ...]],
         changed: Callable[[], None],
+        answered: Callable[[], None] | None = None,
     ) -> None:
         self.group = group
         self.connection: Connection | None = None
@@ -83,7 +87,7 @@ class MasterConnection(Generic[B]):
         self._target = target
         self._window = window
         self._encode = encode
-        self._tell = changed
+        self._notify, self._notify_answered = changed, answered or changed
         self._loop = asyncio.get_running_loop()
         self._master: Master | None = None
         self._is_confirmed = False
@@ -114,10 +118,6 @@ class MasterConnection(Generic[B]):
     def _tick(self, now: float) -> None:
         """Pass the time to the window."""
         self._window.tick(now)
-
-    def _after_answer(self) -> None:
-        """The window has processed an answer."""
-        self._tell()
 
     # --- the way out ------------------------------------------------------------------------------
 
@@ -153,11 +153,8 @@ class MasterConnection(Generic[B]):
             timeout_s=left_s,
         )
         if not self._is_watched:
-            self._watch()
-
-    def _watch(self) -> None:
-        self._is_watched = True
-        self._links.answer_watch.expect(self._look, self._answers, self._loop)
+            self._is_watched = True
+            self._links.answer_watch.expect(self._check_answers, self._answers, self._loop)
 
     # --- the way back -----------------------------------------------------------------------------
 
@@ -176,9 +173,9 @@ class MasterConnection(Generic[B]):
                 self._links.locator.confirm(self.group)
             if not self._window.flight:
                 self._is_watched = False
-                self._links.answer_watch.answered(self._look)
+                self._links.answer_watch.expected.pop(self._check_answers, None)
         if not self.is_closed:
-            self._after_answer()
+            self._notify_answered()
 
     def _refused(self, connection: Connection, failure: QmqError) -> None:
         """Handle what a refusal says about the group."""
@@ -195,17 +192,19 @@ class MasterConnection(Generic[B]):
             self._leave(failure)
         self._arm()
 
-    def _look(self, answers_before: int) -> None:
+    def _check_answers(self, answers_before: int) -> int | None:
         """Check once a second, while batches are unanswered, whether the group answers at all."""
         self._is_watched = False
         if not self._window.flight or self.is_closed:
-            return
+            return None
         if self._answers == answers_before and self.connection is not None:
             self._window.stalled()
             self._links.locator.refresh(self._target)
-            self._tell()
-        if not self._is_watched and not self.is_closed:
-            self._watch()
+            self._notify()
+        if self._is_watched or self.is_closed:  # the owner has sent a batch meanwhile
+            return None
+        self._is_watched = True
+        return self._answers
 
     # --- time -------------------------------------------------------------------------------------
 
@@ -219,7 +218,7 @@ class MasterConnection(Generic[B]):
     def _woken(self) -> None:
         self._wakes_at, self._wake = math.inf, None
         self._tick(self._loop.time())
-        self._tell()
+        self._notify()
 
     # --- masters come and go ----------------------------------------------------------------------
 
@@ -255,7 +254,7 @@ class MasterConnection(Generic[B]):
 
     def _unreached(self, failure: QmqError) -> None:
         self._window.disconnected(failure)
-        self._tell()
+        self._notify()
 
     def _use(self, master: Master, connection: Connection) -> None:
         if not connection.is_open or self.is_closed:
@@ -293,7 +292,7 @@ class MasterConnection(Generic[B]):
 
     def _changed(self) -> None:
         if not self.is_closed:
-            self._tell()
+            self._notify()
 
     # --- the end ----------------------------------------------------------------------------------
 
@@ -313,28 +312,47 @@ always recognises a retry.
 """
 
 
-class BatchDestination(Protocol):
-    """The destination and the encoding of a producer's batches:
-    the difference between the kinds of producers.
+class BrokerGroupDestination:
+    """The destination of an unordered subject's batches: any of its broker groups. Delayed messages
+    have another one (`delayed.py`).
+
+    `target` is the name under which the locator knows the subject (qmq/client/metadata/cache.py);
+    `kind` is PRODUCE, or one of the frames of other `acks`.
     """
 
-    target: str
-    """The target under which the locator knows the subject (qmq/client/metadata/cache.py)."""
-    kind: int
-    """PRODUCE, or one of the frames of other `acks`."""
+    def __init__(
+        self,
+        target: str,
+        kind: int,
+        subject: str,
+        producer_id: int,
+        compression: Compression = Compression.NONE,
+    ) -> None:
+        self.target, self.kind = target, kind
+        self._subject = subject.encode()
+        self._producer_id = producer_id
+        self._compression = compression
 
     @property
     def inflight_max(self) -> int:
         """How many batches may be in flight to one broker group."""
-        ...
+        return INFLIGHT_BATCHES_MAX
 
     def usable(self, groups: Mapping[str, bool]) -> Mapping[str, bool]:
         """Choose the groups to use among the broker groups (and whether each is writable)."""
-        ...
+        return groups
 
     def encode(self, batch: Batch) -> tuple[bytes, bytes]:
-        """The encoded batch. Raises QmqError."""
-        ...
+        """The encoded batch. Raises MessageTooLarge, InvalidArgument."""
+        return encode(
+            self._subject,
+            batch.columns,
+            producer_id=self._producer_id,
+            batch_sequence=batch.sequence,
+            create_time_ms=batch.create_time_ms,
+            flags=batch.flags,
+            compression=self._compression,
+        )
 
 
 class GroupSender(MasterConnection[Batch]):
@@ -343,7 +361,7 @@ class GroupSender(MasterConnection[Batch]):
     def __init__(
         self,
         links: ConnectionPool,
-        destination: BatchDestination,
+        destination: BrokerGroupDestination,
         group: str,
         pool: BatchPool,
         *,
@@ -352,12 +370,11 @@ class GroupSender(MasterConnection[Batch]):
     ) -> None:
         self.window = SenderWindow(destination.inflight_max)
         super().__init__(
-            links, destination.target, group, self.window, destination.encode, self.pump
+            links, destination.target, group, self.window, destination.encode, self.pump, answered
         )
         self.kind = destination.kind
         self.is_writable = True
         self._pool = pool
-        self._after_answers = answered
         self._after_change = changed
 
     @property
@@ -390,23 +407,27 @@ class GroupSender(MasterConnection[Batch]):
     # --- the way back -----------------------------------------------------------------------------
 
     def _stored(self, batch: Batch, produced: Produced, now: float) -> None:
-        if self.window.acknowledged(batch, now):
+        window = self.window
+        if window.acknowledged(batch, now):
             self._pool.decided.append(DecidedBatch(batch, produced, self.group))
+        if window.flight:
+            self._send_again()
 
     def _refused(self, connection: Connection, failure: QmqError) -> None:
         super()._refused(connection, failure)
         self._report()
+        self._send_again()
+
+    def _send_again(self) -> None:
+        """Send the batches that are to be sent again, before any new one."""
+        if self.window.has_retries:
+            super().pump()
 
     def _report(self) -> None:
         for batch, failure in self.window.take_failed():
             self._pool.failed(batch, failure)
-        for batch in self.window.take_given_back():
-            self._pool.give_back(batch)
-
-    def _after_answer(self) -> None:
-        if self.window.flight and self.window.has_retries:
-            super().pump()
-        self._after_answers()
+        for batch in self.window.take_requeued():
+            self._pool.requeue(batch)
 
     @property
     def _is_needed(self) -> bool:
@@ -445,25 +466,25 @@ STAY_BYTES: Final = 2 * limits.MIB
 class GroupSenders:
     """`answered` is called after each answer: time to take what is decided and to send the open
     batch. `changed` is called after every other change: time to take what is decided, and to send
-    the open batch if the pipes are idle.
+    the open batch if the senders are idle.
     """
 
     def __init__(
         self,
         links: ConnectionPool,
-        destination: BatchDestination,
+        destination: BrokerGroupDestination,
         *,
         answered: Callable[[], None],
         changed: Callable[[], None],
     ) -> None:
         self._target = destination.target
         self._destination = destination
-        self._answered, self._tell = answered, changed
+        self._answered, self._notify = answered, changed
         self._pool = BatchPool()
         self.waiting: Final = self._pool.waiting
-        """Batches that no pipe has taken; after a new one is added, `send` is called."""
-        self.take_decided: Final = self._pool.take_decided
-        """Returns the batches that were decided since the last call."""
+        """Batches that no sender has taken; after a new one is added, `send` is called."""
+        self.decided: Final = self._pool.decided
+        """Batches that were decided, and that the producer has not taken out."""
         self._links = links
         self._loop = asyncio.get_running_loop()
         self._balancer = Balancer(
@@ -471,7 +492,7 @@ class GroupSenders:
             GroupSender.has_room,
             stay_bytes=STAY_BYTES,
             first=random.randrange,  # so that many producers begin with different groups
-            turned=self._turned,
+            turned=self._picked,
         )
         self._trouble: QmqError | None = None
         self._finding: asyncio.Task[None] | None = None
@@ -484,49 +505,49 @@ class GroupSenders:
     # --- the way out ------------------------------------------------------------------------------
 
     def send(self) -> None:
-        """Send what waits, as far as pipes have room."""
+        """Send what waits, as far as senders have room."""
         waiting, balancer = self.waiting, self._balancer
         while waiting:
-            pipe = balancer.pick(waiting[0].size)
-            if pipe is None or pipe.connection is None:  # a pipe with room has one
+            sender = balancer.pick(waiting[0].size)
+            if sender is None or sender.connection is None:  # a sender with room has one
                 self._wait()
                 return
             batch = waiting.popleft()
             balancer.charge(batch.size)
-            pipe.window.send(batch)
-            pipe.transmit(pipe.connection, batch)
+            sender.window.send(batch)
+            sender.transmit(sender.connection, batch)
 
     def _changed(self) -> None:
-        """A pipe changed: send what can be sent, perhaps the open batch, too."""
+        """A sender changed: send what can be sent, perhaps the open batch, too."""
         if not self._is_closed:
             self.send()
-            self._tell()
+            self._notify()
             self._watch_time()
 
     @property
     def is_idle(self) -> bool:
-        """Whether no batch is in flight at the pipe that gets the next one: then the open batch
+        """Whether no batch is in flight at the sender that gets the next one: then the open batch
         need not gather more.
         """
         if self._pool.waiting:
             return False
         if not any([each.window.is_sending for each in self._balancer]):  # noqa: C419 - faster than a generator
             return True
-        pipe = self._balancer.pick(0)
-        if pipe is not None:
-            return not pipe.window.is_sending
+        sender = self._balancer.pick(0)
+        if sender is not None:
+            return not sender.window.is_sending
         return not any(
             each.window.is_sending and each.connection is not None and not each.is_stalled
             for each in self._balancer
         )
 
-    def _turned(self, chosen: GroupSender | None, passed: list[GroupSender]) -> None:
+    def _picked(self, chosen: GroupSender | None, passed: list[GroupSender]) -> None:
         if chosen is not None:
             self._links.locator.touch(self._target)
-        for pipe in passed:
-            if pipe.connection is None:
-                pipe.reach(ahead=True)
-                if pipe.window.trouble is None:
+        for sender in passed:
+            if sender.connection is None:
+                sender.reach(ahead=True)
+                if sender.window.trouble is None:
                     break
 
     # --- the way back -----------------------------------------------------------------------------
@@ -539,7 +560,7 @@ class GroupSenders:
     # --- which groups there are -------------------------------------------------------------------
 
     def _wait(self) -> None:
-        """Batches wait and no pipe takes them: look for other groups."""
+        """Batches wait and no sender takes them: look for other groups."""
         if self._finding is None and not self._is_closed and not self._balancer.is_writable:
             self._finding = self._loop.create_task(self._find())
         self._watch_time()
@@ -561,7 +582,7 @@ class GroupSenders:
                 if self._balancer.is_writable:
                     return
                 self._trouble = ReadOnly(
-                    f"all broker groups of {spoken(self._target)} are drained: resume one "
+                    f"all broker groups of {described(self._target)} are drained: resume one "
                     "with `qmq broker resume`"
                 )
         finally:
@@ -589,8 +610,8 @@ class GroupSenders:
             self._update(
                 groups or {}
             )  # none: the subject was deleted, and the next `send` asks again
-            for pipe in self._balancer:
-                pipe.moved()
+            for sender in self._balancer:
+                sender.moved()
             self._changed()
 
     # --- time -------------------------------------------------------------------------------------
@@ -599,7 +620,9 @@ class GroupSenders:
         """Wake up when the first waiting batch times out."""
         if self._expiry is None and not self._is_closed:
             ends = [
-                pipe.window.retries[0].until for pipe in self._balancer if pipe.window.has_retries
+                sender.window.retries[0].until
+                for sender in self._balancer
+                if sender.window.has_retries
             ]
             if self._pool.waiting:
                 ends.append(self._pool.waiting[0].until)
@@ -610,13 +633,13 @@ class GroupSenders:
         self._expiry = None
         now = self._loop.time()
         troubles = [
-            pipe.window.trouble
-            for pipe in self._balancer
-            if pipe.is_writable and pipe.window.trouble is not None
+            sender.window.trouble
+            for sender in self._balancer
+            if sender.is_writable and sender.window.trouble is not None
         ]
         self._pool.expire(now, next(iter(troubles), self._trouble))
-        for pipe in self._balancer:
-            pipe.expire(now)
+        for sender in self._balancer:
+            sender.expire(now)
         self._changed()
 
     # --- the end ----------------------------------------------------------------------------------
@@ -631,7 +654,7 @@ class GroupSenders:
             self._finding.cancel()
         if self._expiry is not None:
             self._expiry.cancel()
-        for pipe in self._balancer:
-            pipe.abort(fail)
+        for sender in self._balancer:
+            sender.abort(fail)
         while self._pool.waiting:
             fail(self._pool.waiting.popleft(), False)

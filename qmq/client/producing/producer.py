@@ -8,7 +8,7 @@ A batch keeps its number through every retry, and a broker group stores a number
 answer, a broken connection, an overloaded broker or a change of master the batch is sent again,
 until `delivery_timeout`. Only then does the ticket fail, and its error says whether the batch is
 not stored or its outcome is unknown. `group_sender.py` chooses the broker group, and sends to it.
-Batches go down by calls; decisions are taken from the pipes when they say that something changed.
+Batches go down by calls; decisions are taken from the senders when they say that something changed.
 
 Both kinds of producer derive from `ProducerBase`, the undecided messages of a producer:
 back-pressure, flushing, closing.
@@ -27,6 +27,7 @@ import os
 import time
 from collections import deque
 from collections.abc import Callable, Hashable, Iterable, Mapping, MutableMapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from itertools import count
 from types import TracebackType
@@ -45,15 +46,14 @@ from qmq.client.producing.batch import (
     size_of,
 )
 from qmq.client.producing.group_sender import (
-    INFLIGHT_BATCHES_MAX,
-    BatchDestination,
+    BrokerGroupDestination,
     GroupSender,
     GroupSenders,
 )
 from qmq.client.producing.receipts import BatchReceipt, Ticket, Tickets
+from qmq.delivery.in_flight_batch import InFlightBatch
 from qmq.errors import BufferFull, ClientClosed, InvalidArgument, Outcome, QmqError
 from qmq.process.event_loop import ms_of
-from qmq.wire.batch import encode
 from qmq.wire.batch_columns import Columns, Compression
 from qmq.wire.frame import FrameKind
 from qmq.wire.frame_payloads import Produced
@@ -79,6 +79,47 @@ def ignored(_closed: object) -> None:
     """The default of `on_closed`: does nothing."""
 
 
+BATCH_MESSAGES: Final = 1_000
+BATCH_BYTES: Final = 256 * limits.KIB
+_KINDS: Final = {
+    "quorum": FrameKind.PRODUCE,
+    "flushed": FrameKind.PRODUCE_FLUSHED,
+    "master": FrameKind.PRODUCE_FAST,
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProducerOptions:
+    """The options that all kinds of producers have; `Client.producer` describes them. Raises
+    InvalidArgument.
+    """
+
+    batch_messages: int = BATCH_MESSAGES
+    batch_bytes: int = BATCH_BYTES
+    delivery_timeout_s: float = 120.0
+    acks: str = "quorum"
+    compression: Compression = Compression.NONE
+    body_bytes_max: int = limits.LONG_BODY_BYTES_MAX
+
+    def __post_init__(self) -> None:
+        if self.acks not in _KINDS:
+            raise InvalidArgument(f"acks is 'quorum', 'flushed' or 'master', not {self.acks!r}")
+        if not 0 < self.batch_messages <= limits.BATCH_MESSAGES_MAX:
+            raise InvalidArgument(
+                f"batch_messages is 1 to {limits.BATCH_MESSAGES_MAX}, not {self.batch_messages}"
+            )
+        if not 0 < self.body_bytes_max <= limits.LONG_BODY_BYTES_MAX:
+            raise InvalidArgument(
+                f"body_bytes_max is 1 byte to 15 MiB, not {self.body_bytes_max}: as much as a "
+                "subject can take"
+            )
+
+    @property
+    def kind(self) -> int:
+        """The kind of the producer's frames: PRODUCE, or that of other `acks`."""
+        return _KINDS[self.acks]
+
+
 FAILED_MAX: Final = 1_000
 """Failures that `flush` looks through for one that nobody has seen: an application that never
 flushes keeps no more of them.
@@ -86,15 +127,26 @@ flushes keeps no more of them.
 
 
 class ProducerBase:
-    """A producer calls `_taken` and `_decided`; applications use the public methods. `on_closed` is
-    called when it has ended.
+    """A producer calls `_taken`, `_count_stored` and `_decided`; applications use the public
+    methods. `on_closed` is called when it has ended.
     """
 
     def __init__(
-        self, links: ConnectionPool, on_closed: Callable[[Self], object] = ignored
+        self,
+        links: ConnectionPool,
+        subject: str,
+        options: ProducerOptions,
+        on_closed: Callable[[Self], object] = ignored,
     ) -> None:
+        self.subject = subject
+        self.stored_by_group: dict[str, int] = {}
+        """Stored messages by broker group."""
         self._links = links
         self._loop = links.round.own_loop()
+        self._batch_messages, self._batch_bytes = options.batch_messages, options.batch_bytes
+        self._body_bytes_max = options.body_bytes_max
+        self._timeout_s = options.delivery_timeout_s
+        self._counters = links.counters.sending(subject)
         self.waiting_bytes = 0
         """Bytes of undecided messages; only the producer changes it."""
         self._undecided = 0
@@ -105,7 +157,7 @@ class ProducerBase:
         self._is_waking = False
         self._failed: list[tuple[Ticket, QmqError]] = []
         self._is_closed = False
-        self._tell_closed = partial(on_closed, self)
+        self._on_closed = partial(on_closed, self)
 
     def _check_open(self) -> None:
         """Raise ClientClosed or BufferFull if no message can be accepted."""
@@ -123,6 +175,16 @@ class ProducerBase:
         self.waiting_bytes += size
         self._undecided += 1
         self.tickets += 1
+
+    def _count_stored(self, batch: InFlightBatch, messages: int, group: str) -> None:
+        """Count a batch that a broker group has stored. Its time began when it was closed."""
+        counters = self._counters
+        counters.messages += messages
+        counters.bytes += batch.size
+        counters.batches += 1
+        counters.resent += max(batch.attempts, 1) - 1
+        counters.seconds.note(self._loop.time() - batch.until + self._timeout_s)
+        self.stored_by_group[group] = self.stored_by_group.get(group, 0) + messages
 
     def _decided(self, ticket: Ticket, size: int, failure: QmqError | None) -> None:
         self.waiting_bytes -= size
@@ -209,7 +271,7 @@ class ProducerBase:
         self._abandon_all()
         self.waiting_bytes = self._undecided = 0
         self._wake_waiting()
-        self._tell_closed()
+        self._on_closed()
 
     @property
     def _has_open(self) -> bool:
@@ -235,17 +297,10 @@ class ProducerBase:
         await self.close()
 
 
-BATCH_MESSAGES: Final = 1_000
-BATCH_BYTES: Final = 256 * limits.KIB
 NONE_OPEN: Final = OpenBatch()
-"""Stands for the open batch while there is none. A producer that rests keeps no batch for its next
+"""Stands for the open batch while there is none. An idle producer keeps no batch for its next
 message: with 10,000 producers these would be cold memory when they are needed.
 """
-_KINDS: Final = {
-    "quorum": FrameKind.PRODUCE,
-    "flushed": FrameKind.PRODUCE_FLUSHED,
-    "master": FrameKind.PRODUCE_FAST,
-}
 
 
 def new_producer_id() -> int:
@@ -253,17 +308,6 @@ def new_producer_id() -> int:
     messages are not older than its id.
     """
     return ms_of(time.time_ns()) << 20 | int.from_bytes(os.urandom(3), "little") & 0xFFFFF
-
-
-def frame_kind(acks: str, batch_messages: int) -> int:
-    """Check a producer's options, and return the kind of its frames. Raises InvalidArgument."""
-    if acks not in _KINDS:
-        raise InvalidArgument(f"acks is 'quorum', 'flushed' or 'master', not {acks!r}")
-    if not 0 < batch_messages <= limits.BATCH_MESSAGES_MAX:
-        raise InvalidArgument(
-            f"batch_messages is 1 to {limits.BATCH_MESSAGES_MAX}, not {batch_messages}"
-        )
-    return _KINDS[acks]
 
 
 class ProducerIdentity:
@@ -287,35 +331,6 @@ class ProducerIds:
         return self._last
 
 
-class BrokerGroupDestination:
-    """The destination of an unordered subject's batches: any of its broker groups."""
-
-    inflight_max = INFLIGHT_BATCHES_MAX
-
-    def __init__(
-        self, subject: str, identity: ProducerIdentity, kind: int, compression: Compression
-    ) -> None:
-        self.target, self.kind = subject, kind
-        self._subject = subject.encode()
-        self._identity = identity
-        self._compression = compression
-
-    def usable(self, groups: Mapping[str, bool]) -> Mapping[str, bool]:
-        return groups
-
-    def encode(self, batch: Batch) -> tuple[bytes, bytes]:
-        """The encoded batch. Raises MessageTooLarge, InvalidArgument."""
-        return encode(
-            self._subject,
-            batch.columns,
-            producer_id=self._identity.producer_id,
-            batch_sequence=batch.sequence,
-            create_time_ms=batch.create_time_ms,
-            flags=batch.flags,
-            compression=self._compression,
-        )
-
-
 class Producer(ProducerBase):
     """Sends to one subject. Make it with `Client.producer`; use it with `async with`, or `flush`
     and `close` it.
@@ -326,34 +341,22 @@ class Producer(ProducerBase):
         links: ConnectionPool,
         identity: ProducerIdentity,
         subject: str,
+        options: ProducerOptions,
         *,
-        batch_messages: int = BATCH_MESSAGES,
-        batch_bytes: int = BATCH_BYTES,
-        delivery_timeout_s: float = 120.0,
-        compression: Compression = Compression.NONE,
-        body_bytes_max: int = limits.LONG_BODY_BYTES_MAX,
-        acks: str = "quorum",
-        destination: BatchDestination | None = None,
+        destination: BrokerGroupDestination | None = None,
         on_closed: Callable[[Self], object] = ignored,
     ) -> None:
-        super().__init__(links, on_closed)
-        self.subject = subject
-        kind = frame_kind(acks, batch_messages)
+        super().__init__(links, subject, options, on_closed)
         self._identity = identity
-        self._batch_messages = batch_messages
-        self._batch_bytes = batch_bytes
-        self._timeout_s = delivery_timeout_s
-        self._body_bytes_max = body_bytes_max
         self._open = NONE_OPEN
         self._is_awake = False
         self._last_count = 0
-        destination = destination or BrokerGroupDestination(subject, identity, kind, compression)
-        self._pipes = GroupSenders(
+        destination = destination or BrokerGroupDestination(
+            subject, options.kind, subject, identity.producer_id, options.compression
+        )
+        self._senders = GroupSenders(
             links, destination, answered=self._answered, changed=self._changed
         )
-        self._counters = links.counters.sending(subject)
-        self.stored_by_group: dict[str, int] = {}
-        """Stored messages by broker group."""
 
     # --- sending ----------------------------------------------------------------------------------
 
@@ -411,12 +414,12 @@ class Producer(ProducerBase):
         filled = self._open
         if not filled.bodies:
             self._open = NONE_OPEN
-        elif not self._undecided or self._pipes.is_idle:
+        elif not self._undecided or self._senders.is_idle:
             self._open = NONE_OPEN
             self._close(filled)
             return
-        if self._pipes.waiting:
-            self._pipes.send()
+        if self._senders.waiting:
+            self._senders.send()
 
     def send_many(
         self,
@@ -431,7 +434,7 @@ class Producer(ProducerBase):
         columns = columns_of(bodies, tags, headers, self._body_bytes_max)
         check_length("keys", keys, len(columns.bodies))
         columns.keys = [key_bytes(key) for key in keys] if keys else None
-        return self._put(columns)
+        return self.put(columns)
 
     def put(
         self, columns: Columns, flags: int = 0, *, create_time_ms: int | None = None
@@ -441,10 +444,6 @@ class Producer(ProducerBase):
         The create time is now, or `create_time_ms` plus the columns' `create_deltas`. Raises
         BufferFull, ClientClosed.
         """
-        return self._put(columns, flags, create_time_ms)
-
-    def _put(self, columns: Columns, flags: int = 0, create_time_ms: int | None = None) -> Tickets:
-        """Send columns in separate batches."""
         bodies = columns.bodies
         self._close_open()
         self._check_open()
@@ -487,10 +486,10 @@ class Producer(ProducerBase):
         self.tickets += 1
         self._last_count = len(columns.bodies)
         sequence = self._identity.next_sequence()
-        self._pipes.waiting.append(
+        self._senders.waiting.append(
             Batch(columns, first_ms, filled.ticket, sequence, filled.flags, size=size, until=until)
         )
-        self._pipes.send()
+        self._senders.send()
 
     def place_of_last(self, ticket: Ticket) -> int:
         """The place, in its batch, of the message that `send` just took;
@@ -499,29 +498,24 @@ class Producer(ProducerBase):
         return (len(self._open.bodies) if ticket is self._open.ticket else self._last_count) - 1
 
     @property
-    def pipes(self) -> Sequence[GroupSender]:
+    def senders(self) -> Sequence[GroupSender]:
         """One for each broker group that this producer has sent to: its connection, and the batches
         on their way.
         """
-        return tuple(self._pipes)
+        return tuple(self._senders)
 
     # --- what became of them ----------------------------------------------------------------------
 
     def _take_decided(self) -> None:
-        for batch, outcome, group in self._pipes.take_decided():
+        taken = self._senders.decided[:]
+        self._senders.decided.clear()
+        for batch, outcome, group in taken:
             if isinstance(outcome, QmqError):
                 self._batch_failed(batch, outcome)
                 continue
             self.waiting_bytes -= batch.size
             self._undecided -= 1
-            messages = len(batch.columns.bodies)
-            self._counters.stored(
-                messages,
-                batch.size,
-                batch.attempts,
-                self._loop.time() - batch.until + self._timeout_s,
-            )
-            self.stored_by_group[group] = self.stored_by_group.get(group, 0) + messages
+            self._count_stored(batch, len(batch.columns.bodies), group)
             batch.ticket.resolve(self._receipt(group, batch, outcome))
 
     def _receipt(self, group: str, batch: Batch, produced: Produced) -> BatchReceipt:
@@ -548,8 +542,8 @@ class Producer(ProducerBase):
         self._take_decided()
         if self._open.bodies:
             self._close_open()
-        elif self._pipes.waiting:
-            self._pipes.send()
+        elif self._senders.waiting:
+            self._senders.send()
         if self._for_room or self._for_flush:
             self._wake_waiting()
 
@@ -561,8 +555,8 @@ class Producer(ProducerBase):
         if (
             self._open.bodies
             and not self._is_awake
-            and self._pipes.has_groups
-            and self._pipes.is_idle
+            and self._senders.has_groups
+            and self._senders.is_idle
         ):
             self._close_open()
 
@@ -577,7 +571,7 @@ class Producer(ProducerBase):
 
     def _abandon_all(self) -> None:
         self._take_decided()
-        self._pipes.abort(self._abandon)
+        self._senders.abort(self._abandon)
         if self._open is not NONE_OPEN:
             self._open.ticket.fail(ClientClosed("the producer was closed before the message left"))
         self._open, self._is_awake = NONE_OPEN, False
@@ -605,7 +599,7 @@ class IdleProducers:
         self._tick_s = idle_s / PARTS
         self._queue: deque[tuple[MutableMapping[Any, Any], Hashable, int]] = deque()
         """(the producers that it belongs to, key, tickets that it had given out when it was idle at
-        the last look; -1 if it was busy or new)
+        the last check; -1 if it was busy or new)
         """
         self._timer: asyncio.TimerHandle | None = None
 
@@ -618,12 +612,12 @@ class IdleProducers:
             self._timer = asyncio.get_running_loop().call_later(self._tick_s, self._tick)
 
     def _tick(self) -> None:
-        self.look(-(-len(self._queue) // PARTS))
+        self.close_idle(-(-len(self._queue) // PARTS))
         self._timer = (
             asyncio.get_running_loop().call_later(self._tick_s, self._tick) if self._queue else None
         )
 
-    def look(self, count: int) -> None:
+    def close_idle(self, count: int) -> None:
         """Examine the `count` producers that were not examined for longest."""
         for _ in range(min(count, len(self._queue))):
             shared, key, tickets = self._queue.popleft()

@@ -70,7 +70,7 @@ class GroupReceipts:
         finally:
             self._asking -= 1
             if not self._asking:
-                reading.rest()
+                reading.idle()
         return {self._hold(each, ask.invisible_s): each for each in found}
 
     async def _found(self) -> GroupReading:

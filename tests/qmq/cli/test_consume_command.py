@@ -10,7 +10,7 @@ from cli_support import Command
 from support import NodeProcess
 
 import qmq.blocking
-from qmq.client.consuming.settlements import user_state_folder
+from qmq.client.consuming.ack_spool import user_state_folder
 from qmq.errors import InvalidArgument
 from qmq.security.contexts import ClusterContext, ContextFile
 

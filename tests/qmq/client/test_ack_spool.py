@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from qmq.client.consuming import settlements
-from qmq.client.consuming.settlements import (
+from qmq.client.consuming import ack_spool
+from qmq.client.consuming.ack_spool import (
     BAD_SUFFIX,
     OLD_MS,
     AckSpool,
@@ -21,9 +21,9 @@ from qmq.client.consuming.settlements import (
     SpoolFile,
     SpoolOwner,
     folder_of,
-    pack_origin,
+    pack_owner,
     pack_verdicts,
-    still_to_say,
+    still_valid,
     store_of,
     unpack,
 )
@@ -41,7 +41,7 @@ SAID = [
 ]
 
 
-def origin_of(
+def owner_of(
     broker_group: str = "g0", *, incarnation: str = "abc", group: str = "ops", name: str = "c1"
 ) -> SpoolOwner:
     return SpoolOwner(
@@ -49,8 +49,8 @@ def origin_of(
     )
 
 
-def file_of(store: AckSpool, origin: SpoolOwner | None = None, now_ms: int = NOW_MS) -> SpoolFile:
-    found = origin or origin_of()
+def file_of(store: AckSpool, owner: SpoolOwner | None = None, now_ms: int = NOW_MS) -> SpoolFile:
+    found = owner or owner_of()
     return store.file(lambda: found, lambda: now_ms)
 
 
@@ -58,7 +58,7 @@ def left(store: AckSpool, now_ms: int = NOW_MS) -> list[tuple[SpoolOwner, list[S
     """The spool files that are not locked; they stay unlocked."""
     found: list[tuple[SpoolOwner, list[SpooledAck]]] = []
     for each in store.left("s", "ops", now_ms):
-        found.append((each.origin, each.kept))
+        found.append((each.owner, each.kept))
         each.put_back()
     return found
 
@@ -72,20 +72,20 @@ def store(tmp_path: Path) -> AckSpool:
 
 
 def test_what_was_written_is_read() -> None:
-    data = pack_origin(origin_of()) + pack_verdicts(SAID[:2], 5) + pack_verdicts(SAID[2:], 6)
+    data = pack_owner(owner_of()) + pack_verdicts(SAID[:2], 5) + pack_verdicts(SAID[2:], 6)
     assert unpack(data) == (
-        origin_of(),
+        owner_of(),
         [SpooledAck(each, 5) for each in SAID[:2]] + [SpooledAck(each, 6) for each in SAID[2:]],
     )
 
 
 def test_a_file_cut_anywhere_has_all_lines_before_the_cut() -> None:
-    data = pack_origin(origin_of()) + pack_verdicts(SAID, 5)
+    data = pack_owner(owner_of()) + pack_verdicts(SAID, 5)
     for end in range(len(data)):
         lines = data[:end].count(b"\n")
         if lines:
             assert unpack(data[:end]) == (
-                origin_of(),
+                owner_of(),
                 [SpooledAck(each, 5) for each in SAID[: lines - 1]],
             )
         else:
@@ -117,21 +117,21 @@ def test_a_file_cut_anywhere_has_all_lines_before_the_cut() -> None:
     ],
 )
 def test_damage_is_reported(damage: object) -> None:
-    lines = (pack_origin(origin_of()) + pack_verdicts(SAID, 5)).splitlines()
+    lines = (pack_owner(owner_of()) + pack_verdicts(SAID, 5)).splitlines()
     with pytest.raises(ValueError, match=r"."):
         unpack(b"\n".join(damage(lines)) + b"\n")  # type: ignore[operator]
 
 
 def test_delays_begin_at_the_verdict_and_void_verdicts_are_not_sent() -> None:
     kept = [SpooledAck(each, 1000) for each in SAID]
-    assert still_to_say(kept, 100, 1000) == SAID
-    later = still_to_say(kept, 8, 21_000)
+    assert still_valid(kept, 100, 1000) == SAID
+    later = still_valid(kept, 8, 21_000)
     assert later == [*SAID[:2], Settlement(6, 7, NACK, 40_000, "x")]
-    assert still_to_say(kept, 100, 10**9)[2].delay_ms == 0
-    assert still_to_say(kept, 100, 0)[2].delay_ms == 60_000, (
+    assert still_valid(kept, 100, 10**9)[2].delay_ms == 0
+    assert still_valid(kept, 100, 0)[2].delay_ms == 60_000, (
         "a clock that was set back makes nothing longer"
     )
-    assert still_to_say(kept, 0, 0) == []
+    assert still_valid(kept, 0, 0) == []
 
 
 # --- files ----------------------------------------------------------------------------------------
@@ -160,7 +160,7 @@ def test_a_file_is_its_clients_while_that_lives_and_anybodys_after(store: AckSpo
     assert left(store) == []
     assert [each.broker_group for each in store.busy("s", "ops")] == ["g0"]
     file.leave()
-    assert left(store) == [(origin_of(), [SpooledAck(each, NOW_MS) for each in SAID])]
+    assert left(store) == [(owner_of(), [SpooledAck(each, NOW_MS) for each in SAID])]
     assert list(store.busy("s", "ops")) == []
 
 
@@ -170,32 +170,32 @@ def test_a_waiter_for_a_deleted_file_gets_nothing(
     file = file_of(store)
     file.rewrite(SAID)
     file.leave()
-    original = settlements.fcntl.flock
+    original = ack_spool.fcntl.flock
 
     def delete_first(fd: int, how: int) -> None:
-        monkeypatch.setattr(settlements.fcntl, "flock", original)
+        monkeypatch.setattr(ack_spool.fcntl, "flock", original)
         (other,) = store.left("s", "ops", NOW_MS)
         other.delete()
         other.put_back()
         original(fd, how)
 
-    monkeypatch.setattr(settlements.fcntl, "flock", delete_first)
+    monkeypatch.setattr(ack_spool.fcntl, "flock", delete_first)
     assert left(store) == []
 
 
 def test_files_of_other_subjects_groups_and_clusters_are_not_ours(
     store: AckSpool, tmp_path: Path
 ) -> None:
-    for file in (file_of(store, origin_of(group="other")), file_of(AckSpool(tmp_path, ["meta:2"]))):
+    for file in (file_of(store, owner_of(group="other")), file_of(AckSpool(tmp_path, ["meta:2"]))):
         file.rewrite(SAID)
         file.leave()
     assert left(store) == []
-    mine = [origin_of(), origin_of("g1"), origin_of(incarnation="def")]
-    for origin in mine:
-        file = file_of(store, origin)
+    mine = [owner_of(), owner_of("g1"), owner_of(incarnation="def")]
+    for owner in mine:
+        file = file_of(store, owner)
         file.rewrite(SAID)
         file.leave()
-    assert sorted(map(str, mine)) == sorted(str(origin) for origin, _ in left(store))
+    assert sorted(map(str, mine)) == sorted(str(owner) for owner, _ in left(store))
     assert len(left(AckSpool(tmp_path, ["meta:1"]))) == 3
 
 
@@ -210,7 +210,7 @@ def test_what_cannot_be_read_is_set_aside_with_a_warning(
     store: AckSpool, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     for incarnation in ("a", "b"):
-        file = file_of(store, origin_of(incarnation=incarnation))
+        file = file_of(store, owner_of(incarnation=incarnation))
         file.rewrite(SAID)
         file.leave()
     path = min((tmp_path / "verdicts").iterdir())
@@ -247,7 +247,7 @@ def test_a_full_disk_is_a_warning_and_earlier_writes_no_longer_count(
         raise OSError(errno.ENOSPC, "No space left on device")
 
     with monkeypatch.context() as patch, caplog.at_level(logging.WARNING, "qmq.client"):
-        patch.setattr(settlements.os, "write", full)
+        patch.setattr(ack_spool.os, "write", full)
         file.append(SAID)
         assert file.exists
         file.rewrite(SAID[:1])
@@ -276,7 +276,7 @@ def test_half_a_line_on_a_full_disk_costs_no_verdict_before_or_after(
         return original(fd, data[:9])
 
     with monkeypatch.context() as patch:
-        patch.setattr(settlements.os, "write", full)
+        patch.setattr(ack_spool.os, "write", full)
         file.append(SAID[1:2])
     file.append(SAID[2:])
     file.leave()
@@ -289,7 +289,7 @@ def test_a_write_that_takes_a_part_only_continues(
     store: AckSpool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     original = os.write
-    monkeypatch.setattr(settlements.os, "write", lambda fd, data: original(fd, data[:7]))
+    monkeypatch.setattr(ack_spool.os, "write", lambda fd, data: original(fd, data[:7]))
     file = file_of(store)
     file.rewrite(SAID)
     file.leave()

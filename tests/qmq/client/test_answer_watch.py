@@ -68,10 +68,10 @@ def test_a_destination_that_has_answered_everything_is_not_looked_at() -> None:
         loop.timers = 0
         for _ in range(100):
             watch.expect(answering, 0, loop)
-            watch.answered(answering)
+            del watch.expected[answering]
         watch.expect(answering, 0, loop)
         watch.expect(silent, 0, loop)
-        watch.answered(answering)
+        del watch.expected[answering]
         watch.expect(lambda _: ended.set(), 0, loop)
         assert loop.timers == 1
         await ended.wait()
@@ -79,6 +79,28 @@ def test_a_destination_that_has_answered_everything_is_not_looked_at() -> None:
 
     run(work)
     assert looked == ["silent"]
+
+
+def test_a_destination_that_has_more_to_answer_is_looked_at_again() -> None:
+    looked: list[int] = []
+
+    async def work(loop: CountingLoop) -> None:
+        watch, ended = AnswerWatch(AFTER_S), asyncio.Event()
+
+        def look(answers: int) -> int | None:
+            looked.append(answers)
+            if answers < 3:
+                return answers + 1
+            ended.set()
+            return None
+
+        watch.expect(look, 1, loop)
+        await ended.wait()
+        assert not watch.expected
+        watch.close()
+
+    run(work)
+    assert looked == [1, 2, 3]
 
 
 def test_a_look_that_fails_keeps_no_other_from_its_own() -> None:

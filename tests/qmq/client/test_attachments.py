@@ -27,7 +27,7 @@ from support.invariants import check_group
 
 import qmq
 from qmq.client.connection.connection import TIMING, ClientTiming
-from qmq.client.consuming.consumer import TURN_MESSAGES
+from qmq.client.consuming.consumer import QUANTUM_MESSAGES
 from qmq.errors import (
     MessagesExpired,
     NoQuorum,
@@ -367,7 +367,7 @@ async def test_groups_are_consumed_in_turn_and_verdicts_go_to_the_messages_group
             len(list(turn))
             for _, turn in groupby(messages[1:], key=lambda message: message.broker_group)
         ]
-        assert max(turns) <= TURN_MESSAGES + 1, "nobody is served until another one is empty"
+        assert max(turns) <= QUANTUM_MESSAGES + 1, "nobody is served until another one is empty"
         await consumer.close()
         for queue in queues:
             assert sum(each.last - each.first + 1 for each in queue.settled) == 150

@@ -16,9 +16,9 @@ async def connected(it: Cluster) -> Connection:
     """The client's connection to the broker, after a first message."""
     producer = it.mq.producer("s")
     await producer.send(b"first")
-    (pipe,) = producer.pipes
-    assert pipe.connection is not None
-    return pipe.connection
+    (sender,) = producer.senders
+    assert sender.connection is not None
+    return sender.connection
 
 
 async def test_many_bytes_leave_while_the_program_still_sends() -> None:

@@ -243,9 +243,9 @@ async def test_an_answer_lost_with_the_connection_does_not_store_a_message_twice
             producer.send(b"%d" % number)
             if number % 200 == 0:
                 await asyncio.sleep(0)
-                for pipe in producer.pipes:
-                    if pipe.connection is not None:
-                        pipe.connection.stream.transport.abort()
+                for sender in producer.senders:
+                    if sender.connection is not None:
+                        sender.connection.stream.transport.abort()
         await producer.flush()
         found = await collect(mq.consumer("s", "g"), 2001)
         assert Counter(m.body for m in found) == Counter(

@@ -16,7 +16,8 @@ from support import eventually
 
 import qmq
 from qmq.client.connection.connection import ClientTiming
-from qmq.client.producing.producer import ProducerBase
+from qmq.client.connection.pool import ClientCounters
+from qmq.client.producing.producer import ProducerBase, ProducerOptions
 from qmq.errors import NotConnected
 from qmq.model import Order, SubjectConfig
 from qmq.node.dev_node import Node
@@ -142,8 +143,8 @@ class Told:
 
 
 async def test_a_producer_that_is_never_flushed_keeps_few_of_its_failures() -> None:
-    links: Any = SimpleNamespace(is_closed=False, round=EventLoopTick())
-    producer = Failing(links)
+    links: Any = SimpleNamespace(is_closed=False, round=EventLoopTick(), counters=ClientCounters())
+    producer = Failing(links, "s", ProducerOptions())
     tickets = [Told(f"{number}") for number in range(5_000)]
     kept = [weakref.ref(each) for each in tickets]
     for each in tickets:

@@ -19,7 +19,7 @@ from support import eventually
 
 import qmq
 from qmq.client.consuming.message import BatchSlice, DecodedBatch
-from qmq.client.listening.message_handling import say_from_threads
+from qmq.client.listening.message_handling import settle_from_threads
 from qmq.errors import DelayTooLong, InvalidArgument, UnknownSubject
 from qmq.node.dev_node import Node
 from qmq.wire.batch import BatchView, Envelope, encode
@@ -280,7 +280,7 @@ async def test_verdicts_of_threads_are_given_in_the_event_loops_thread() -> None
     message = qmq.Message(
         settler, DecodedBatch(BatchView(Envelope(0, 0, 0, 0, 0, 0, 0, 0), region)), 0, 1, 5
     )
-    say_from_threads(message, asyncio.get_running_loop())
+    settle_from_threads(message, asyncio.get_running_loop())
     message.ack_later()
     await asyncio.to_thread(message.ack_later)
     await asyncio.to_thread(message.nack, NOW)

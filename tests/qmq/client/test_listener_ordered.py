@@ -13,7 +13,7 @@ from support import eventually
 
 import qmq
 from qmq.client.consuming.ordered.message import OrderedMessage
-from qmq.client.listening.message_handling import say_from_threads
+from qmq.client.listening.message_handling import settle_from_threads
 from qmq.client.local_messages import LocalMessage, local_batch
 from qmq.errors import InvalidArgument
 from qmq.node.dev_node import Node
@@ -226,7 +226,7 @@ def test_a_message_may_be_tried_in_threads_any_number_of_times() -> None:
     message = OrderedMessage(ends, lane, cell, part.batch, 0, 1, 1)  # type: ignore[arg-type]
     loop = asyncio.new_event_loop()
     for _ in range(2_000):
-        say_from_threads(message, loop)
+        settle_from_threads(message, loop)
         message.is_settled = False
         message.fail()
     loop.close()

@@ -75,12 +75,12 @@ class KeyMachine(RuleBasedStateMachine):
 
     @rule(lane=LANES)
     def hold(self, lane: str) -> None:
-        self.queue.hold(lane)
+        self.queue.pause(lane)
         self.held.add(lane)
 
     @rule(lane=LANES)
     def release(self, lane: str) -> None:
-        self.queue.release(lane)
+        self.queue.resume(lane)
         self.held.discard(lane)
 
     @rule(lane=LANES)

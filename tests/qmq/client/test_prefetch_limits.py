@@ -5,18 +5,9 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass
 
-from qmq.client.consuming.session import (
-    PREFETCH,
-    PREFETCH_MAX,
-    QUICK_S,
-    START,
-    PrefetchLimit,
-    allowance,
-    bytes_allowance,
-    grown,
-    start,
-)
-from qmq.client.consuming.settlements import UnackedRanges
+from qmq.client.consuming.acks import UnackedRanges
+from qmq.client.consuming.attachment import START, allowance, bytes_allowance, grown, start
+from qmq.client.consuming.session import PREFETCH, PREFETCH_MAX, QUICK_S, PrefetchLimit
 from qmq.limits import MIB
 
 

@@ -40,7 +40,7 @@ class Tries:
         failure = kind("it fails")
         self.patience.tries(address)
         self.patience.failed(address, failure)
-        return type(self.patience.judged(failure, all_addresses))
+        return type(self.patience.error_for(failure, all_addresses))
 
 
 @pytest.mark.parametrize("kind", MISTAKES)

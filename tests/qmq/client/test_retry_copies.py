@@ -470,11 +470,8 @@ async def test_a_receipt_of_messages_with_ids_of_their_own_names_those(it: Delay
 # --- batches of retries ---------------------------------------------------------------------------
 
 
-class Nobody:
-    """Holds no messages."""
-
-    def settle_postponed(self, pull: int, verdict: int, delay: int, error: str) -> None:
-        raise AssertionError
+def not_settled(pull: int, verdict: int, delay: int, error: str) -> None:
+    raise AssertionError
 
 
 def made(sizes: Sequence[int], created_ms: Sequence[int] | None = None) -> list[LongRetry]:
@@ -498,7 +495,7 @@ def made(sizes: Sequence[int], created_ms: Sequence[int] | None = None) -> list[
             None,
         )  # type: ignore[arg-type]
         message: Message = part.message(0)
-        found.append(LongRetry(Nobody(), message, number))
+        found.append(LongRetry(not_settled, message, number))
     return found
 
 

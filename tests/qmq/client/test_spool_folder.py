@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from qmq.client.consuming.settlements import TICK_S, SpoolFolder
+from qmq.client.consuming.ack_spool import TICK_S, SpoolFolder
 
 
 class World:

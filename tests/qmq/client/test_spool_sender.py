@@ -17,8 +17,8 @@ from support import eventually
 
 import qmq
 from qmq.client.connection.connection import ClientTiming
-from qmq.client.consuming import settlements
-from qmq.client.consuming.settlements import SpooledAck, SpoolOwner, unpack
+from qmq.client.consuming import ack_spool
+from qmq.client.consuming.ack_spool import SpooledAck, SpoolOwner, unpack
 from qmq.errors import InvalidArgument, NotMaster, UnknownConsumer
 from qmq.wire import frame_payloads as wire
 from qmq.wire.frame import Frame, FrameKind
@@ -127,14 +127,14 @@ async def test_verdicts_given_without_a_broker_are_kept_until_delivered(
     waiting = asyncio.create_task(found[2].ack_sync())
     found[3].ack_later()
     await eventually(lambda: len(kept(state)) == 4)
-    ((origin, _),) = files(state)
+    ((owner, _),) = files(state)
     assert sorted(kept(state)) == [
         Settlement(0, 0, NACK, BY_GROUP_MS, "first"),
         Settlement(1, 1, DEAD, 0, "second"),
         Settlement(2, 2, ACK, 0),
         Settlement(3, 3, ACK, 0),
     ]
-    assert origin == SpoolOwner(
+    assert owner == SpoolOwner(
         "g0",
         wire.Attach("s", 0, "g", "worker", consumer.incarnation, 4, RESUME, 30_000, [], [], ""),
     )
@@ -175,8 +175,8 @@ async def test_what_became_void_is_kept_no_longer_before_anything_else_is_handed
     queues[0].attached = wire.Attached(1, 30_000, 4, 1)
     await back(it.groups[0])
     await queues[0].pull()
-    ((origin, _),) = files(state)
-    assert (kept(state), origin.attach.received) == ([Settlement(0, 3, NACK, BY_GROUP_MS, "x")], 3)
+    ((owner, _),) = files(state)
+    assert (kept(state), owner.attach.received) == ([Settlement(0, 3, NACK, BY_GROUP_MS, "x")], 3)
     await away(it.groups[0])
     queues[0].pulls.clear()
     queues[0].is_silent = False
@@ -196,7 +196,7 @@ async def test_consumers_continue_on_a_full_disk(
     def full(*_: object) -> int:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(settlements.os, "write", full)
+    monkeypatch.setattr(ack_spool.os, "write", full)
     consumer, found = await taken(it.mq, queues[0], [b"0", b"1"])
     with caplog.at_level(logging.WARNING, "qmq.client"):
         await away(it.groups[0])

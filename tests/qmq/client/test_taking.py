@@ -89,7 +89,7 @@ async def test_who_rests_leaves_unseen_messages_to_others_and_keeps_what_it_has(
         mq.consumer("u", "g", ack="explicit") as other,
     ):
         mine = await resting.pull(1)
-        resting.rest()
+        resting.pause_and_return()
         seen: list[bytes] = []
         while len(seen) < 99:
             found = await other.pull(100)
@@ -138,7 +138,7 @@ async def test_a_reading_hands_out_messages_of_either_kind_and_gives_them_back(
     for each in again:
         await each.ack_sync()
         reading.settled()
-    reading.rest()
+    reading.idle()
     assert (list(await reading.receive(10, 0)), reading.unsettled) == ([], 0)
     await reading.close()
 

@@ -14,7 +14,7 @@ from support import eventually
 
 import qmq
 from qmq import blocking
-from qmq.client.consuming.settlements import AckBatch, in_frames
+from qmq.client.consuming.acks import AckBatch, in_frames
 from qmq.errors import InvalidArgument
 from qmq.limits import REQUEUE_MS_MAX
 from qmq.wire.frame import FrameKind

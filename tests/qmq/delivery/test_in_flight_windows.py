@@ -107,7 +107,7 @@ class PipeKind:
         self.found.clear()
         for batch, failure in self.window.take_failed():
             yield self.serial(batch), fate_of(failure)
-        for batch in self.window.take_given_back():
+        for batch in self.window.take_requeued():
             yield self.serial(batch), Fate.NOWHERE
 
     @property

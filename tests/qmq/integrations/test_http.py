@@ -272,7 +272,7 @@ async def test_keys_go_to_another_gateway_without_requests_here(
     reading = OrderedReading(mq, ordered, "g", idle_s=0)
     await mq.send(ordered, b"1", key="k")
     (first,) = await reading.receive(1, 20)
-    reading.rest()
+    reading.idle()
     async with mq.ordered_consumer(ordered, "g", ack="explicit") as other:
         settle(first, ACK)
         reading.settled()

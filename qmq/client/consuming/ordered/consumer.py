@@ -39,6 +39,7 @@ import asyncio
 import logging
 import os
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
+from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
 from types import TracebackType
@@ -51,7 +52,7 @@ from qmq.client.connection.pool import ConnectionPool
 from qmq.client.consuming import TaskHolding
 from qmq.client.consuming.consumer import Consumer, default_name
 from qmq.client.consuming.message import Message
-from qmq.client.consuming.ordered.lane import ATTEMPTS_MAX, FailurePolicy
+from qmq.client.consuming.ordered.lane import FailurePolicy
 from qmq.client.consuming.ordered.lane_reader import (
     LaneCalls,
     LaneInbox,
@@ -60,16 +61,16 @@ from qmq.client.consuming.ordered.lane_reader import (
     PullWrites,
     SettleClock,
 )
-from qmq.client.consuming.ordered.membership import LaneMembership, Member, Sync
+from qmq.client.consuming.ordered.membership import LaneMembership, Member, SyncMember
 from qmq.client.consuming.ordered.message import (
     DecompressedBatches,
     OrderedMessage,
     OrderedMessages,
 )
-from qmq.client.consuming.session import check_limits
+from qmq.client.consuming.session import LoopSlice, check_limits
 from qmq.client.metadata.cache import shared
 from qmq.client.producing.producer import ignored
-from qmq.client.task_messages import LoopTurn, TaskLoop, TaskMessages
+from qmq.client.task_messages import TaskLoop, TaskMessages
 from qmq.errors import ClientClosed, InvalidArgument, OrderMismatch, QmqError
 from qmq.model import check_name
 
@@ -81,9 +82,38 @@ PREFETCH_BYTES: Final = 64 * limits.MIB
 LEASE_MS: Final = 10_000
 CONCURRENCY: Final = 64
 PULL_BYTES: Final = limits.MIB
-RETRY_DELAYS_S: Final = (1.0, 5.0, 10.0, 30.0, 60.0)
 
 Handler = Callable[[OrderedMessage], Awaitable[Any]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OrderedConsumerOptions:
+    """The options of an ordered consumer; `Client.ordered_consumer` describes them. Raises
+    InvalidArgument.
+    """
+
+    name: str | None = None
+    start: str = "earliest"
+    gate: str = ""
+    ack: str = "auto"
+    policy: FailurePolicy
+    prefetch: int = PREFETCH
+    prefetch_bytes: int = PREFETCH_BYTES
+    pull_bytes: int = PULL_BYTES
+    lease_ms: int = LEASE_MS
+    condition: str = ""
+
+    def __post_init__(self) -> None:
+        if (
+            self.ack not in ("auto", "explicit")
+            or self.start not in ("earliest", "latest")
+            or self.gate not in ("", "strict", "lanes")
+        ):
+            raise InvalidArgument(
+                "ack is 'auto' or 'explicit', start 'earliest' or 'latest', gate 'strict', "
+                "'lanes' or '' (unchanged)"
+            )
+        check_limits(self.prefetch, self.prefetch_bytes)
 
 
 class OrderedConsumer:
@@ -96,55 +126,40 @@ class OrderedConsumer:
     def __init__(
         self,
         links: ConnectionPool,
-        sync: Sync,
+        sync: SyncMember,
         subject: str,
         group: str,
+        options: OrderedConsumerOptions,
         *,
-        name: str | None = None,
-        start: str = "earliest",
-        gate: str = "",
-        ack: str = "auto",
-        on_failure: str = "block",
-        prefetch: int = PREFETCH,
-        prefetch_bytes: int = PREFETCH_BYTES,
-        pull_bytes: int = PULL_BYTES,
-        lease_ms: int = LEASE_MS,
-        attempts_max: int = ATTEMPTS_MAX,
-        retry_delays_s: Sequence[float] = RETRY_DELAYS_S,
-        condition: str = "",
         on_closed: Callable[[Self], object] = ignored,
     ) -> None:
-        if (
-            ack not in ("auto", "explicit")
-            or start not in ("earliest", "latest")
-            or gate not in ("", "strict", "lanes")
-        ):
-            raise InvalidArgument(
-                "ack is 'auto' or 'explicit', start 'earliest' or 'latest', gate 'strict', "
-                "'lanes' or '' (unchanged)"
-            )
-        check_limits(prefetch, prefetch_bytes)
         self.subject = check_name("subject", subject)
         self.group = check_name("group", group)
         self.incarnation = os.urandom(8).hex()
-        self.name = check_name("consumer", name) if name else default_name(self.incarnation)
-        self.lease_ms, self.prefetch, self.prefetch_bytes = lease_ms, prefetch, prefetch_bytes
-        policy = FailurePolicy(
-            on_failure, attempts_max, tuple(int(each * 1000) for each in retry_delays_s)
+        self.name = (
+            check_name("consumer", options.name) if options.name else default_name(self.incarnation)
         )
+        self.lease_ms = options.lease_ms
+        self.prefetch, self.prefetch_bytes = options.prefetch, options.prefetch_bytes
         self._terms = LaneTerms(
-            self.subject, self.group, self.name, self.incarnation, lease_ms, pull_bytes, policy
+            self.subject,
+            self.group,
+            self.name,
+            self.incarnation,
+            options.lease_ms,
+            options.pull_bytes,
+            options.policy,
         )
         self._links = links
         self._loop = links.round.own_loop()
-        self._turn = LoopTurn(self._loop)
+        self._slice = LoopSlice(self._loop)
         self._inbox = LaneInbox(self.name)
         self._settle_clock = SettleClock(self._loop)
         self._pull_writes = PullWrites(lambda: len(self._readers))
         self._lane_calls = LaneCalls(
             self._room, lambda: self.is_paused, self._finished, self._failed
         )
-        self._decompressed = DecompressedBatches(prefetch_bytes)
+        self._decompressed = DecompressedBatches(options.prefetch_bytes)
         self._by_key, self._in_bulk = self._inbox.by_key, self._inbox.in_bulk
         self._readers: list[LaneReader] = []
         """The readers of the assigned lanes.
@@ -152,7 +167,14 @@ class OrderedConsumer:
         """
         self._leaving: dict[LaneReader, asyncio.Task[None]] = {}
         member = Member(
-            self.subject, self.group, self.name, self.incarnation, lease_ms, start, gate, condition
+            self.subject,
+            self.group,
+            self.name,
+            self.incarnation,
+            options.lease_ms,
+            options.start,
+            options.gate,
+            options.condition,
         )
         self._membership = LaneMembership(
             sync, member, self._assigned, self._failed, links.timing.session_retry_s
@@ -160,12 +182,14 @@ class OrderedConsumer:
         self._failure: QmqError | None = None
         self._held: TaskMessages[OrderedMessage | OrderedMessages] | None = None
         """What tasks work on, with automatic acknowledgement; None without."""
-        if ack == "auto":
-            self._held = TaskMessages(self.name, self._loop, _ack, self._give_back, lease_ms / 1000)
+        if options.ack == "auto":
+            self._held = TaskMessages(
+                self.name, self._loop, _ack, self._abandoned, options.lease_ms / 1000
+            )
         self._is_started = self._is_member = self._is_closing = self._is_paused = False
         self._closed = asyncio.Event()
         self._closing: asyncio.Task[None] | None = None
-        self._tell_closed = partial(on_closed, self)
+        self._on_closed = partial(on_closed, self)
 
     @property
     def stale(self) -> int:
@@ -206,8 +230,8 @@ class OrderedConsumer:
                 last.ack_later()
             else:
                 held.finish(holding, last)
-        if self._turn.clock() > self._turn.until_s:
-            await self._turn.end()
+        if self._slice.clock() > self._slice.until_s:
+            await self._slice.end()
         message = self._next_ready()
         if message is None:
             message = await self._next()
@@ -273,19 +297,19 @@ class OrderedConsumer:
         self._links.round.own_loop()
         self._read(in_bulk=True)
         until_s = self._loop.time() + wait.total_seconds()
-        if self._turn.clock() > self._turn.until_s:
-            await self._turn.end()
+        if self._slice.clock() > self._slice.until_s:
+            await self._slice.end()
         while True:
             self._check_open()
             runs = [] if self.is_paused else self._in_bulk.take(messages_max)
             if runs:
                 self._inbox.notify()  # there may be another lane for another waiter
-                return OrderedMessages(self._inbox, runs)
+                return OrderedMessages(runs, self._inbox.finish_all, self._inbox.fail_all)
             self._start_running()
             is_changed = await self._inbox.wait(until_s)
-            self._turn.begin()
+            self._slice.begin()
             if not is_changed:
-                return OrderedMessages(self._inbox, [])
+                return OrderedMessages([], self._inbox.finish_all, self._inbox.fail_all)
 
     def batches(self, messages_max: int = 1000) -> AsyncIterator[OrderedMessages]:
         """Repeated `pull`. Each batch is acknowledged when the task that got it asks for the next
@@ -312,8 +336,8 @@ class OrderedConsumer:
             raise InvalidArgument(f"messages_max is 1 or more, not {messages_max}")
         self._links.round.own_loop()
         found: list[OrderedMessage] = []
-        if self._turn.clock() > self._turn.until_s:
-            await self._turn.end()
+        if self._slice.clock() > self._slice.until_s:
+            await self._slice.end()
         message = self._next_ready()
         if message is None:
             try:
@@ -374,8 +398,8 @@ class OrderedConsumer:
         task = asyncio.current_task()
         assert task is not None
         while not stop.is_set():
-            if self._turn.clock() > self._turn.until_s:
-                await self._turn.end()
+            if self._slice.clock() > self._slice.until_s:
+                await self._slice.end()
             message = self._next_ready() or await self._next()
             busy.add(task)
             try:
@@ -418,9 +442,9 @@ class OrderedConsumer:
     def resume(self) -> None:
         """Resume delivery, unless the whole client is paused (`Client.pause`)."""
         self._is_paused = False
-        self.look_again()
+        self.pause_changed()
 
-    def look_again(self) -> None:
+    def pause_changed(self) -> None:
         """The consumer may have been resumed."""
         if not self.is_paused:
             for reader in self._readers:
@@ -451,7 +475,7 @@ class OrderedConsumer:
                 return message
             self._start_running()
             await self._inbox.wait()
-            self._turn.begin()
+            self._slice.begin()
 
     def _is_opened(self, message: OrderedMessage) -> bool:
         """Read the body of a message that is to be handed out. False if it cannot be decompressed:
@@ -553,7 +577,7 @@ class OrderedConsumer:
 
     def _moved(self) -> None:
         for reader in (*self._readers, *self._leaving):
-            reader.moved()
+            reader.sessions.moved()
 
     # --- the end ----------------------------------------------------------------------------------
 
@@ -565,7 +589,7 @@ class OrderedConsumer:
         """
         if self._links.round.is_over:  # what a consumer does to leave ended with the event loop
             self._is_closing = True
-            self._tell_closed()
+            self._on_closed()
             return
         self._links.round.own_loop()
         if self._closing is None:
@@ -591,9 +615,9 @@ class OrderedConsumer:
             if self._held is not None:
                 self._held.close()
             self._closed.set()
-            self._tell_closed()
+            self._on_closed()
 
-    def _give_back(
+    def _abandoned(
         self, message: OrderedMessage | OrderedMessages, failure: BaseException | None
     ) -> None:
         """The task that got the message has ended."""

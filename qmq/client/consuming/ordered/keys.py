@@ -21,7 +21,7 @@ One `KeyQueue` serves all lanes of a consumer. A lane may be lost while a handle
 its messages, and be assigned again, or its keys may return in another lane after a route change:
 then no second handler may start for the same key.
 
-A lane can be *held*: its messages keep their places and are not handed out until it is released.
+A lane can be *paused*: its messages keep their places and are not handed out until it is resumed.
 `drop` forgets its waiting messages; a message in work stays in work until it is finished.
 
 Worked example: lines a: 1, 3 and b: 2. next gives 1 (of a), then 2 (of b), then nothing.
@@ -63,15 +63,15 @@ class KeyQueue(Generic[L, M]):
     def __init__(self) -> None:
         self._ready: OrderedDict[bytes, tuple[L, M]] = OrderedDict()
         """Keys whose next message can be handed out, in their turn, with the first message of each;
-        its lane may be held.
+        its lane may be paused.
         """
         self._in_work: set[bytes] = set()
         self._lines: dict[bytes, deque[tuple[L, M]]] = {}
         """What waits behind a key's first message, or behind the one in work. Most keys have
         nothing there.
         """
-        self.held: dict[L, OrderedDict[bytes, tuple[L, M]]] = {}
-        """Held lanes, with the keys that are ready except for the hold."""
+        self.paused: dict[L, OrderedDict[bytes, tuple[L, M]]] = {}
+        """Paused lanes, with the keys that are ready except for the pause."""
 
     def put(self, lane: L, key: bytes, message: M) -> None:
         """Add a message behind all others of its key."""
@@ -79,9 +79,9 @@ class KeyQueue(Generic[L, M]):
 
     def extend(self, lane: L, messages: Iterable[tuple[bytes, M]]) -> None:
         """Messages with their keys, each behind all others of its key."""
-        ready, in_work, lines, held = self._ready, self._in_work, self._lines, self.held
+        ready, in_work, lines, paused = self._ready, self._in_work, self._lines, self.paused
         for key, message in messages:
-            if key not in ready and key not in in_work and not (held and self._is_stopped(key)):
+            if key not in ready and key not in in_work and not (paused and self._is_stopped(key)):
                 ready[key] = lane, message
             elif key in lines:
                 lines[key].append((lane, message))
@@ -89,16 +89,16 @@ class KeyQueue(Generic[L, M]):
                 lines[key] = deque(((lane, message),))
 
     def _is_stopped(self, key: bytes) -> bool:
-        return any(key in stopped for stopped in self.held.values())
+        return any(key in stopped for stopped in self.paused.values())
 
     def next(self) -> tuple[bytes, M] | None:
         """The next message and its key, which is in work from now on; None if there is none."""
-        ready, held = self._ready, self.held
+        ready, paused = self._ready, self.paused
         while ready:
             key, first = ready.popitem(last=False)
             lane, message = first
-            if held and lane in held:
-                held[lane][key] = first
+            if paused and lane in paused:
+                paused[lane][key] = first
                 continue
             self._in_work.add(key)
             return key, message
@@ -115,18 +115,18 @@ class KeyQueue(Generic[L, M]):
             if not line:
                 del self._lines[key]
 
-    def hold(self, lane: L) -> None:
+    def pause(self, lane: L) -> None:
         """Hand out none of the lane's messages for now."""
-        self.held.setdefault(lane, OrderedDict())
+        self.paused.setdefault(lane, OrderedDict())
 
-    def release(self, lane: L) -> None:
-        """End the hold."""
-        self._ready.update(self.held.pop(lane, {}))
+    def resume(self, lane: L) -> None:
+        """End the pause."""
+        self._ready.update(self.paused.pop(lane, {}))
 
     def drop(self, lane: L) -> None:
-        """Forget the lane's messages and its hold."""
-        self.release(lane)
-        firsts = [self._ready, *self.held.values()]
+        """Forget the lane's messages and its pause."""
+        self.resume(lane)
+        firsts = [self._ready, *self.paused.values()]
         keys = dict.fromkeys(
             key for each in firsts for key, first in each.items() if first[0] == lane
         )
@@ -147,18 +147,20 @@ class KeyQueue(Generic[L, M]):
     @property
     def waiting(self) -> int:
         """The number of messages that are not in work."""
-        return sum(map(len, (self._ready, *self.held.values(), *self._lines.values())))
+        return sum(map(len, (self._ready, *self.paused.values(), *self._lines.values())))
 
     def check(self) -> None:
         """The whole invariant, for tests."""
-        stopped = [key for held in self.held.values() for key in held]
+        stopped = [key for keys in self.paused.values() for key in keys]
         can_go_on = {*self._ready, *stopped}
         assert all(self._lines.values())
         assert len(stopped) == len(set(stopped))
         assert not set(stopped) & set(self._ready)
         assert not can_go_on & self._in_work
         assert set(self._lines) <= can_go_on | self._in_work
-        assert all(first[0] == lane for lane, held in self.held.items() for first in held.values())
+        assert all(
+            first[0] == lane for lane, keys in self.paused.items() for first in keys.values()
+        )
 
 
 class KeyDispatcher:
@@ -194,18 +196,18 @@ class KeyDispatcher:
             key, message = found
             lane = message.lane
             if not lane.is_sure():
-                self._hold_back(message)
+                self._keep_for_later(message)
             elif lane.core.begin(message.cell):
                 return message
             else:
                 self._keys.finished(key)
         return None
 
-    def _hold_back(self, message: OrderedMessage) -> None:
+    def _keep_for_later(self, message: OrderedMessage) -> None:
         """Another consumer may have the message by now, so it waits. It keeps its place, before all
         others of its key.
         """
-        self._keys.hold(message.lane)
+        self._keys.pause(message.lane)
         self._tries[message.cell] = message
         self._again.append(message.cell)
 
@@ -214,7 +216,7 @@ class KeyDispatcher:
         cell, keys = message.cell, self._keys
         is_ours = message.lane.core.done(cell)
         keys.finished(cell.key)  # `_over`, without a call: most messages end here
-        if keys.held:
+        if keys.paused:
             self.review(message.lane)
         return is_ours
 
@@ -247,9 +249,9 @@ class KeyDispatcher:
 
     def _over(self, message: OrderedMessage) -> None:
         self._keys.finished(message.cell.key)
-        # Finishing a message never blocks a lane, and releases only a lane that is held; `take`
+        # Finishing a message never blocks a lane, and resumes only a lane that is paused; `take`
         # checks the lease.
-        if self._keys.held:
+        if self._keys.paused:
             self.review(message.lane)
 
     def due(self, cells: Iterable[Cell]) -> None:
@@ -257,13 +259,13 @@ class KeyDispatcher:
         self._again.extend(cells)
 
     def review(self, lane: LaneSource) -> None:
-        """Hold or release the lane, after it was blocked or unblocked, or its lease changed. A lane
-        that is not attached has nothing to hold.
+        """Pause or resume the lane, after it was blocked or unblocked, or its lease changed. A lane
+        that is not attached has nothing to pause.
         """
         if lane.core.position >= 0 and (lane.core.is_blocked or not lane.is_sure()):
-            self._keys.hold(lane)
+            self._keys.pause(lane)
         else:
-            self._keys.release(lane)
+            self._keys.resume(lane)
 
     def dropped(self, lane: LaneSource, cells: Iterable[Cell]) -> None:
         """This consumer lost the lane, and these cells are void."""

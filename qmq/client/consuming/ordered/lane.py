@@ -479,14 +479,14 @@ class LaneCore:
         return bool(self._fresh or self._done or (self.open == 0 and self._covered < self.position))
 
     @property
-    def is_told(self) -> bool:
+    def is_answered(self) -> bool:
         """Whether the broker has answered all settlements."""
         return self._flying is None and not self.has_verdicts
 
     @property
     def is_finished(self) -> bool:
         """Whether the whole lane is done and committed, to its end."""
-        return self.is_end and not self._is_released and self.open == 0 and self.is_told
+        return self.is_end and not self._is_released and self.open == 0 and self.is_answered
 
     # --- giving it up -----------------------------------------------------------------------------
 
@@ -582,7 +582,7 @@ class LanePart(NamedTuple):
     indices: Sequence[int]
 
 
-class Brought(NamedTuple):
+class DeliveredMessages(NamedTuple):
     """A delivery. `arrivals` are as `LaneArrival`; `places` has the batch of each, and its index
     there. Both can be read once. Nothing is kept, because long-lived objects cost garbage
     collection.
@@ -594,7 +594,7 @@ class Brought(NamedTuple):
     places: Iterator[tuple[DecodedBatch, int]]
 
 
-class BroughtRuns(NamedTuple):
+class DeliveredRuns(NamedTuple):
     """The content of a delivery in runs. `parts` has the messages of each arrival."""
 
     next_sequence: int
@@ -605,7 +605,7 @@ class BroughtRuns(NamedTuple):
 
 def unpack_delivery(
     payload: memoryview | bytes, session: int, received: ReceivedBatches, server: str
-) -> Brought:
+) -> DeliveredMessages:
     """Parse LANE_MESSAGES of a session, which `server` sent.
     Raises ProtocolViolation, CorruptBatch.
     """
@@ -629,7 +629,7 @@ def unpack_delivery(
             )
         )
         places.append(zip(repeat(batch), range(offset, end)))
-    return Brought(
+    return DeliveredMessages(
         delivery.next_sequence,
         delivery.is_end,
         chain.from_iterable(arrivals),
@@ -643,7 +643,7 @@ def unpack_runs(
     parked: Collection[bytes],
     received: ReceivedBatches,
     server: str,
-) -> BroughtRuns:
+) -> DeliveredRuns:
     """Parse LANE_MESSAGES in bulk; `parked` are the parked keys.
     Raises ProtocolViolation, CorruptBatch.
     """
@@ -660,7 +660,7 @@ def unpack_runs(
                 )
             )
             parts.append(LanePart(batch, chosen))
-    return BroughtRuns(delivery.next_sequence, delivery.is_end, arrivals, parts)
+    return DeliveredRuns(delivery.next_sequence, delivery.is_end, arrivals, parts)
 
 
 def _open(

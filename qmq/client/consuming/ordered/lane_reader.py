@@ -45,9 +45,9 @@ from qmq.client.connection.pool import LANE_VERDICTS, ConnectionPool, SettleRepo
 from qmq.client.consuming.message import ReceivedBatches
 from qmq.client.consuming.ordered.keys import BulkDispatcher, KeyDispatcher
 from qmq.client.consuming.ordered.lane import (
-    Brought,
-    BroughtRuns,
     Cell,
+    DeliveredMessages,
+    DeliveredRuns,
     FailurePolicy,
     LaneCore,
     LaneRequest,
@@ -106,7 +106,7 @@ class SettleClock:
         """Call `send` with the others, `SETTLE_DELAY_S` after the first of them was added."""
         self._waiting[send] = None
         if self._timer is None:
-            self._timer = self._loop.call_later(SETTLE_DELAY_S, self._ring)
+            self._timer = self._loop.call_later(SETTLE_DELAY_S, self._fire)
 
     def discard(self, send: Send) -> None:
         """Do not call `send`, if it waits."""
@@ -115,7 +115,7 @@ class SettleClock:
             self._timer.cancel()
             self._timer = None
 
-    def _ring(self) -> None:
+    def _fire(self) -> None:
         self._timer = None
         waiting, self._waiting = self._waiting, {}
         for send in waiting:
@@ -123,8 +123,8 @@ class SettleClock:
 
 
 class LaneAcks:
-    """`sent_away` is called when the session has ended;
-    `at_rest` when no verdict is left to send.
+    """`session_lost` is called when the session has ended;
+    `all_settled` when no verdict is left to send.
     """
 
     def __init__(
@@ -134,8 +134,8 @@ class LaneAcks:
         retry_s: float,
         clock: SettleClock,
         *,
-        sent_away: Callable[[QmqError], None],
-        at_rest: Callable[[], None],
+        session_lost: Callable[[QmqError], None],
+        all_settled: Callable[[], None],
         reporter: SettleReporter | None = None,
     ) -> None:
         self._core = core
@@ -144,8 +144,8 @@ class LaneAcks:
         self._clock = clock
         self._is_soon = False
         self._send = self.now
-        self._sent_away = sent_away
-        self._at_rest = at_rest
+        self._session_lost = session_lost
+        self._all_settled = all_settled
         self._reporter = reporter
         self._loop = asyncio.get_running_loop()
         self._session: ConsumerSession | None = None
@@ -192,7 +192,7 @@ class LaneAcks:
             return
         request = self._core.take()
         if request is None:
-            self._at_rest()
+            self._all_settled()
             return
         on_answer: OnAnswer = partial(self._settled, session, request)
         if self._reporter is not None and (verdicts := _counted(request)):
@@ -209,14 +209,14 @@ class LaneAcks:
             over = self._core.settled(request)
             if self._waiters:
                 for cell in over:
-                    _tell(self._waiters.pop(cell, None), None)
+                    _resolve(self._waiters.pop(cell, None), None)
             if self._waiters or not self._core.has_verdicts:
                 self.now()
             else:
                 self.soon()
             return
         if isinstance(answer, NotMaster | UnknownConsumer | LaneLost | NotConnected):
-            self._sent_away(answer)
+            self._session_lost(answer)
             return
         if not isinstance(answer, Unavailable):
             log.warning("%s: verdicts were refused and will be sent again: %s", self._name, answer)
@@ -253,14 +253,14 @@ class LaneAcks:
     def voided(self, cells: Iterable[Cell], lost: LaneLost) -> None:
         """Waiters for these cells get the error `lost`: the consumer no longer holds them."""
         for cell in cells:
-            _tell(self._waiters.pop(cell, None), lost)
+            _resolve(self._waiters.pop(cell, None), lost)
 
     def close(self) -> None:
         """Stop sending; waiters get an error with unknown outcome."""
         self._is_closed = True
         self._stop_waiting()
         for waiter in self._waiters.values():
-            _tell(waiter, _closed())
+            _resolve(waiter, _closed())
 
 
 def _counted(request: LaneRequest) -> Mapping[str, int]:
@@ -278,7 +278,7 @@ def _closed() -> ClientClosed:
     return ClientClosed("the consumer was closed before the answer came", outcome=Outcome.UNKNOWN)
 
 
-def _tell(waiter: asyncio.Future[None] | None, failure: QmqError | None) -> None:
+def _resolve(waiter: asyncio.Future[None] | None, failure: QmqError | None) -> None:
     if waiter is None or waiter.done():
         return
     if failure is None:
@@ -523,12 +523,12 @@ class LaneReader:
             terms.name,
             links.timing.session_retry_s[-1],
             settle_clock,
-            sent_away=self._sent_away,
-            at_rest=self._at_rest,
+            session_lost=self._session_lost,
+            all_settled=self._all_settled,
             reporter=links.settle_reporter(terms.subject, terms.group, lane.group),
         )
         self.failure: QmqError | None = None
-        self._sessions = SessionLoop[wire.LaneAttached](
+        self.sessions = SessionLoop[wire.LaneAttached](
             links,
             self,
             subject=terms.subject,
@@ -536,6 +536,7 @@ class LaneReader:
             name=terms.name,
             lease_ms=terms.lease_ms,
         )
+        """Keeps a session with the master, from `start` on."""
         self._inbox, self._terms = inbox, terms
         self._pull_writes = pull_writes
         self._calls = calls
@@ -543,7 +544,7 @@ class LaneReader:
         self._loop = asyncio.get_running_loop()
         self._token = 0
         self._batches = ReceivedBatches()
-        self.is_pulling = self._is_told_finished = False
+        self.is_pulling = self._has_reported_end = False
         """`is_pulling`: a pull is under way."""
         self._pulls_at = 0
         """With more open messages than this there is no room for another pull.
@@ -551,12 +552,12 @@ class LaneReader:
         """
         self._is_leaving = self._is_closed = False
         self._retry_timer: asyncio.TimerHandle | None = None
-        self._bell = asyncio.Event()
+        self._changed = asyncio.Event()
 
     @property
     def session(self) -> ConsumerSession | None:
         """The session with the master, while there is one."""
-        return self._sessions.session
+        return self.sessions.session
 
     @property
     def lps(self) -> LpRange:
@@ -565,7 +566,7 @@ class LaneReader:
 
     def is_sure(self) -> bool:
         """Whether the lease cannot have ended at the broker yet."""
-        return self._loop.time() <= self._sessions.sure_until_s
+        return self._loop.time() <= self.sessions.sure_until_s
 
     # --- messages in ------------------------------------------------------------------------------
 
@@ -614,13 +615,15 @@ class LaneReader:
         except (MessagesExpired, StorageError, PeerError) as failure:
             self._fail(failure)
         except QmqError as failure:
-            self._sent_away(failure)
+            self._session_lost(failure)
         else:
             self.settling.soon()
             self.pull_more()
 
-    def _accept(self, brought: Brought) -> None:
-        cells = self.core.delivered(brought.arrivals, brought.next_sequence, is_end=brought.is_end)
+    def _accept(self, delivery: DeliveredMessages) -> None:
+        cells = self.core.delivered(
+            delivery.arrivals, delivery.next_sequence, is_end=delivery.is_end
+        )
         inbox, token, version, waiting = (
             self._inbox,
             self._token,
@@ -629,20 +632,22 @@ class LaneReader:
         )
         came = [
             OrderedMessage(inbox, self, cell, batch, index, token, version)
-            for cell, (batch, index) in zip(cells, brought.places, strict=False)
+            for cell, (batch, index) in zip(cells, delivery.places, strict=False)
             if cell.state is waiting
         ]
         if came:
             self._counters.received += len(came)
             inbox.arrived(came)
 
-    def _accept_runs(self, brought: BroughtRuns) -> None:
-        cells = self.core.delivered(brought.arrivals, brought.next_sequence, is_end=brought.is_end)
+    def _accept_runs(self, delivery: DeliveredRuns) -> None:
+        cells = self.core.delivered(
+            delivery.arrivals, delivery.next_sequence, is_end=delivery.is_end
+        )
         came = [
             MessageRun(
                 self, cell, part.batch, part.indices, cell.attempt, self._token, self.lane.version
             )
-            for cell, part in zip(cells, brought.parts, strict=False)
+            for cell, part in zip(cells, delivery.parts, strict=False)
             if cell.state is LaneState.WAITING
         ]
         if came:
@@ -673,7 +678,7 @@ class LaneReader:
             if self.is_pulling and session is not None:
                 self._pull_writes.add(session.connection.stream.flush)
         if self._is_leaving:
-            self._bell.set()
+            self._changed.set()
 
     def arm(self) -> None:
         """Wake up when the next failed message is due."""
@@ -695,11 +700,11 @@ class LaneReader:
         """
         await self.settling.confirmed(cell, self._lost_error())
 
-    def _at_rest(self) -> None:
+    def _all_settled(self) -> None:
         """All verdicts are answered."""
-        self._bell.set()
-        if self.core.is_finished and not self._is_told_finished:
-            self._is_told_finished = True
+        self._changed.set()
+        if self.core.is_finished and not self._has_reported_end:
+            self._has_reported_end = True
             self._calls.finished(self.lane)
 
     # --- staying attached -------------------------------------------------------------------------
@@ -716,7 +721,7 @@ class LaneReader:
     def start(self) -> None:
         """Attach, and stay attached. Harmless to repeat."""
         if self.failure is None:
-            self._sessions.start()
+            self.sessions.start()
 
     async def ask(self, connection: Connection) -> wire.LaneAttached:
         """Send LANE_ATTACH with the current token."""
@@ -743,15 +748,15 @@ class LaneReader:
             self._drop(self.core.lost())
         self.core.attached(answer.position, is_resumed=is_resumed, parked=parked)
         self._token = answer.token
-        self._is_told_finished = self._is_told_finished and is_resumed
+        self._has_reported_end = self._has_reported_end and is_resumed
 
     def attached(self, session: ConsumerSession) -> None:
         """Send everything that waited for a session."""
         self.settling.attached(session, self._token)
         self.pull_more()
-        self._bell.set()
+        self._changed.set()
 
-    def heard(self) -> None:
+    def lease_renewed(self) -> None:
         """The lease was renewed: the consumer may hand out again."""
         self._inbox.changed(self)
 
@@ -759,27 +764,23 @@ class LaneReader:
         """No pull and no verdict is under way any more."""
         self.is_pulling = False
         self.settling.detached()
-        self._bell.set()
+        self._changed.set()
 
     def refused(self, failure: CallerError) -> None:
         """Report the failure to the application."""
         self._fail(failure)
 
-    def moved(self) -> None:
-        """Routes changed: if the group has another master now, attach there."""
-        self._sessions.moved()
-
-    def _sent_away(self, failure: QmqError) -> None:
+    def _session_lost(self, failure: QmqError) -> None:
         if isinstance(failure, LaneLost):
             self.lost(failure)
-        self._sessions.failed(failure)
+        self.sessions.failed(failure)
 
     def lost(self, failure: LaneLost) -> None:
         """The lane is lost: all held messages are void."""
         log.info("%s lost lane %s: %s", self._terms.name, self.lane, failure)
         self._token = 0
-        self._is_told_finished = False
-        self._sessions.doubt()
+        self._has_reported_end = False
+        self.sessions.doubt()
         self._drop(self.core.lost())
 
     def _drop(self, cells: list[Cell], *, is_willing: bool = False) -> None:
@@ -789,7 +790,7 @@ class LaneReader:
         self._inbox.voided(
             self, cells, 0 if is_willing else sum(cell.count for cell in cells if cell.is_seen)
         )
-        self._bell.set()
+        self._changed.set()
 
     def _lost_error(self) -> LaneLost:
         return LaneLost(
@@ -812,15 +813,16 @@ class LaneReader:
         self._drop(self.core.release(is_final=True))
         self.settling.now()
         await self._until(
-            lambda: self.core.is_told or not self._token, min(self._terms.lease_ms / 2000, ANSWER_S)
+            lambda: self.core.is_answered or not self._token,
+            min(self._terms.lease_ms / 2000, ANSWER_S),
         )
         await self._until(
-            lambda: not self._sessions.is_attaching, min(self._terms.lease_ms / 2000, ANSWER_S)
+            lambda: not self.sessions.is_attaching, min(self._terms.lease_ms / 2000, ANSWER_S)
         )
-        await self._say_goodbye()
+        await self._send_detach()
         self._is_closed = True
-        await self._sessions.end()
-        self._sessions.detach()
+        await self.sessions.end()
+        self.sessions.detach()
         if is_last:
             self.settling.close()
         # Finished messages that could not be settled will be delivered again.
@@ -832,14 +834,14 @@ class LaneReader:
         try:
             async with asyncio.timeout(within_s):
                 while not condition():
-                    self._bell.clear()
-                    await self._bell.wait()
+                    self._changed.clear()
+                    await self._changed.wait()
         except TimeoutError:
             log.debug(
                 "%s: lane %s did not come to rest in %.1f s", self._terms.name, self.lane, within_s
             )
 
-    async def _say_goodbye(self) -> None:
+    async def _send_detach(self) -> None:
         session = self.session
         if session is None or not session.connection.is_open:
             return

@@ -27,8 +27,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
-from collections.abc import Callable, Sequence
-from typing import Final, NamedTuple, Protocol
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Final, NamedTuple
 
 from qmq_ordering.lanes import Lane
 
@@ -69,22 +69,11 @@ class Assigned(NamedTuple):
     lanes: tuple[Lane, ...]
 
 
-class Sync(Protocol):
-    """Calls SyncMember once. After a failure the next call goes to another metaserver."""
-
-    async def __call__(
-        self,
-        member: Member,
-        generation: int,
-        wait_ms: int,
-        finished: Sequence[Lane],
-        *,
-        leaves: bool = False,
-    ) -> Assigned:
-        """Raises Unavailable, UnknownSubject, OrderMismatch, InvalidArgument; StaleDelivery if a
-        newer incarnation uses the consumer's name.
-        """
-        ...
+SyncMember = Callable[..., Awaitable[Assigned]]
+"""`MetadataClient.sync_member`: calls SyncMember once. After a failure the next call goes to
+another metaserver. Raises Unavailable, UnknownSubject, OrderMismatch, InvalidArgument;
+StaleDelivery if a newer incarnation uses the consumer's name.
+"""
 
 
 class LaneMembership:
@@ -94,7 +83,7 @@ class LaneMembership:
 
     def __init__(
         self,
-        sync: Sync,
+        sync: SyncMember,
         member: Member,
         on_assigned: Callable[[tuple[Lane, ...]], None],
         on_failure: Callable[[QmqError], None],
@@ -109,9 +98,9 @@ class LaneMembership:
         self._lanes: tuple[Lane, ...] = ()
         self._believed_s = self._loop.time()
         self._finished: set[Lane] = set()
-        self._untold: set[Lane] = set()
+        self._unreported: set[Lane] = set()
         self._poller: asyncio.Task[None] | None = None
-        self._teller: asyncio.Task[None] | None = None
+        self._reporter: asyncio.Task[None] | None = None
         self._is_left = False
 
     def start(self) -> None:
@@ -155,7 +144,7 @@ class LaneMembership:
             return False
         self._generation, self._lanes = assigned
         self._finished &= set(assigned.lanes)
-        self._untold &= self._finished
+        self._unreported &= self._finished
         self._on_assigned(assigned.lanes)
         return True
 
@@ -164,25 +153,25 @@ class LaneMembership:
     def finished(self, lane: Lane) -> None:
         """The lane is settled to its end: report it, so that the group advances."""
         self._finished.add(lane)
-        self._untold.add(lane)
-        if self._teller is None or self._teller.done():
-            self._teller = self._loop.create_task(self._tell())
+        self._unreported.add(lane)
+        if self._reporter is None or self._reporter.done():
+            self._reporter = self._loop.create_task(self._report())
 
-    async def _tell(self) -> None:
+    async def _report(self) -> None:
         tries = 0
-        while self._untold:
-            telling = tuple(sorted(self._untold))
+        while self._unreported:
+            reporting = tuple(sorted(self._unreported))
             try:
-                assigned = await self._sync(self._member, self._generation, 0, telling)
+                assigned = await self._sync(self._member, self._generation, 0, reporting)
             except QmqError as failure:
                 log.debug(
-                    "could not report to any metaserver that %s is finished: %s", telling, failure
+                    "could not report to any metaserver that %s is finished: %s", reporting, failure
                 )
                 tries += 1
                 await asyncio.sleep(_jittered(pause_s(self._retry_s, tries - 1)))
             else:
                 tries = 0
-                self._untold.difference_update(telling)
+                self._unreported.difference_update(reporting)
                 self._believe(assigned)
 
     # --- the end ----------------------------------------------------------------------------------
@@ -192,7 +181,7 @@ class LaneMembership:
         if a metaserver can be reached.
         """
         self._is_left = True
-        tasks = [task for task in (self._poller, self._teller) if task is not None]
+        tasks = [task for task in (self._poller, self._reporter) if task is not None]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)

@@ -268,18 +268,6 @@ class OrderedMessage(LaneMessage):
             self._settler.release(self)
 
 
-class BulkSettler(Protocol):
-    """Takes verdicts: the consumer."""
-
-    def finish_all(self, messages: OrderedMessages) -> None:
-        """The messages were handled."""
-        ...
-
-    def fail_all(self, messages: OrderedMessages, pause_ms: int | None) -> None:
-        """The messages failed."""
-        ...
-
-
 @dataclass(slots=True, eq=False)
 class MessageRun:
     """The messages at `indices` (ascending) of one batch."""
@@ -327,12 +315,20 @@ class OrderedMessages:
     """A sequence of `LaneMessage`, made on access, with bodies and keys as lists. All are of one
     lane, in its order: working through them in order keeps the order of each key. Until they are
     settled, the lane hands out nothing else.
+
+    `finish` is called when they are acknowledged, `fail` when they failed, with the pause in
+    milliseconds before they are tried again.
     """
 
-    __slots__ = ("_settler", "is_settled", "runs")
+    __slots__ = ("_fail", "_finish", "is_settled", "runs")
 
-    def __init__(self, settler: BulkSettler, runs: list[MessageRun]) -> None:
-        self._settler = settler
+    def __init__(
+        self,
+        runs: list[MessageRun],
+        finish: Callable[[OrderedMessages], None],
+        fail: Callable[[OrderedMessages, int | None], None],
+    ) -> None:
+        self._finish, self._fail = finish, fail
         self.runs = runs
         self.is_settled = not runs
 
@@ -411,7 +407,7 @@ class OrderedMessages:
         """`ack` for code that is not `async`."""
         if not self.is_settled:
             self.is_settled = True
-            self._settler.finish_all(self)
+            self._finish(self)
 
     def fail(self, delay: timedelta | None = None, error: str | BaseException = "") -> None:
         """All failed: retry them after `delay` (default: the consumer's retry delays). Their lane
@@ -423,7 +419,7 @@ class OrderedMessages:
             if text:
                 log.warning("%r failed: %s", self, text)
             self.is_settled = True
-            self._settler.fail_all(self, pause_ms)
+            self._fail(self, pause_ms)
 
     def __repr__(self) -> str:
         return f"<OrderedMessages: {len(self)} of partition {self.partition}>"

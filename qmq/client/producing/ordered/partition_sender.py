@@ -199,7 +199,7 @@ class BatchBuilder(OpenBatch):
         if columns.headers is not None or self.headers is not None:
             self.headers = [*(self.headers or [{}] * before), *(columns.headers or [{}] * count)]
 
-    def hold(self, columns: Columns, size: int, create_time_ms: int | None) -> None:
+    def fill_with_keys(self, columns: Columns, size: int, create_time_ms: int | None) -> None:
         """Fill an empty batch with messages that have ids and create times.
         See `OpenBatch.fill`.
         """

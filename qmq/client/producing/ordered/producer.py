@@ -31,12 +31,11 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Final, Self
 
 from qmq_ordering.routes import LpRange, PhysicalPartition
 
-from qmq import limits
 from qmq.client.connection.pool import ConnectionPool
 from qmq.client.consuming.ordered.membership import GroupLoad
 from qmq.client.metadata.cache import Ordering
@@ -58,11 +57,9 @@ from qmq.client.producing.ordered.stream import (
     pick,
 )
 from qmq.client.producing.producer import (
-    BATCH_BYTES,
-    BATCH_MESSAGES,
     BUFFER_BYTES_MAX,
     ProducerBase,
-    frame_kind,
+    ProducerOptions,
     ignored,
 )
 from qmq.client.producing.receipts import BatchReceipt, SpreadTickets, Ticket, TicketChunk, Tickets
@@ -71,46 +68,53 @@ from qmq.errors import ClientClosed, InvalidArgument, OrderMismatch, Outcome, Qm
 from qmq.model import Order
 from qmq.process.event_loop import ms_of
 from qmq.wire.batch import encode
-from qmq.wire.batch_columns import BatchFlag, Columns, Compression
+from qmq.wire.batch_columns import BatchFlag, Columns
 from qmq.wire.frame import FrameKind
 from qmq.wire.frame_payloads import Produced
 
 NOWHERE: Final = PhysicalPartition(0, LpRange(0, 0), "")
 
 
-class Streams:
-    """`kind` is PRODUCE, or one of the frames of other `acks`; `new_id` returns a new producer id;
-    `unknown` is as in `Stream`.
+LIGHT: Final = 16
+"""With more than this part of a full batch unanswered at a broker group,
+open batches for it gather messages.
+"""
 
-    stored, failed    called for each decided batch
-    answered          called after batches were decided, or may have been
-    """
+
+@dataclass(frozen=True, slots=True)
+class ProducerCalls:
+    """What the streams tell their producer, and ask it."""
+
+    encode: Encode
+    stored: Callable[[Stream, OrderedBatch, Produced], None]
+    failed: Callable[[OrderedBatch, QmqError], None]
+    answered: Callable[[], None]
+    """Batches were decided, or may have been."""
+
+
+class Streams:
+    """`new_id` returns a new producer id; `unknown` is as in `Stream`."""
 
     def __init__(
         self,
         links: ConnectionPool,
         subject: str,
-        kind: int,
+        options: ProducerOptions,
         open_batches: OpenBatches,
-        *,
         new_id: Callable[[], int],
-        load_light: tuple[int, int],
         unknown: str,
-        encode: Encode,
-        stored: Callable[[Stream, OrderedBatch, Produced], None],
-        failed: Callable[[OrderedBatch, QmqError], None],
-        answered: Callable[[], None],
+        calls: ProducerCalls,
     ) -> None:
         self._subject = subject
-        self._kind = kind
+        self._kind = options.kind
         self._open_batches = open_batches
         self._links = links
         self._new_id, self._unknown = new_id, unknown
-        self._load_light = load_light
+        self._load_light = options.batch_messages // LIGHT, options.batch_bytes // LIGHT
         self._loads: dict[str, GroupLoad] = {}
         """What is unanswered, by broker group."""
-        self._calls = StreamCalls(encode, self._changed, self._gather, self._give_up)
-        self._stored, self._failed, self._answered = stored, failed, answered
+        self._producer = calls
+        self._calls = StreamCalls(calls.encode, self._changed, self._gather, self._give_up)
         self._loop = asyncio.get_running_loop()
         self._order = Order.NONE
         self._partitioner = StreamPartitioner(self._make)
@@ -170,7 +174,7 @@ class Streams:
                 connection.pump()
         if self._following is None and self._partitioner.wants_route and not self._is_closed:
             self._following = self._loop.create_task(self._follow())
-        self._answered()
+        self._producer.answered()
 
     def _gather(self, connection: StreamConnection) -> None:
         """Put the open batch behind the stream's batches."""
@@ -192,9 +196,9 @@ class Streams:
     def _take_decided(self, stream: Stream) -> None:
         for batch, result in stream.take_decided():
             if isinstance(result, QmqError):
-                self._failed(batch, result)
+                self._producer.failed(batch, result)
             else:
-                self._stored(stream, batch, result)
+                self._producer.stored(stream, batch, result)
 
     def _bend(self) -> bool:
         """Best-effort order: let healthy groups take the batches of troubled ones. Returns whether
@@ -357,7 +361,7 @@ class Streams:
         ]:
             stream.drop(failure_of)
             self._take_decided(stream)
-        self._answered()
+        self._producer.answered()
 
     def abort(self) -> None:
         """End now: all undecided batches fail with ClientClosed."""
@@ -376,12 +380,6 @@ def _closed(batch: OrderedBatch) -> QmqError:
     return ClientClosed("the producer was closed before the answer came", outcome=outcome)
 
 
-LIGHT: Final = 16
-"""With more than this part of a full batch unanswered at a broker group,
-open batches for it gather messages.
-"""
-
-
 class OrderedProducer(ProducerBase):
     """Sends to one ordered subject. Make it with `Client.ordered_producer`; use it with `async
     with`, or `flush` and `close` it.
@@ -392,43 +390,26 @@ class OrderedProducer(ProducerBase):
         links: ConnectionPool,
         new_id: Callable[[], int],
         subject: str,
+        options: ProducerOptions,
         *,
-        batch_messages: int = BATCH_MESSAGES,
-        batch_bytes: int = BATCH_BYTES,
-        delivery_timeout_s: float = 120.0,
-        compression: Compression = Compression.NONE,
-        body_bytes_max: int = limits.LONG_BODY_BYTES_MAX,
-        acks: str = "quorum",
         unknown: str = "resend",
         on_closed: Callable[[Self], object] = ignored,
     ) -> None:
-        super().__init__(links, on_closed)
         if unknown not in ("resend", "fail"):
             raise InvalidArgument(f"unknown is 'resend' or 'fail', not {unknown!r}")
-        self.subject = subject
-        self.kind = frame_kind(acks, batch_messages)
-        self.stored_by_group: dict[str, int] = {}
-        """Stored messages by broker group."""
+        super().__init__(links, subject, options, on_closed)
         self._subject = subject.encode()
-        self._batch_messages, self._batch_bytes = batch_messages, batch_bytes
-        self._timeout_s = delivery_timeout_s
-        self._compression = compression
-        self._body_bytes_max = body_bytes_max
-        self._open = OpenBatches(links, delivery_timeout_s, self._took)
+        self._compression = options.compression
+        self._open = OpenBatches(links, options.delivery_timeout_s, self._took)
         self._streams = Streams(
             links,
             subject,
-            self.kind,
+            options,
             self._open,
-            new_id=new_id,
-            load_light=(batch_messages // LIGHT, batch_bytes // LIGHT),
-            unknown=unknown,
-            encode=self._encode,
-            stored=self._stored,
-            failed=self._batch_failed,
-            answered=self._answered,
+            new_id,
+            unknown,
+            ProducerCalls(self._encode, self._stored, self._batch_failed, self._wake_waiting),
         )
-        self._counters = links.counters.sending(subject)
         self._keys, self._by_lp, self._filled = self._open.keys, self._open.by_lp, self._open.filled
         self._last_count = 0
         self._is_awake = False
@@ -537,7 +518,7 @@ class OrderedProducer(ProducerBase):
             self._begin(builder)
             part = pick(columns, indices)
             chunks.append(TicketChunk(builder.ticket, 0, indices))
-            builder.hold(part, size_of(part), create_time_ms)
+            builder.fill_with_keys(part, size_of(part), create_time_ms)
             self._close(builder)
         return chunks
 
@@ -658,13 +639,7 @@ class OrderedProducer(ProducerBase):
     def _stored(self, stream: Stream, batch: OrderedBatch, produced: Produced) -> None:
         """The batch is stored."""
         part = stream.partition
-        self._counters.stored(
-            batch.count,
-            batch.size,
-            max(batch.attempts, 1),
-            self._loop.time() - batch.until + self._timeout_s,
-        )
-        self.stored_by_group[part.group] = self.stored_by_group.get(part.group, 0) + batch.count
+        self._count_stored(batch, batch.count, part.group)
         batch.claim.stored(
             batch.places,
             BatchReceipt(
@@ -692,10 +667,6 @@ class OrderedProducer(ProducerBase):
         claim = batch.claim
         if not claim.pieces:
             self._decided(claim.ticket, claim.size, claim.failure)
-
-    def _answered(self) -> None:
-        """An answer came: there may be room for waiters."""
-        self._wake_waiting()
 
     # --- the end ----------------------------------------------------------------------------------
 

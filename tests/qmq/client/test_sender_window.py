@@ -45,7 +45,7 @@ def test_batches_with_unknown_outcome_are_resent_in_the_order_of_numbers() -> No
     assert sent(window, 0.0) == [1], "one goes ahead"
     assert window.acknowledged(first, 0.0)
     assert sent(window, 0.0) == [2, 3, 4]
-    assert window.take_given_back() == []
+    assert window.take_requeued() == []
 
 
 def test_batches_refused_together_count_as_one_refusal() -> None:
@@ -59,4 +59,4 @@ def test_batches_refused_together_count_as_one_refusal() -> None:
     for batch in batches:
         window.refused(batch, 1, BUSY, 0.0)
     assert rests == [1]
-    assert window.take_given_back() == batches
+    assert window.take_requeued() == batches

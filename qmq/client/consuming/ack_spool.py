@@ -1,5 +1,4 @@
-"""The pull sequences that a consumer holds, and its unsent verdicts, joined into ranges; and the
-spool that keeps them.
+"""The files in which a client keeps the verdicts that no broker has answered.
 
 While a broker group cannot be reached, each queue of a consumer keeps its unsent verdicts in a file
 of the client's folder on this machine, if it has one:
@@ -7,23 +6,14 @@ of the client's folder on this machine, if it has one:
     first line     the ATTACH with which its consumer reconnects, and the broker group, as JSON
     each further   a verdict and when it was given, as JSON
 
-When the verdicts of a queue are in its file (`QueueSpool`):
-
-    session ends      everything that is not answered is written
-    no session        a new verdict is appended, with the other verdicts of this round of the event
-                      loop
-    part is void      the remaining verdicts are written again, before anything else is pulled
-    session begins    nothing is written; the file is deleted when all verdicts that were unanswered
-                      at this moment are answered
-    closing           the file is deleted if the broker has answered everything, else another
-                      process hands it in
+`QueueSpool` (`acks.py`) says when they are written.
 
 Rules:
 * Nothing is written while brokers can be reached, and a file is gone as soon as a broker has
   answered everything in it.
 * A client locks a file while it writes the file or hands it in. The lock is the operating system's
   (flock) and ends with the process. An unlocked file belongs to a client that died, or was closed
-  while the broker was away: one other client may hand it in (`acks.py`).
+  while the broker was away: one other client may hand it in (`spool_sender.py`).
 * A file is never rewritten in place: a new file is renamed over it. A crash leaves the old or the
   new file, perhaps with an incomplete last line, which is ignored.
 * The pull sequences in a file are valid until the master hands other messages out under them. When
@@ -37,162 +27,20 @@ Rules:
 
 from __future__ import annotations
 
-import asyncio
 import hashlib
 import json
 import logging
 import os
 import sys
 import time
-from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Literal, NamedTuple
 
-from qmq import limits
 from qmq.errors import InvalidArgument, ProtocolViolation
 from qmq.process.files import below_home, home_folder
 from qmq.wire.frame_payloads import BY_GROUP_MS, Attach, Settlement, Verdict
-
-_ERRORS_CHARS: Final = 256 * 1024
-"""Most characters of errors in one SETTLE."""
-
-
-class UnackedRanges:
-    """The pull sequences without a verdict, and their bytes."""
-
-    def __init__(self) -> None:
-        self._ranges: list[tuple[int, int, int]] = []
-        """(first, last, bytes of each message)"""
-        self.messages = 0
-        self.bytes = 0
-
-    def add(self, first: int, count: int, message_bytes: int = 0) -> None:
-        """Add `count` messages from pull sequence `first` on, which is behind all earlier ones,
-        each of so many bytes.
-        """
-        if count:
-            self._ranges.append((first, first + count - 1, message_bytes))
-            self.messages += count
-            self.bytes += count * message_bytes
-
-    def remove(self, first: int, last: int) -> list[tuple[int, int]]:
-        """Remove the pull sequences from `first` to `last` that are outstanding;
-        returns them as ranges.
-        """
-        at = max(bisect_right(self._ranges, first, key=lambda each: each[0]) - 1, 0)
-        stop, kept, removed = at, list[tuple[int, int, int]](), list[tuple[int, int]]()
-        while stop < len(self._ranges) and self._ranges[stop][0] <= last:
-            low, high, message_bytes = self._ranges[stop]
-            begin, end = max(low, first), min(high, last)
-            if low < first:
-                kept.append((low, min(high, first - 1), message_bytes))
-            if last < high:
-                kept.append((max(low, last + 1), high, message_bytes))
-            if begin <= end:
-                removed.append((begin, end))
-                self.messages -= end - begin + 1
-                self.bytes -= (end - begin + 1) * message_bytes
-            stop += 1
-        self._ranges[at:stop] = kept
-        return removed
-
-    def cut(self, before: int) -> None:
-        """Forget pull sequences from `before` on."""
-        if self._ranges and self._ranges[-1][1] >= before:
-            self.remove(before, self._ranges[-1][1])
-
-
-class AckBatch:
-    """Collects verdicts to be sent; `take` returns them."""
-
-    def __init__(self) -> None:
-        self.collected: list[Settlement] = []
-        self.messages = 0
-
-    def add(self, first: int, last: int, verdict: int, delay_ms: int, error: str = "") -> None:
-        """Add a range; it is joined to the last one if it is adjacent and has the same verdict."""
-        self.messages += last - first + 1
-        if self.collected:
-            before = self.collected[-1]
-            if before.last + 1 == first and before[2:] == (verdict, delay_ms, error):
-                self.collected[-1] = Settlement(before.first, last, verdict, delay_ms, error)
-                return
-        self.collected.append(Settlement(first, last, verdict, delay_ms, error))
-
-    def take(self) -> list[Settlement]:
-        """Return and remove the collected verdicts."""
-        taken, self.collected, self.messages = self.collected, [], 0
-        return taken
-
-    def cut(self, before: int) -> int:
-        """Drop verdicts on pull sequences from `before` on, which are void.
-        Returns their number.
-        """
-        self.collected, lost = cut(self.collected, before)
-        self.messages -= lost
-        return lost
-
-
-def cut(settlements: list[Settlement], before: int) -> tuple[list[Settlement], int]:
-    """The verdicts on pull sequences before `before`, and the number of the other messages."""
-    kept = [
-        each._replace(last=min(each.last, before - 1))
-        for each in settlements
-        if each.first < before
-    ]
-    return kept, count(settlements) - count(kept)
-
-
-def in_frames(settlements: list[Settlement]) -> Iterator[list[Settlement]]:
-    """The verdicts in parts of limited size: errors may be long, and each failed message may have
-    its own.
-    """
-    part: list[Settlement] = []
-    errors = 0
-    for each in settlements:
-        if part and (
-            errors + len(each.error) > _ERRORS_CHARS or len(part) == limits.SETTLE_RANGES_SENT
-        ):
-            yield part
-            part, errors = [], 0
-        part.append(each)
-        errors += len(each.error)
-    if part:
-        yield part
-
-
-def count(settlements: list[Settlement]) -> int:
-    """How many messages the verdicts are about."""
-    return sum([each.last - each.first + 1 for each in settlements])
-
-
-@dataclass(slots=True, eq=False)
-class SettleRequest:
-    """Verdicts that were sent, kept until the broker answers.
-
-    `is_repeated`: an earlier answer may have been lost, so a verdict that settles nothing now was
-    effective then.
-    """
-
-    settlements: list[Settlement]
-    waiter: asyncio.Future[None] | None = None
-    is_repeated: bool = False
-    is_flying: bool = False
-    lost: int = 0
-    """Messages of the request that became void on the way."""
-
-    def holds(self, first: int, last: int) -> bool:
-        """Whether the request has a verdict on any of these."""
-        return any(each.first <= last and first <= each.last for each in self.settlements)
-
-    def cut(self, before: int) -> int:
-        self.settlements, lost = cut(self.settlements, before)
-        self.lost += lost
-        return lost
-
 
 with suppress(ImportError):  # Windows has no fcntl, and so no spool: see `store_of`
     import fcntl
@@ -228,11 +76,11 @@ class SpooledAck(NamedTuple):
     time_ms: int
 
 
-def pack_origin(origin: SpoolOwner) -> bytes:
-    attach = json.loads(origin.attach.pack())
+def pack_owner(owner: SpoolOwner) -> bytes:
+    attach = json.loads(owner.attach.pack())
     return (
         json.dumps(
-            {"version": VERSION, "broker_group": origin.broker_group, "attach": attach}
+            {"version": VERSION, "broker_group": owner.broker_group, "attach": attach}
         ).encode()
         + b"\n"
     )
@@ -257,15 +105,15 @@ def unpack(data: bytes) -> tuple[SpoolOwner, list[SpooledAck]]:
             raise ValueError(
                 f"version {head['version']!r} of the format, which only newer clients know"
             )
-        origin = SpoolOwner(
+        owner = SpoolOwner(
             str(head["broker_group"]), Attach.unpack(json.dumps(head["attach"]).encode())
         )
-        return origin, [_kept(json.loads(line)) for line in lines]
+        return owner, [_ack_of(json.loads(line)) for line in lines]
     except (KeyError, TypeError, RecursionError, ProtocolViolation) as cause:
         raise ValueError(f"not a file of verdicts: {cause!r}") from None
 
 
-def _kept(line: dict[str, Any]) -> SpooledAck:
+def _ack_of(line: dict[str, Any]) -> SpooledAck:
     numbers = [line[name] for name in ("first", "last", "delay_ms", "time_ms")]
     if (
         not all(type(each) is int for each in numbers)
@@ -279,7 +127,7 @@ def _kept(line: dict[str, Any]) -> SpooledAck:
     return SpooledAck(verdict, line["time_ms"])
 
 
-def still_to_say(kept: Iterable[SpooledAck], next_pull: int, now_ms: int) -> list[Settlement]:
+def still_valid(kept: Iterable[SpooledAck], next_pull: int, now_ms: int) -> list[Settlement]:
     """The verdicts that are still valid at a master which reuses the pull sequences from
     `next_pull` on. Delays count from the time of the verdict.
     """
@@ -303,9 +151,9 @@ class SpoolFile:
     """
 
     def __init__(
-        self, path: Path, origin: Callable[[], SpoolOwner], now_ms: Callable[[], int]
+        self, path: Path, owner: Callable[[], SpoolOwner], now_ms: Callable[[], int]
     ) -> None:
-        self._path, self._origin, self._now_ms = path, origin, now_ms
+        self._path, self._owner, self._now_ms = path, owner, now_ms
         self._fd = -1
         self._is_warned = False
 
@@ -322,7 +170,7 @@ class SpoolFile:
             self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             fd = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            _write(fd, pack_origin(self._origin()) + pack_verdicts(settlements, self._now_ms()))
+            _write(fd, pack_owner(self._owner()) + pack_verdicts(settlements, self._now_ms()))
             new.rename(self._path)
         except OSError as failure:
             self._warn(failure)
@@ -371,7 +219,7 @@ class SpoolRemainder(NamedTuple):
 
     path: Path
     fd: int
-    origin: SpoolOwner
+    owner: SpoolOwner
     kept: list[SpooledAck]
 
     def delete(self) -> None:
@@ -391,14 +239,14 @@ class AckSpool:
         self._folder = SpoolFolder(folder / "verdicts")
         self._cluster = ",".join(sorted(addresses))
 
-    def file(self, origin: Callable[[], SpoolOwner], now_ms: Callable[[], int]) -> SpoolFile:
+    def file(self, owner: Callable[[], SpoolOwner], now_ms: Callable[[], int]) -> SpoolFile:
         """The file of one queue of a consumer. Nothing is written yet;
-        `origin` is called at each write.
+        `owner` is called at each write.
         """
-        (broker_group, attach) = origin()
+        (broker_group, attach) = owner()
         prefix = self._prefix(attach.subject, attach.group)
         name = f"{prefix}-{attach.incarnation}-{_digest(broker_group)}{SUFFIX}"
-        return SpoolFile(self._folder.path / name, origin, now_ms)
+        return SpoolFile(self._folder.path / name, owner, now_ms)
 
     def left(self, subject: str, group: str, now_ms: int) -> Iterator[SpoolRemainder]:
         """The unlocked files of a subject and group; each is locked when the iterator yields it.
@@ -424,7 +272,7 @@ class AckSpool:
                 os.close(fd)
                 continue
             if now_ms - max((each.time_ms for each in found.kept), default=now_ms) > OLD_MS:
-                consumer = found.origin.attach.consumer
+                consumer = found.owner.attach.consumer
                 log.warning(
                     "%d verdicts of consumer %s found no broker for a week: %s is deleted",
                     len(found.kept),
@@ -477,94 +325,6 @@ def _lock(path: Path) -> int:
         pass
     os.close(fd)
     return -1
-
-
-# --- when the file is written ---------------------------------------------------------------------
-
-
-class QueueSpool:
-    """Decides when the verdicts of one queue are written to its file.
-
-    `unanswered` returns all unanswered verdicts in the order in which they were given.
-    """
-
-    def __init__(
-        self, file: SpoolFile | None, unanswered: Callable[[], Sequence[Settlement]]
-    ) -> None:
-        self._file = file
-        self._unanswered = unanswered
-        self._loop = asyncio.get_running_loop()
-        self._is_attached = True
-        self._given = AckBatch()
-        """Verdicts that are not written yet."""
-        self._waited_for: set[SettleRequest] = set()
-        """Requests that were unanswered when the session began, and still are."""
-
-    def given(self, settlement: Settlement) -> None:
-        """Record a verdict that was given without a session."""
-        if self._file is not None and not self._is_attached:
-            if not self._given.messages:
-                self._loop.call_soon(self._write)
-            self._given.add(*settlement)
-
-    def _write(self) -> None:
-        settlements = self._given.take()
-        if self._file is None or not settlements:
-            return
-        if self._file.exists:
-            self._file.append(settlements)
-        else:
-            self._write_all()
-
-    def _write_all(self) -> None:
-        self._given.take()
-        if self._file is not None:
-            settlements = self._unanswered()
-            if settlements:
-                self._file.rewrite(settlements)
-            else:
-                self._file.clear()
-
-    def detached(self) -> None:
-        """The session has ended. Harmless to repeat."""
-        if self._is_attached:
-            self._is_attached = False
-            self._write_all()
-
-    def voided(self) -> None:
-        """A part of the unanswered verdicts is void."""
-        if self._file is not None and self._file.exists:
-            self._write_all()
-
-    def attached(self, requests: Iterable[SettleRequest]) -> None:
-        """A session has begun; these requests hold all unanswered verdicts."""
-        self._is_attached = True
-        self._given.take()
-        self._waited_for = set(requests)
-        self._clear_if_answered()
-
-    def over(self, request: SettleRequest) -> None:
-        """A request was answered, or came too late."""
-        if request in self._waited_for:
-            self._waited_for.remove(request)
-            self._clear_if_answered()
-
-    def _clear_if_answered(self) -> None:
-        if self._file is not None and self._is_attached and not self._waited_for:
-            self._file.clear()
-
-    def close(self, *, is_told: bool) -> None:
-        """The consumer closes. `is_told`: the master has answered everything."""
-        if self._file is None:
-            return
-        if is_told:
-            self._file.clear()
-        elif self._is_attached:
-            self.detached()
-        else:
-            self._write()
-        self._file.leave()
-        self._file = None
 
 
 # --- names of files -------------------------------------------------------------------------------
