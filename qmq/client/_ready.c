@@ -261,9 +261,9 @@ typedef struct {
     /* `held` is NULL if nothing is acknowledged. `task` is its function that returns the running task; `tasks` and `loop` are the dict of
      * running tasks and its key, where Python has them: looking there takes a third of the time. */
     PyObject *make, *clock, *refill, *wait, *held, *task, *tasks, *loop;
-    int is_monotonic;
-    /* That of the task which asked last. */
-    TaskHolding *holding;
+    int is_monotonic, is_one_by_one;
+    /* That of the task which asked last and, one by one, that of the task which got the last message. */
+    TaskHolding *holding, *given_to;
     /* A `Next` that may be free to serve again. */
     PyObject *spare;
     /* The run: messages `index` to `stop` of a batch; `begun_at` is the index of its first one. Without a run `part` is NULL, and both are 0. */
@@ -293,9 +293,11 @@ static int read_clock(Ready *self)
 
 static PyObject *ready_new(PyTypeObject *type, PyObject *args, PyObject *named)
 {
-    static char *names[] = {"make", "clock", "refill", "wait", "held", NULL};
+    static char *names[] = {"make", "clock", "refill", "wait", "held", "one_by_one", NULL};
     PyObject *make, *clock, *refill, *wait, *held, *task = NULL;
-    if (!PyArg_ParseTupleAndKeywords(args, named, "O!OOOO", names, &PyType_Type, &make, &clock, &refill, &wait, &held))
+    int is_one_by_one = 0;
+    if (!PyArg_ParseTupleAndKeywords(
+            args, named, "O!OOOO|$p", names, &PyType_Type, &make, &clock, &refill, &wait, &held, &is_one_by_one))
         return NULL;
     if (!PyType_IsSubtype((PyTypeObject *)make, fields_type)) {
         PyErr_SetString(PyExc_TypeError, "messages must be of a subclass of MessageFields");
@@ -308,6 +310,7 @@ static PyObject *ready_new(PyTypeObject *type, PyObject *args, PyObject *named)
         Py_XDECREF(task);
         return NULL;
     }
+    self->is_one_by_one = is_one_by_one;
     self->make = Py_NewRef(make);
     self->clock = Py_NewRef(clock);
     self->refill = Py_NewRef(refill);
@@ -344,6 +347,7 @@ static int ready_traverse(Ready *self, visitproc visit, void *arg)
     Py_VISIT(self->tasks);
     Py_VISIT(self->loop);
     Py_VISIT(self->holding);
+    Py_VISIT(self->given_to);
     Py_VISIT(self->spare);
     Py_VISIT(self->part);
     Py_VISIT(self->batch);
@@ -373,6 +377,7 @@ static int ready_clear(Ready *self)
     Py_CLEAR(self->tasks);
     Py_CLEAR(self->loop);
     Py_CLEAR(self->holding);
+    Py_CLEAR(self->given_to);
     Py_CLEAR(self->spare);
     return 0;
 }
@@ -468,6 +473,13 @@ static int is_ready(Ready *self)
     if (read_clock(self) < 0)
         return -1;
     return self->now_s <= self->until_s && self->index < self->stop;
+}
+
+/* One by one, a run hands out a message only when its task has finished the one before it. */
+static int may_give(Ready *self)
+{
+    TaskHolding *before = self->given_to;
+    return before == NULL || (is_none(before->message) && !is_none(before->task));
 }
 
 /* The next message of the run, which has one. */
@@ -614,6 +626,11 @@ static int keep(Next *self, PyObject *message)
     TaskHolding *holding = self->holding;
     if (holding == NULL)
         return 0;
+    if (self->ready->is_one_by_one && self->ready->given_to != holding) {
+        TaskHolding *before = self->ready->given_to;
+        self->ready->given_to = (TaskHolding *)Py_NewRef((PyObject *)holding);
+        Py_XDECREF(before);
+    }
     if (!is_none(holding->message) || is_none(holding->task))
         return called(PyObject_CallMethodObjArgs(self->ready->held, name_add, holding, message, NULL));
     PyObject *before = holding->message;
@@ -658,7 +675,7 @@ static PySendResult next_send(Next *self, PyObject *sent, PyObject **result)
         *result = Py_NewRef(Py_None); /* as `asyncio.sleep(0)` */
         return PYGEN_NEXT;
     }
-    if (found > 0)
+    if (found > 0 && may_give(ready))
         return finished(self, next_of_run(ready), result);
     if (found < 0 || (self->waiting = PyObject_CallNoArgs(ready->wait)) == NULL)
         return finished(self, NULL, result);

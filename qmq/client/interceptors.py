@@ -55,10 +55,10 @@ from qmq.client.producing import batch
 if TYPE_CHECKING:
     from qmq.client.connection.pool import SettleReport
     from qmq.client.consuming.message import Message
-    from qmq.client.consuming.ordered.message import LaneMessage
+    from qmq.client.consuming.ordered.message import MessageOfLane
     from qmq.client.producing.receipts import Receipt
 
-    AnyMessage: TypeAlias = Message | LaneMessage
+    AnyMessage: TypeAlias = Message | MessageOfLane
 
 log = logging.getLogger("qmq.client")
 

@@ -20,7 +20,7 @@ from qmq.client.metadata.service import MetadataClient
 from qmq.client.producing.ordered.producer import OrderedProducer
 from qmq.client.producing.producer import ProducerOptions
 from qmq.client.producing.receipts import Ticket
-from qmq.errors import Outcome, QmqError, Unavailable
+from qmq.errors import ClientClosed, Outcome, QmqError, Unavailable
 
 if TYPE_CHECKING:
     from ordersim.run import Simulation
@@ -179,11 +179,22 @@ class ConsumerProcess(ClientProcess):
             ),
         )
         try:
-            await consumer.run(self._handle, concurrency=plan.concurrency)
+            if plan.concurrency > 1:
+                await consumer.run(self._handle, concurrency=plan.concurrency)
+            async for message in consumer:
+                await self._handle_or_fail(message)
+        except ClientClosed:
+            return  # it leaves
         except QmqError as failure:
             self.tell(f"ends: {failure}")
             self.kill()
             simulation.nemesis.start_later(self.name)
+
+    async def _handle_or_fail(self, message: OrderedMessage) -> None:
+        try:
+            await self._handle(message)
+        except HandlerFailed as failure:
+            message.fail(error=failure)
 
     async def _handle(self, message: OrderedMessage) -> None:
         simulation, random = self.simulation, self.random

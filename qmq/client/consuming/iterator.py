@@ -97,13 +97,18 @@ class ReadyMessages(Generic[MessageT]):
 
     A loop whose body never waits gets its messages without waiting either: each `LOOP_S` it lets
     the event loop run once, because heartbeats and other tasks need it.
+
+    With `one_by_one` a run hands out a message only when its task has finished the one before it;
+    otherwise `wait` decides.
     """
 
     __slots__ = (
         "_clock",
+        "_given_to",
         "_held",
         "_holding",
         "_make",
+        "_one_by_one",
         "_places",
         "_refill",
         "_rest_s",
@@ -121,6 +126,8 @@ class ReadyMessages(Generic[MessageT]):
         refill: Callable[[], MessageT | None],
         wait: Callable[[], Coroutine[Any, Any, MessageT]],
         held: Any,
+        *,
+        one_by_one: bool = False,
     ) -> None:
         self._make, self._clock, self._refill, self._wait, self._held = (
             make,
@@ -131,6 +138,9 @@ class ReadyMessages(Generic[MessageT]):
         )
         self._holding = TaskHolding(None)
         """That of the task which asked last."""
+        self._one_by_one = one_by_one
+        self._given_to: TaskHolding | None = None
+        """One by one: that of the task which got the last message."""
         self._slice: Any = None
         self._places: Iterator[int] = iter(())
         self._run: Iterator[MessageT] = iter(())
@@ -201,12 +211,18 @@ class ReadyMessages(Generic[MessageT]):
         if self._until_s >= now_s > self._rest_s:
             self._rest_s = now_s + LOOP_S
             await asyncio.sleep(0)
-        message = next(self._run, None) if now_s <= self._until_s else None
+        message = next(self._run, None) if now_s <= self._until_s and self._may_give() else None
         if message is None:
             message = await self._wait()
         if holding is not None:
+            if self._one_by_one:
+                self._given_to = holding
             if holding.message is None and holding.task is not None:
                 holding.message = message
             elif self._held is not None:
                 self._held.add(holding, message)
         return message
+
+    def _may_give(self) -> bool:
+        before = self._given_to
+        return before is None or (before.task is not None and before.message is None)

@@ -126,22 +126,23 @@ class _GuardedSettler:
 class _GuardedLaneSettler:
     def __init__(self, settler: OrderedSettler, check: Callable[[], object]) -> None:
         self.settler, self._check = settler, check
+        self.run = settler.run
 
-    def finish(self, message: OrderedMessage) -> None:
+    def ack(self, sequence: int) -> None:
         self._check()
-        self.settler.finish(message)
+        self.settler.ack(sequence)
 
-    def fail(self, message: OrderedMessage, pause_ms: int | None) -> None:
+    def fail(self, sequence: int, pause_ms: int | None) -> None:
         self._check()
-        self.settler.fail(message, pause_ms)
+        self.settler.fail(sequence, pause_ms)
 
-    def reject(self, message: OrderedMessage) -> None:
+    def reject(self, sequence: int) -> None:
         self._check()
-        self.settler.reject(message)
+        self.settler.reject(sequence)
 
-    def release(self, message: OrderedMessage) -> None:
+    def release(self, sequence: int) -> None:
         self._check()
-        self.settler.release(message)
+        self.settler.release(sequence)
 
 
 def settle_from_threads(message: AnyMessage, loop: asyncio.AbstractEventLoop) -> None:
@@ -155,14 +156,7 @@ def settle_from_threads(message: AnyMessage, loop: asyncio.AbstractEventLoop) ->
             loop.call_soon_threadsafe(function, *arguments)
 
     if isinstance(message, OrderedMessage):
-        # a message that is tried again has it from the last try
-        message.settle_through(
-            lambda settler: (
-                settler
-                if isinstance(settler, _ThreadLaneSettler)
-                else _ThreadLaneSettler(settler, call)
-            )
-        )
+        message.settle_through(lambda settler: _ThreadLaneSettler(settler, call))
     else:
         message.settle_through(lambda settler: _ThreadSettler(settler, call))
 
@@ -191,18 +185,19 @@ class _ThreadSettler:
 class _ThreadLaneSettler:
     def __init__(self, settler: OrderedSettler, call: Callable[..., None]) -> None:
         self._settler, self._call = settler, call
+        self.run = settler.run
 
-    def finish(self, message: OrderedMessage) -> None:
-        self._call(self._settler.finish, message)
+    def ack(self, sequence: int) -> None:
+        self._call(self._settler.ack, sequence)
 
-    def fail(self, message: OrderedMessage, pause_ms: int | None) -> None:
-        self._call(self._settler.fail, message, pause_ms)
+    def fail(self, sequence: int, pause_ms: int | None) -> None:
+        self._call(self._settler.fail, sequence, pause_ms)
 
-    def reject(self, message: OrderedMessage) -> None:
-        self._call(self._settler.reject, message)
+    def reject(self, sequence: int) -> None:
+        self._call(self._settler.reject, sequence)
 
-    def release(self, message: OrderedMessage) -> None:
-        self._call(self._settler.release, message)
+    def release(self, sequence: int) -> None:
+        self._call(self._settler.release, sequence)
 
 
 log = logging.getLogger("qmq.client")

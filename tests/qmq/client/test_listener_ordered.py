@@ -6,15 +6,11 @@ import asyncio
 import threading
 from collections import defaultdict
 from datetime import timedelta
-from types import SimpleNamespace
 
 import pytest
 from support import eventually
 
 import qmq
-from qmq.client.consuming.ordered.message import OrderedMessage
-from qmq.client.listening.message_handling import settle_from_threads
-from qmq.client.local_messages import LocalMessage, local_batch
 from qmq.errors import InvalidArgument
 from qmq.node.dev_node import Node
 
@@ -207,27 +203,3 @@ async def test_what_would_break_the_order_ends_the_listener(node: Node) -> None:
         mq.listen("s", plain, "g", timeout=TINY)
         with pytest.raises(InvalidArgument, match="a thread cannot be cancelled"):
             await mq.run()
-
-
-def test_a_message_may_be_tried_in_threads_any_number_of_times() -> None:
-    class Ends:
-        def __init__(self) -> None:
-            self.failed = 0
-
-        def finish(self, _: OrderedMessage) -> None: ...
-
-        def fail(self, _: OrderedMessage, __: int | None) -> None:
-            self.failed += 1
-
-        def reject(self, _: OrderedMessage) -> None: ...
-
-    ends, lane, cell = Ends(), object(), SimpleNamespace(attempt=1)
-    (part,) = local_batch("s", [LocalMessage(b"x")]).messages.slices
-    message = OrderedMessage(ends, lane, cell, part.batch, 0, 1, 1)  # type: ignore[arg-type]
-    loop = asyncio.new_event_loop()
-    for _ in range(2_000):
-        settle_from_threads(message, loop)
-        message.is_settled = False
-        message.fail()
-    loop.close()
-    assert ends.failed == 2_000

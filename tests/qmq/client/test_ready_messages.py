@@ -44,6 +44,7 @@ class Loop:
         form: Any,
         *,
         is_auto: bool = True,
+        one_by_one: bool = False,
         joined: int = 3,
         held: type[TaskMessages[Any]] = TaskMessages,
     ) -> None:
@@ -70,7 +71,12 @@ class Loop:
             else None
         )
         self.ready: Any = form.ReadyMessages(
-            self.make, lambda: self.now_s, self._refill, self._wait, self.held
+            self.make,
+            lambda: self.now_s,
+            self._refill,
+            self._wait,
+            self.held,
+            one_by_one=one_by_one,
         )
 
     def _give_back(self, message: Any, failure: BaseException | None) -> None:
@@ -229,6 +235,41 @@ async def test_a_loop_waits_when_nothing_is_ready(form: Any) -> None:
     loop.refills = [loop.message(1)]
     loop.arrived.set()
     assert (await waiting).pull_sequence == 1
+
+
+async def test_one_by_one_a_task_gets_the_next_message_when_it_finished_the_last(
+    form: Any,
+) -> None:
+    loop = Loop(form, one_by_one=True)
+    loop.ready.begin(loop.part(6), 5, NEVER_S)
+    assert [(await anext(loop.ready)).pull_sequence for _ in range(4)] == [0, 1, 2, 3]
+    assert (loop.waits, loop.acks.ack_last) == (0, 2)
+
+
+async def test_one_by_one_a_second_message_at_a_time_is_not_of_the_run(form: Any) -> None:
+    loop = Loop(form, one_by_one=True)
+    part = loop.part(6)
+    loop.ready.begin(part, 5, NEVER_S)
+    loop.refills = [loop.message(50), loop.message(60)]
+    first, second = await asyncio.gather(anext(loop.ready), anext(loop.ready))
+    assert [first.pull_sequence, second.pull_sequence] == [0, 50]
+    assert part.offset == 1
+    third = await asyncio.ensure_future(_next_of(loop))
+    assert third.pull_sequence == 60
+
+
+async def test_one_by_one_a_task_that_ended_has_not_finished_its_message(form: Any) -> None:
+    loop = Loop(form, one_by_one=True)
+    loop.ready.begin(loop.part(6), 5, NEVER_S)
+    loop.refills = [loop.message(50)]
+    left = await asyncio.ensure_future(_next_of(loop))
+    assert left.pull_sequence == 0
+    assert (await anext(loop.ready)).pull_sequence == 50
+    loop.held.close()  # type: ignore[union-attr]
+
+
+async def _next_of(loop: Loop) -> Any:
+    return await anext(loop.ready)
 
 
 async def test_what_refilling_or_waiting_raises_reaches_the_loop(form: Any) -> None:

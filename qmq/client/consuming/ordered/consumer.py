@@ -49,7 +49,7 @@ from qmq_ordering.lanes import Lane
 
 from qmq import limits
 from qmq.client.connection.pool import ConnectionPool
-from qmq.client.consuming import TaskHolding
+from qmq.client.consuming import ReadyMessages
 from qmq.client.consuming.consumer import Consumer, default_name
 from qmq.client.consuming.message import Message
 from qmq.client.consuming.ordered.lane import FailurePolicy
@@ -67,7 +67,7 @@ from qmq.client.consuming.ordered.message import (
     OrderedMessage,
     OrderedMessages,
 )
-from qmq.client.consuming.session import LoopSlice, check_limits
+from qmq.client.consuming.session import LoopSlice, check_limits, clock_of
 from qmq.client.metadata.cache import shared
 from qmq.client.producing.producer import ignored
 from qmq.client.task_messages import TaskLoop, TaskMessages
@@ -153,7 +153,7 @@ class OrderedConsumer:
         self._links = links
         self._loop = links.round.own_loop()
         self._slice = LoopSlice(self._loop)
-        self._inbox = LaneInbox(self.name)
+        self._inbox = LaneInbox(self.name, links.round.at_end, lambda: self.ready.end())
         self._settle_clock = SettleClock(self._loop)
         self._pull_writes = PullWrites(lambda: len(self._readers))
         self._lane_calls = LaneCalls(
@@ -186,6 +186,14 @@ class OrderedConsumer:
             self._held = TaskMessages(
                 self.name, self._loop, _ack, self._abandoned, options.lease_ms / 1000
             )
+        self.ready = ReadyMessages(
+            OrderedMessage,
+            clock_of(self._loop),
+            self._next_in_sequence,
+            self._next,
+            self._held,
+            one_by_one=True,
+        )
         self._is_started = self._is_member = self._is_closing = self._is_paused = False
         self._closed = asyncio.Event()
         self._closing: asyncio.Task[None] | None = None
@@ -210,57 +218,37 @@ class OrderedConsumer:
 
     def __aiter__(self) -> AsyncIterator[OrderedMessage]:
         self._links.round.own_loop()
-        return self
+        return self.ready
 
     def __anext__(self) -> Coroutine[Any, Any, OrderedMessage]:
-        return (
-            self._next_of(*self._held.asks())
-            if self._held is not None
-            else self._next_of(None, None)
-        )
+        self._links.round.own_loop()
+        return self.ready.__anext__()
 
-    async def _next_of(
-        self, holding: TaskHolding | None, last: OrderedMessage | OrderedMessages | None
-    ) -> OrderedMessage:
-        held = self._held
-        if held is not None and holding is not None and last is not None:
-            # `finish` without another call: this runs for every message
-            if holding.message is last and holding.earlier is None:
-                holding.message = None
-                last.ack_later()
-            else:
-                held.finish(holding, last)
-        if self._slice.clock() > self._slice.until_s:
-            await self._slice.end()
-        message = self._next_ready()
-        if message is None:
-            message = await self._next()
-        if held is not None and holding is not None:
-            held.add(holding, message)
+    def _next_in_sequence(self) -> OrderedMessage | None:
+        """The next message, if it can be handed out without waiting. `ready` then may have the
+        messages behind it: of each it asks whether the one before it is finished.
+        """
+        message = self._next_ready(in_sequence=self._held is not None)
+        run = self._by_key.in_sequence
+        if run is not None and run.count:
+            self.ready.begin(run, run.count, run.lane.sure_until_s)
         return message
 
-    def _next_ready(self) -> OrderedMessage | None:
+    def _next_ready(self, *, in_sequence: bool = False) -> OrderedMessage | None:
         """The next message, if it can be handed out without waiting;
         most messages come this way.
         """
         inbox = self._inbox
-        if (
-            inbox.is_bulk is not False
-            or self._failure is not None
-            or self._is_paused
-            or self._links.is_paused
-            or self._is_closing
-        ):
+        if inbox.is_bulk is not False or self._failure is not None or self._is_closing:
             return None
-        message = self._by_key.take()
-        if message is None:
-            return None
-        if not message.body and not self._is_opened(message):
-            return None
-        # `notify_next` without another call: this runs for every message
-        if inbox.waiting and inbox.woken is None:
-            inbox.notify()
-        return message
+        while not self.is_paused:
+            message = self._by_key.take(in_sequence=in_sequence)
+            if message is None:
+                break
+            if self._is_readable(message):
+                inbox.notify_next()
+                return message
+        return None
 
     async def join(self) -> None:
         """Return when this consumer is a member of its group: from then on, a group that begins at
@@ -342,7 +330,7 @@ class OrderedConsumer:
         if message is None:
             try:
                 async with asyncio.timeout(wait.total_seconds()):
-                    message = await self._next()
+                    message = await self._next_waited()
             except TimeoutError:
                 return found
         size = 0
@@ -400,7 +388,7 @@ class OrderedConsumer:
         while not stop.is_set():
             if self._slice.clock() > self._slice.until_s:
                 await self._slice.end()
-            message = self._next_ready() or await self._next()
+            message = self._next_ready() or await self._next_waited()
             busy.add(task)
             try:
                 await self._handle(handler, message)
@@ -416,9 +404,7 @@ class OrderedConsumer:
                 log.warning("%s: the handler of %r cancelled itself", self.name, message)
                 message.fail()
                 return
-            if not message.is_settled:
-                message.is_settled = True
-                self._by_key.put_back(message)
+            message.release()
             raise
         except Exception:
             log.warning("%s: the handler of %r failed", self.name, message, exc_info=True)
@@ -438,6 +424,7 @@ class OrderedConsumer:
         messages: messages that were handed out may be settled as usual.
         """
         self._is_paused = True
+        self.ready.end()
 
     def resume(self) -> None:
         """Resume delivery, unless the whole client is paused (`Client.pause`)."""
@@ -445,7 +432,8 @@ class OrderedConsumer:
         self.pause_changed()
 
     def pause_changed(self) -> None:
-        """The consumer may have been resumed."""
+        """The consumer may have been paused or resumed."""
+        self.ready.end()
         if not self.is_paused:
             for reader in self._readers:
                 reader.pull_more()
@@ -464,29 +452,37 @@ class OrderedConsumer:
             )
 
     async def _next(self) -> OrderedMessage:
+        if self._slice.clock() > self._slice.until_s:
+            await self._slice.end()
+        return self._next_in_sequence() or await self._next_waited(self._next_in_sequence)
+
+    async def _next_waited(
+        self, look: Callable[[], OrderedMessage | None] | None = None
+    ) -> OrderedMessage:
         self._read(in_bulk=False)
+        look = look or self._next_ready
         while True:
             self._check_open()
-            message = None if self.is_paused else self._by_key.take()
-            if message is not None and not message.body and not self._is_opened(message):
-                continue
+            message = look()
             if message is not None:
-                self._inbox.notify_next()
                 return message
             self._start_running()
             await self._inbox.wait()
             self._slice.begin()
 
-    def _is_opened(self, message: OrderedMessage) -> bool:
-        """Read the body of a message that is to be handed out. False if it cannot be decompressed:
-        then the message has failed.
+    def _is_readable(self, message: OrderedMessage) -> bool:
+        """Whether the body of a message that is to be handed out can be decompressed. If not, the
+        message has failed.
         """
-        failure = message.open()
+        batch = message.batch
+        if not batch.view.header.compression:
+            return True
+        failure = batch.unreadable
         if failure is not None:
             message.fail(error=failure)
-        elif message.body:
-            self._decompressed.used(message.batch)
-        return failure is None
+            return False
+        self._decompressed.used(batch)
+        return True
 
     def _check_open(self) -> None:
         if self._is_closing or self._links.is_closed:
@@ -522,6 +518,7 @@ class OrderedConsumer:
     def _failed(self, failure: QmqError) -> None:
         """Report to the application that a lane cannot continue."""
         self._failure = self._failure or failure
+        self.ready.end()
         self._inbox.notify()
 
     # --- which lanes there are --------------------------------------------------------------------
@@ -594,6 +591,7 @@ class OrderedConsumer:
         self._links.round.own_loop()
         if self._closing is None:
             self._is_closing = True
+            self.ready.end()
             self._inbox.notify_all()
             if self._held is not None:
                 for each in self._held.take() if error is None else self._held.close():
@@ -629,13 +627,11 @@ class OrderedConsumer:
 
     def _put_back(self, message: OrderedMessage | OrderedMessages) -> None:
         """Hand the message out again, as if it had not been handed out."""
-        if message.is_settled:
-            return
-        message.is_settled = True
-        if isinstance(message, OrderedMessages):
+        if isinstance(message, OrderedMessage):
+            message.release()
+        elif not message.is_settled:
+            message.is_settled = True
             self._in_bulk.put_back(message)
-        else:
-            self._by_key.put_back(message)
 
     async def __aenter__(self) -> OrderedConsumer:
         return self

@@ -1,7 +1,12 @@
 """Chooses what a consumer hands out next, over all its lanes: a message, or a slice for one that
 reads in bulk. Pure: time is a parameter.
 
-Single messages are chosen by the order of keys and the state of each lane (`lane.py`):
+Single messages are read in sequence where nothing speaks against it: one task works through a run
+of one lane, and asks for the next message when it has finished the one before. No key can be
+overtaken then, and no message needs a queue. As soon as something else is asked for (another
+message meanwhile, another try) or the lane goes, the sequence ends: what it has left is divided.
+
+Divided messages are chosen by the order of keys and the state of each lane (`lane.py`):
 
 * A key is in work from the moment one of its messages is handed out until that message is finished.
   A failed message keeps its key in work through all its pauses: no later message of the key
@@ -39,7 +44,7 @@ For a consumer that reads in bulk:
 from __future__ import annotations
 
 from collections import OrderedDict, deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Generic, TypeVar
 
 from qmq_ordering.routes import LpRange
@@ -47,6 +52,7 @@ from qmq_ordering.routes import LpRange
 from qmq import limits
 from qmq.client.consuming.ordered.lane import Cell, LaneState
 from qmq.client.consuming.ordered.message import (
+    LaneRun,
     LaneSource,
     MessageRun,
     OrderedMessage,
@@ -103,6 +109,15 @@ class KeyQueue(Generic[L, M]):
             self._in_work.add(key)
             return key, message
         return None
+
+    def begin(self, key: bytes) -> None:
+        """A message of the key, of which nothing waits here, is in work."""
+        self._in_work.add(key)
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether nothing waits, is paused or in work."""
+        return not (self._ready or self._in_work or self._lines or self.paused)
 
     def finished(self, key: bytes) -> None:
         """The key's message in work is finished: its next one may be handed out.
@@ -163,96 +178,217 @@ class KeyQueue(Generic[L, M]):
         )
 
 
+Divided = tuple[LaneRun, int, Cell]
+"""A message of a divided run, its index in the batch, and its cell."""
+
+
 class KeyDispatcher:
-    def __init__(self) -> None:
-        self._keys: KeyQueue[LaneSource, OrderedMessage] = KeyQueue()
-        self._tries: dict[Cell, OrderedMessage] = {}
+    """`stop` tells the one that hands out a run in sequence to hand out no more, and to note in the
+    run how far it came.
+    """
+
+    def __init__(self, stop: Callable[[], object] = lambda: None) -> None:
+        self._stop = stop
+        self.in_sequence: LaneRun | None = None
+        """The run that is read in sequence."""
+        self._runs: dict[LaneSource, deque[LaneRun]] = {}
+        """The runs of each lane that are not divided, in order.
+        The lane whose turn it is comes first.
+        """
+        self._keys: KeyQueue[LaneSource, Divided] = KeyQueue()
+        self._tries: dict[Cell, Divided] = {}
         """Messages to be retried, now or when they are due. No other message of their keys is
         handed out.
         """
         self._again: deque[Cell] = deque()
         """Those of `_tries` that are due."""
 
-    def put(self, messages: Sequence[OrderedMessage]) -> None:
-        """Messages of one lane came, in its order."""
-        if messages:
-            self._keys.extend(messages[0].lane, ((each.cell.key, each) for each in messages))
+    def put(self, lane: LaneSource, runs: Sequence[LaneRun]) -> None:
+        """Add runs, in the order of their lane."""
+        self._runs.setdefault(lane, deque()).extend(runs)
 
-    def take(self) -> OrderedMessage | None:
-        """The next message. No other message of its key is handed out until it is finished."""
+    def take(self, *, in_sequence: bool = False) -> OrderedMessage | None:
+        """The next message. No other message of its key is handed out until it is finished.
+
+        With `in_sequence` the caller works on one message at a time. Then a run may begin, which
+        has the messages behind this one; no more than one of its messages may be without a verdict.
+        """
+        self.end_sequence()
         for cell in list(self._again) if self._again else ():
-            message = self._tries.get(cell)
-            if message is not None and not message.lane.is_sure():
+            found = self._tries.get(cell)
+            if found is not None and not found[0].lane.is_sure():
                 continue
             self._again.remove(cell)
-            if message is None:
+            if found is None:
                 continue
             del self._tries[cell]
-            if message.lane.core.begin(cell):
-                return message
-            self._keys.finished(cell.key)
-        following = self._keys.next
-        while (found := following()) is not None:
-            key, message = found
-            lane = message.lane
-            if not lane.is_sure():
-                self._keep_for_later(message)
-            elif lane.core.begin(message.cell):
-                return message
+            run, index, _ = found
+            if run.lane.core.begin(cell):
+                return run.message(index, cell)
+            self._keys.finished(_key(cell))
+        while True:
+            following = self._keys.next()
+            if following is not None:
+                key, found = following
+                run, index, cell = found
+                if not run.lane.is_sure():
+                    self._keep_for_later(found)
+                elif run.lane.core.begin(cell):
+                    return run.message(index, cell)
+                else:
+                    self._keys.finished(key)
+            elif (begun := self._next_run()) is None:
+                return None
+            elif in_sequence and self._may_begin(begun):
+                self.in_sequence = begun
+                return begun.begin()
             else:
-                self._keys.finished(key)
+                self._divide(begun)
+
+    def _next_run(self) -> LaneRun | None:
+        """The next run of a lane that may hand out. Lanes take turns."""
+        for lane, runs in self._runs.items():
+            if lane.is_sure() and not lane.core.is_blocked:
+                del self._runs[lane]
+                run = runs.popleft()
+                if runs:
+                    self._runs[lane] = runs
+                return run
         return None
 
-    def _keep_for_later(self, message: OrderedMessage) -> None:
+    def _may_begin(self, run: LaneRun) -> bool:
+        return (
+            run.is_gapless
+            and self._keys.is_empty
+            and not self._tries
+            and run.batch.readable_bodies is not None
+        )
+
+    def _divide(self, run: LaneRun) -> None:
+        """Give each of the run's messages its place behind others of its key."""
+        if run.cell.state is not LaneState.WAITING:  # the lane was lost
+            return
+        base, indices, lane = run.batch.view.base_sequence, run.rest(), run.lane
+        all_keys = run.batch.column("keys") or [b""] * run.batch.view.count
+        keys = [all_keys[index] for index in indices]
+        cells = lane.core.divide(run.cell, [base + index for index in indices], keys)
+        self._keys.extend(
+            lane,
+            [
+                (key, (run, index, cell))
+                for key, index, cell in zip(keys, indices, cells, strict=True)
+            ],
+        )
+        run.count = 0
+
+    def end_sequence(self) -> None:
+        """What is left of the run in sequence goes back to its lane. A message without a verdict
+        stays handed out, by its key.
+        """
+        run, self.in_sequence = self.in_sequence, None
+        if run is None:
+            return
+        self._stop()
+        run.settle_acks()
+        run.is_in_sequence = False
+        cell, core = run.cell, run.lane.core
+        if run.unsettled < run.pull:
+            if run.count:
+                run.cell = core.split(cell, run.unsettled, run.pull, 1)
+            index = run.unsettled - run.batch.view.base_sequence
+            keys = run.batch.column("keys")
+            cell.key = keys[index] if keys else b""
+            core.begin(cell)
+            run.working[run.unsettled] = cell
+            self._keys.begin(cell.key)
+        if run.count:
+            self._runs.setdefault(run.lane, deque()).appendleft(run)
+
+    def _keep_for_later(self, found: Divided) -> None:
         """Another consumer may have the message by now, so it waits. It keeps its place, before all
         others of its key.
         """
-        self._keys.pause(message.lane)
-        self._tries[message.cell] = message
-        self._again.append(message.cell)
+        run, _, cell = found
+        self._keys.pause(run.lane)
+        self._tries[cell] = found
+        self._again.append(cell)
 
-    def done(self, message: OrderedMessage) -> bool:
-        """The message is finished; False if this consumer no longer holds it."""
-        cell, keys = message.cell, self._keys
-        is_ours = message.lane.core.done(cell)
-        keys.finished(cell.key)  # `_over`, without a call: most messages end here
-        if keys.paused:
-            self.review(message.lane)
-        return is_ours
+    # --- verdicts ---------------------------------------------------------------------------------
 
-    def failed(self, message: OrderedMessage, now_ms: int, pause_ms: int | None) -> bool:
-        """The message waits for another try, or is parked;
-        False if this consumer no longer holds it.
-        """
-        core = message.lane.core
-        is_ours = core.failed(message.cell, now_ms, pause_ms)
-        if message.cell.state is LaneState.FAILED:
-            self._tries[message.cell] = message.again()
-            self.review(message.lane)
+    def done_through(self, run: LaneRun, last: int) -> None:
+        """The messages of the run in sequence, up to `last`, are finished."""
+        cell, core = run.cell, run.lane.core
+        count = last + 1 - run.unsettled
+        run.unsettled = last + 1
+        if count < cell.count:
+            run.cell = core.split(cell, last, last + 1, count)
+        core.begin(cell)
+        core.done(cell)
+        run.acked(cell)
+
+    def done(self, run: LaneRun, sequence: int) -> bool:
+        """The message is finished; False if it has a verdict."""
+        cell = run.working.pop(sequence, None)
+        if cell is None:
+            return False
+        run.lane.core.done(cell)
+        run.acked(cell)
+        self._over(run, cell)
+        return True
+
+    def failed(self, run: LaneRun, sequence: int, now_ms: int, pause_ms: int | None) -> bool:
+        """The message waits for another try, or is parked; False if it has a verdict."""
+        cell = self._taken_back(run, sequence)
+        if cell is None:
+            return False
+        if not run.lane.core.policy.blocks:
+            self._divide_all(run.lane)
+        run.lane.core.failed(cell, now_ms, pause_ms)
+        if cell.state is LaneState.FAILED:
+            self._tries[cell] = run, sequence - run.batch.view.base_sequence, cell
+            self.review(run.lane)
         else:
-            self._over(message)
-        return is_ours
+            self._over(run, cell)
+        return True
 
-    def rejected(self, message: OrderedMessage) -> bool:
-        """Park the message's key; False if this consumer no longer holds the message."""
-        is_ours = message.lane.core.rejected(message.cell)
-        self._over(message)
-        return is_ours
+    def rejected(self, run: LaneRun, sequence: int) -> bool:
+        """Park the message's key; False if the message has a verdict."""
+        cell = self._taken_back(run, sequence)
+        if cell is None:
+            return False
+        self._divide_all(run.lane)
+        run.lane.core.rejected(cell)
+        self._over(run, cell)
+        return True
 
-    def put_back(self, message: OrderedMessage) -> None:
-        """The handler was cancelled: hand the message out again."""
-        if message.lane.core.put_back(message.cell):
-            self._tries[message.cell] = message.again()
-            self._again.append(message.cell)
+    def put_back(self, run: LaneRun, sequence: int) -> bool:
+        """The handler was cancelled: hand the message out again; False if it has a verdict."""
+        cell = self._taken_back(run, sequence)
+        if cell is None:
+            return False
+        if run.lane.core.put_back(cell):
+            self._tries[cell] = run, sequence - run.batch.view.base_sequence, cell
+            self._again.append(cell)
         else:
-            self._over(message)
+            self._over(run, cell)
+        return True
 
-    def _over(self, message: OrderedMessage) -> None:
-        self._keys.finished(message.cell.key)
+    def _taken_back(self, run: LaneRun, sequence: int) -> Cell | None:
+        if run.is_in_sequence:
+            self.end_sequence()
+        return run.working.pop(sequence, None)
+
+    def _divide_all(self, lane: LaneSource) -> None:
+        """A key may be parked: all of its messages need their cells."""
+        for run in self._runs.pop(lane, ()):
+            self._divide(run)
+
+    def _over(self, run: LaneRun, cell: Cell) -> None:
+        self._keys.finished(_key(cell))
         # Finishing a message never blocks a lane, and resumes only a lane that is paused; `take`
         # checks the lease.
         if self._keys.paused:
-            self.review(message.lane)
+            self.review(run.lane)
 
     def due(self, cells: Iterable[Cell]) -> None:
         """Note that the pauses of these messages have ended."""
@@ -269,10 +405,16 @@ class KeyDispatcher:
 
     def dropped(self, lane: LaneSource, cells: Iterable[Cell]) -> None:
         """This consumer lost the lane, and these cells are void."""
+        self._runs.pop(lane, None)
         self._keys.drop(lane)
         for cell in cells:
             if self._tries.pop(cell, None) is not None:
-                self._keys.finished(cell.key)
+                self._keys.finished(_key(cell))
+
+
+def _key(cell: Cell) -> bytes:
+    assert cell.key is not None
+    return cell.key
 
 
 class BulkDispatcher:

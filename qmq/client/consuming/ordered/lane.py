@@ -7,9 +7,10 @@ the answer to a pull names all of those. Cells cover the pulled sequences withou
 finished message settles its own cell, in any order: a settlement never covers an unfinished
 message. The gap after the last message is settled when no message is open.
 
-A consumer that reads in bulk has one cell for a *run* of messages and the gaps between them. A run
-begins, finishes and fails as a whole, and can be split while no handler has it. When a run fails,
-the client reports its first message to the broker.
+Messages arrive as *runs*: all delivered messages of a batch and the gaps between them, with one
+cell. A run begins, finishes and fails as a whole, and can be split, or divided into a cell for each
+message, while no handler has it. When a run fails, the client reports its first message to the
+broker.
 
     WAITING ──begin──▶ WORKING ──done──▶ DONE ──settled──▶ SETTLED
        ▲                  └──failed──▶ FAILED
@@ -33,10 +34,8 @@ Worked example: pulled from 10, next 20, messages 12 and 15: cells [10, 12] and 
 gap [16, 19]. 15 finishes first: DONE 13 to 15. 12 finishes, nothing is open: DONE 10 to 12 and 16
 to 19.
 
-The answer to a pull has ranges, and the whole batches that contain them. For single messages there
-is a place for each; for bulk reading there are *runs*: all delivered messages of a batch, over any
-number of ranges. Such a run ends where the attempt changes, and messages of parked keys are
-separate.
+The answer to a pull has ranges, and the whole batches that contain them. A run goes over any number
+of ranges of its batch. It ends where the attempt changes, and messages of parked keys are separate.
 """
 
 from __future__ import annotations
@@ -44,7 +43,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
-from itertools import chain, pairwise, repeat
+from itertools import pairwise
 from operator import attrgetter
 from typing import Final, NamedTuple
 
@@ -114,33 +113,27 @@ class FailurePolicy:
 
 
 class LaneArrival(NamedTuple):
-    """A message of the lane from a pull. `attempt` is 1 plus the failures that the broker knows of.
+    """A run of `count` messages from a pull, or one message of a parked key, which has `key`.
 
-    For a run of `count` messages, `sequence` is the last one, the first one is `span` before it,
-    and the key is empty. `size` is its part of its batch in bytes.
+    `sequence` is that of the last one, the first one is `span` before it. `attempt` is 1 plus the
+    failures that the broker knows of. `size` is its part of its batch in bytes.
     """
 
     sequence: int
-    key: bytes
+    key: bytes | None
     attempt: int
     span: int = 0
     count: int = 1  # type: ignore[assignment]
     size: int = 0
 
 
-Arrived = tuple[int, bytes, int, int, int, int]
-"""The content of a `LaneArrival`, in its order: a plain tuple costs a fifth of a named one, and
-there is one for each message.
-"""
-
-
 @dataclass(slots=True, eq=False)
 class Cell:
-    """A message, or a run, and the gap from `first` to it. See `LaneArrival`."""
+    """A message, or a run, which has no key, and the gap from `first` to it. See `LaneArrival`."""
 
     first: int
     sequence: int
-    key: bytes
+    key: bytes | None
     attempt: int
     span: int = 0
     count: int = 1
@@ -211,8 +204,8 @@ class LaneCore:
         if not is_resumed or self.position < 0:
             lost = self.lost()
             self.position = self._covered = position
-        unsure = {cell.key for cell in self._cells.values() if cell.state is LaneState.PARKED}
-        self.parked = set(parked) | unsure
+        unsure = [cell.key for cell in self._cells.values() if cell.state is LaneState.PARKED]
+        self.parked = {*parked, *[key for key in unsure if key is not None]}
         return lost
 
     def detached(self) -> None:
@@ -242,11 +235,11 @@ class LaneCore:
     # --- messages in ------------------------------------------------------------------------------
 
     def delivered(
-        self, arrivals: Iterable[Arrived], next_sequence: int, *, is_end: bool
+        self, arrivals: Iterable[LaneArrival], next_sequence: int, *, is_end: bool
     ) -> list[Cell]:
         """Take the answer to a pull from `position`: all messages to be done before
-        `next_sequence`. Returns a cell for each; those of parked keys are PARKED already (a run
-        contains none). After `release` no messages are taken. Raises ProtocolViolation.
+        `next_sequence`. Returns a cell for each arrival; those of parked keys are PARKED already (a
+        run contains none). After `release` no messages are taken. Raises ProtocolViolation.
         """
         if self._is_released:
             return []
@@ -308,6 +301,20 @@ class LaneCore:
         if cell in self.failing:
             self.failing.add(rest)
         return rest
+
+    def divide(self, cell: Cell, sequences: Sequence[int], keys: Sequence[bytes]) -> list[Cell]:
+        """Replace a waiting run, which never failed, by a cell for each of its messages."""
+        assert cell.state is LaneState.WAITING
+        assert cell.count == len(sequences)
+        del self._cells[cell.sequence]
+        size, attempt, first = cell.size // cell.count, cell.attempt, cell.first
+        made: list[Cell] = []
+        for sequence, key in zip(sequences, keys, strict=True):
+            made.append(Cell(first, sequence, key, attempt, 0, 1, size))
+            first = sequence + 1
+        made[-1].size += cell.size - size * cell.count
+        self._cells.update(zip(sequences, made, strict=True))
+        return made
 
     # --- from the handlers ------------------------------------------------------------------------
 
@@ -375,7 +382,8 @@ class LaneCore:
         self.working -= cell.count
         return True
 
-    def _park(self, key: bytes) -> None:
+    def _park(self, key: bytes | None) -> None:
+        assert key is not None
         self.parked.add(key)
         for cell in [
             each for each in self._cells.values() if each.key == key and each.state in _OPEN
@@ -582,18 +590,6 @@ class LanePart(NamedTuple):
     indices: Sequence[int]
 
 
-class DeliveredMessages(NamedTuple):
-    """A delivery. `arrivals` are as `LaneArrival`; `places` has the batch of each, and its index
-    there. Both can be read once. Nothing is kept, because long-lived objects cost garbage
-    collection.
-    """
-
-    next_sequence: int
-    is_end: bool
-    arrivals: Iterator[Arrived]
-    places: Iterator[tuple[DecodedBatch, int]]
-
-
 class DeliveredRuns(NamedTuple):
     """The content of a delivery in runs. `parts` has the messages of each arrival."""
 
@@ -604,47 +600,13 @@ class DeliveredRuns(NamedTuple):
 
 
 def unpack_delivery(
-    payload: memoryview | bytes, session: int, received: ReceivedBatches, server: str
-) -> DeliveredMessages:
-    """Parse LANE_MESSAGES of a session, which `server` sent.
-    Raises ProtocolViolation, CorruptBatch.
-    """
-    delivery, batches = _open(payload, session, received, server)
-    arrivals: list[Iterator[Arrived]] = []
-    places: list[Iterator[tuple[DecodedBatch, int]]] = []
-    for each in delivery.ranges:
-        batch, offset = _find(each, batches)
-        keys: list[bytes] | None = batch.column("keys")
-        end, first = offset + each.count, each.first_sequence
-        sequences = range(first, first + each.count)
-        own = keys[offset:end] if keys else repeat(b"")
-        arrivals.append(
-            zip(
-                sequences,
-                own,
-                repeat(each.attempt),
-                repeat(0),
-                repeat(1),
-                repeat(batch.message_bytes),
-            )
-        )
-        places.append(zip(repeat(batch), range(offset, end)))
-    return DeliveredMessages(
-        delivery.next_sequence,
-        delivery.is_end,
-        chain.from_iterable(arrivals),
-        chain.from_iterable(places),
-    )
-
-
-def unpack_runs(
     payload: memoryview | bytes,
     session: int,
     parked: Collection[bytes],
     received: ReceivedBatches,
     server: str,
 ) -> DeliveredRuns:
-    """Parse LANE_MESSAGES in bulk; `parked` are the parked keys.
+    """Parse LANE_MESSAGES of a session, which `server` sent; `parked` are the parked keys.
     Raises ProtocolViolation, CorruptBatch.
     """
     delivery, batches = _open(payload, session, received, server)
@@ -711,7 +673,7 @@ def _gather(
 
 def _without_parked(
     batch: DecodedBatch, indices: Sequence[int], parked: Collection[bytes]
-) -> Iterator[tuple[bytes, Sequence[int]]]:
+) -> Iterator[tuple[bytes | None, Sequence[int]]]:
     """Runs of messages that may be handed out (without key), and the messages of parked keys, each
     with its key.
     """
@@ -719,11 +681,11 @@ def _without_parked(
     begin = 0
     for at in [at for at, index in enumerate(indices) if keys[index] in parked] if keys else ():
         if begin < at:
-            yield b"", indices[begin:at]
+            yield None, indices[begin:at]
         yield keys[indices[at]], indices[at : at + 1]
         begin = at + 1
     if begin < len(indices):
-        yield b"", indices[begin:]
+        yield None, indices[begin:]
 
 
 def unpack_keys(parked: list[str]) -> list[bytes]:

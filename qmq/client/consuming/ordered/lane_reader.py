@@ -46,7 +46,6 @@ from qmq.client.consuming.message import ReceivedBatches
 from qmq.client.consuming.ordered.keys import BulkDispatcher, KeyDispatcher
 from qmq.client.consuming.ordered.lane import (
     Cell,
-    DeliveredMessages,
     DeliveredRuns,
     FailurePolicy,
     LaneCore,
@@ -54,12 +53,11 @@ from qmq.client.consuming.ordered.lane import (
     LaneState,
     unpack_delivery,
     unpack_keys,
-    unpack_runs,
 )
 from qmq.client.consuming.ordered.message import (
+    LaneRun,
     LaneSource,
     MessageRun,
-    OrderedMessage,
     OrderedMessages,
 )
 from qmq.client.consuming.session import ANSWER_S, ConsumerSession, SessionLoop
@@ -299,8 +297,17 @@ class LaneInbox:
     were settled.
     """
 
-    def __init__(self, name: str) -> None:
-        self.by_key = KeyDispatcher()
+    def __init__(
+        self,
+        name: str,
+        at_end: Callable[[Callable[[], None]], object],
+        stop: Callable[[], object],
+    ) -> None:
+        """`at_end` calls at the end of this round of the event loop.
+        `stop` is that of `KeyDispatcher`.
+        """
+        self.at_end = at_end
+        self.by_key = KeyDispatcher(stop)
         self.in_bulk = BulkDispatcher()
         self.is_bulk: bool | None = None
         """Whether the consumer reads in bulk; None before its first message."""
@@ -357,30 +364,35 @@ class LaneInbox:
 
     # --- verdicts ---------------------------------------------------------------------------------
 
-    def finish(self, message: OrderedMessage) -> None:
+    def finish(self, run: LaneRun, sequence: int) -> None:
         """The message was handled."""
-        self.by_key.done(message)
-        message.lane.worked(is_urgent=False)
-        if self.waiting and self.woken is None:
+        if self.by_key.done(run, sequence):
+            run.lane.worked(is_urgent=False)
+            if self.waiting and self.woken is None:
+                self.notify()
+
+    def finish_range(self, run: LaneRun, last: int) -> None:
+        """The messages of a run in sequence, up to `last`, were handled."""
+        self.by_key.done_through(run, last)
+        run.lane.worked(is_urgent=False)
+
+    def fail(self, run: LaneRun, sequence: int, pause_ms: int | None) -> None:
+        """The message failed."""
+        if self.by_key.failed(run, sequence, int(self._loop.time() * 1000), pause_ms):
+            run.lane.worked(is_urgent=True)
             self.notify()
 
-    def fail(self, message: OrderedMessage, pause_ms: int | None) -> None:
-        """The message failed."""
-        self.by_key.failed(message, int(self._loop.time() * 1000), pause_ms)
-        message.lane.worked(is_urgent=True)
-        self.notify()
-
-    def reject(self, message: OrderedMessage) -> None:
+    def reject(self, run: LaneRun, sequence: int) -> None:
         """No other attempt will help."""
-        self.by_key.rejected(message)
-        message.lane.worked(is_urgent=True)
-        self.notify()
+        if self.by_key.rejected(run, sequence):
+            run.lane.worked(is_urgent=True)
+            self.notify()
 
-    def release(self, message: OrderedMessage) -> None:
+    def release(self, run: LaneRun, sequence: int) -> None:
         """Hand the message out again, as if it had not been handed out."""
-        self.by_key.put_back(message)
-        message.lane.worked(is_urgent=False)
-        self.notify()
+        if self.by_key.put_back(run, sequence):
+            run.lane.worked(is_urgent=False)
+            self.notify()
 
     def finish_all(self, messages: OrderedMessages) -> None:
         """The messages were handled."""
@@ -396,9 +408,9 @@ class LaneInbox:
 
     # --- from the lanes ---------------------------------------------------------------------------
 
-    def arrived(self, messages: list[OrderedMessage]) -> None:
-        """A lane got messages."""
-        self.by_key.put(messages)
+    def arrived(self, lane: LaneSource, runs: list[LaneRun]) -> None:
+        """A lane got runs of messages, to be handed out one by one."""
+        self.by_key.put(lane, runs)
         self.notify()
 
     def arrived_in_bulk(self, lane: LaneSource, runs: list[MessageRun]) -> None:
@@ -564,6 +576,11 @@ class LaneReader:
         """The logical partitions of the lane."""
         return self.lane.range
 
+    @property
+    def sure_until_s(self) -> float:
+        """Until when, by the event loop's clock, the lease cannot end at the broker."""
+        return self.sessions.sure_until_s
+
     def is_sure(self) -> bool:
         """Whether the lease cannot have ended at the broker yet."""
         return self._loop.time() <= self.sessions.sure_until_s
@@ -604,14 +621,11 @@ class LaneReader:
             if isinstance(answer, QmqError):
                 raise answer
             server = session.connection.address
-            if self._inbox.is_bulk:
-                self._accept_runs(
-                    unpack_runs(
-                        answer.payload, session.number, self.core.parked, self._batches, server
-                    )
+            self._accept(
+                unpack_delivery(
+                    answer.payload, session.number, self.core.parked, self._batches, server
                 )
-            else:
-                self._accept(unpack_delivery(answer.payload, session.number, self._batches, server))
+            )
         except (MessagesExpired, StorageError, PeerError) as failure:
             self._fail(failure)
         except QmqError as failure:
@@ -620,39 +634,31 @@ class LaneReader:
             self.settling.soon()
             self.pull_more()
 
-    def _accept(self, delivery: DeliveredMessages) -> None:
-        cells = self.core.delivered(
-            delivery.arrivals, delivery.next_sequence, is_end=delivery.is_end
-        )
-        inbox, token, version, waiting = (
-            self._inbox,
-            self._token,
-            self.lane.version,
-            LaneState.WAITING,
-        )
-        came = [
-            OrderedMessage(inbox, self, cell, batch, index, token, version)
-            for cell, (batch, index) in zip(cells, delivery.places, strict=False)
-            if cell.state is waiting
-        ]
-        if came:
-            self._counters.received += len(came)
-            inbox.arrived(came)
-
-    def _accept_runs(self, delivery: DeliveredRuns) -> None:
+    def _accept(self, delivery: DeliveredRuns) -> None:
         cells = self.core.delivered(
             delivery.arrivals, delivery.next_sequence, is_end=delivery.is_end
         )
         came = [
-            MessageRun(
-                self, cell, part.batch, part.indices, cell.attempt, self._token, self.lane.version
-            )
+            (cell, part.batch, part.indices)
             for cell, part in zip(cells, delivery.parts, strict=False)
             if cell.state is LaneState.WAITING
         ]
-        if came:
-            self._counters.received += sum([len(each.indices) for each in came])
-            self._inbox.arrived_in_bulk(self, came)
+        if not came:
+            return
+        self._counters.received += sum([cell.count for cell, _, _ in came])
+        inbox, token, version = self._inbox, self._token, self.lane.version
+        if inbox.is_bulk:
+            inbox.arrived_in_bulk(
+                self,
+                [
+                    MessageRun(self, cell, batch, indices, cell.attempt, token, version)
+                    for cell, batch, indices in came
+                ],
+            )
+        else:
+            inbox.arrived(
+                self, [LaneRun(inbox, self, *each, token=token, version=version) for each in came]
+            )
 
     def _fail(self, failure: QmqError) -> None:
         self.failure = failure
@@ -745,7 +751,7 @@ class LaneReader:
         """The lane was granted: resumed, or granted again."""
         is_resumed, parked = bool(answer.is_resumed), unpack_keys(answer.parked)
         if not is_resumed:
-            self._drop(self.core.lost())
+            self._void(self.core.lost)
         self.core.attached(answer.position, is_resumed=is_resumed, parked=parked)
         self._token = answer.token
         self._has_reported_end = self._has_reported_end and is_resumed
@@ -781,10 +787,14 @@ class LaneReader:
         self._token = 0
         self._has_reported_end = False
         self.sessions.doubt()
-        self._drop(self.core.lost())
+        self._void(self.core.lost)
 
-    def _drop(self, cells: list[Cell], *, is_willing: bool = False) -> None:
-        """These cells are void, and nothing else of the lane may be handed out."""
+    def _void(self, take: Callable[[], list[Cell]], *, is_willing: bool = False) -> None:
+        """The cells that `take` returns are void, and nothing else of the lane may be handed
+        out.
+        """
+        self._inbox.by_key.end_sequence()
+        cells = take()
         self.settling.voided(cells, self._lost_error())
         self.arm()
         self._inbox.voided(
@@ -803,14 +813,14 @@ class LaneReader:
     def release(self) -> None:
         """The lane goes to another consumer: hand out no more of its messages. `leave` follows."""
         self._is_leaving = True
-        self._drop(self.core.release(), is_willing=True)
+        self._void(self.core.release, is_willing=True)
 
     async def leave(self, grace_s: float, *, is_last: bool = False) -> None:
         """After `release`: let handlers finish for `grace_s`, settle, and give the lane up. With
         `is_last` the consumer closes: waiters for a verdict get ClientClosed, not LaneLost.
         """
         await self._until(lambda: not self.core.working, grace_s)
-        self._drop(self.core.release(is_final=True))
+        self._void(partial(self.core.release, is_final=True))
         self.settling.now()
         await self._until(
             lambda: self.core.is_answered or not self._token,
@@ -826,7 +836,7 @@ class LaneReader:
         if is_last:
             self.settling.close()
         # Finished messages that could not be settled will be delivered again.
-        self._drop(self.core.lost())
+        self._void(self.core.lost)
         self.settling.close()
 
     async def _until(self, condition: Callable[[], bool], within_s: float) -> None:

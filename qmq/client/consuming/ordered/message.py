@@ -3,6 +3,7 @@ or in bulk: consecutive messages of one lane, in its order, with one verdict.
 
 A *run* has the delivered messages of one batch, and the cell by which they are settled (`lane.py`).
 `OrderedMessages` holds runs of one lane. Message objects are made only if the application iterates.
+One by one, `LaneRun` takes the verdicts of its messages.
 
 Which batches stay decompressed (`DecompressedBatches`): a message that is handed out has its own
 body; the rest of its batch stays decompressed for the messages that follow. But one of them may
@@ -20,17 +21,20 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from operator import itemgetter
-from typing import Protocol
+from typing import Final, Protocol
 from weakref import ref
 
 from qmq_ordering.lanes import Lane
 from qmq_ordering.routes import LpRange
 
+from qmq.client.consuming import GatheredAcks, MessageFields
 from qmq.client.consuming.message import CONTENT, DecodedBatch, StoredMessage, delay_ms, error_text
 from qmq.client.consuming.ordered.lane import Cell, LaneCore
-from qmq.errors import CorruptBatch
 
 log = logging.getLogger("qmq.client")
+
+ACKS_MAX: Final = 64
+"""Acknowledgements that a run gathers before they are settled."""
 
 
 class LaneSource(Protocol):
@@ -45,6 +49,11 @@ class LaneSource(Protocol):
     @property
     def lps(self) -> LpRange:
         """The logical partitions of the lane."""
+        ...
+
+    @property
+    def sure_until_s(self) -> float:
+        """Until when, by the event loop's clock, the lane's lease cannot end."""
         ...
 
     def is_sure(self) -> bool:
@@ -63,26 +72,51 @@ class LaneSource(Protocol):
 
 
 class LaneSettler(Protocol):
-    """Takes verdicts: `LaneInbox`, or a listener's wrapper around it."""
+    """Takes the verdicts on messages of a run, by their sequences:
+    the run, or a listener's wrapper around it.
+    """
 
-    def finish(self, message: OrderedMessage) -> None:
+    @property
+    def run(self) -> LaneRun: ...
+
+    def ack(self, sequence: int) -> None:
         """The message was handled."""
         ...
 
-    def fail(self, message: OrderedMessage, pause_ms: int | None) -> None:
+    def fail(self, sequence: int, pause_ms: int | None) -> None:
         """The message failed."""
         ...
 
-    def reject(self, message: OrderedMessage) -> None:
+    def reject(self, sequence: int) -> None:
         """The handler rejected the message: no retry can help."""
         ...
 
-    def release(self, message: OrderedMessage) -> None:
+    def release(self, sequence: int) -> None:
         """The handler gives the message back untouched."""
         ...
 
 
-class LaneMessage(StoredMessage):
+class RunVerdicts(Protocol):
+    """What becomes of verdicts: the inbox of a consumer (`lane_reader.py`)."""
+
+    def at_end(self, call: Callable[[], None], /) -> None:
+        """Call at the end of this round of the event loop."""
+        ...
+
+    def finish(self, run: LaneRun, sequence: int) -> None: ...
+
+    def finish_range(self, run: LaneRun, last: int) -> None:
+        """The messages of a run in sequence, up to `last`, were handled."""
+        ...
+
+    def fail(self, run: LaneRun, sequence: int, pause_ms: int | None) -> None: ...
+
+    def reject(self, run: LaneRun, sequence: int) -> None: ...
+
+    def release(self, run: LaneRun, sequence: int) -> None: ...
+
+
+class MessageOfLane(StoredMessage):
     """One message of an ordered subject, and its place.
 
     `attempt` counts from 1 over all consumers. `token` is the fencing token of the lane. It grows
@@ -92,26 +126,11 @@ class LaneMessage(StoredMessage):
     message was read.
     """
 
-    __slots__ = (*CONTENT, "lane", "route_version", "token")
+    __slots__ = ()
 
-    def __init__(
-        self,
-        lane: LaneSource,
-        batch: DecodedBatch,
-        index: int,
-        body: bytes,
-        attempt: int,
-        token: int,
-        version: int,
-    ) -> None:
-        self.body = body
-        self.attempt = attempt
-        self.is_settled = False
-        self._batch = batch
-        self._index = index
-        self.lane = lane
-        self.token = token
-        self.route_version = version
+    lane: LaneSource
+    token: int
+    route_version: int
 
     @property
     def subject(self) -> str:
@@ -140,70 +159,58 @@ class LaneMessage(StoredMessage):
         )
 
 
-class OrderedMessage(LaneMessage):
-    """One message of an ordered subject. No other message of its key is handed out until this one
-    is acknowledged, or parked, or has succeeded at another attempt.
-    """
+class LaneMessage(MessageOfLane):
+    """A message of `OrderedMessages`, which have one verdict together."""
 
-    __slots__ = ("_settler", "cell")
+    __slots__ = (*CONTENT, "lane", "route_version", "token")
 
     def __init__(
         self,
-        settler: LaneSettler,
         lane: LaneSource,
-        cell: Cell,
         batch: DecodedBatch,
         index: int,
+        body: bytes,
+        attempt: int,
         token: int,
         version: int,
     ) -> None:
-        # Not by super(): a call for each message. Compressed bodies are decompressed when the
-        # message is handed out: see `open`.
-        bodies = batch.decoded if batch.view.header.compression else batch.bodies
-        self.body = bodies[index] if bodies is not None else b""
-        self.attempt = cell.attempt
+        self.body = body
+        self.attempt = attempt
         self.is_settled = False
         self._batch = batch
         self._index = index
         self.lane = lane
         self.token = token
         self.route_version = version
-        self._settler = settler
-        self.cell = cell
+
+
+class OrderedMessage(MessageFields, MessageOfLane):
+    """One message of an ordered subject. No other message of its key is handed out until this one
+    is acknowledged, or parked, or has succeeded at another attempt.
+    """
+
+    __slots__ = ()
+
+    body: bytes
+    _batch: DecodedBatch
+    _settler: LaneSettler
+
+    @property
+    def lane(self) -> LaneSource:  # type: ignore[override]  # read only here
+        return self._settler.run.lane
+
+    @property
+    def token(self) -> int:  # type: ignore[override]
+        return self._settler.run.token
+
+    @property
+    def route_version(self) -> int:  # type: ignore[override]
+        return self._settler.run.route_version
 
     @property
     def batch(self) -> DecodedBatch:
         """The batch that has the message."""
         return self._batch
-
-    @property
-    def unreadable(self) -> CorruptBatch | None:
-        """Why the body cannot be decompressed; such a message is never handed out."""
-        return self._batch.unreadable
-
-    def open(self) -> CorruptBatch | None:
-        """Read the body if that was not done yet. Returns why it cannot be decompressed; such a
-        message is never handed out.
-        """
-        bodies = self._batch.readable_bodies
-        if bodies is None:
-            return self._batch.unreadable
-        self.body = bodies[self._index]
-        return None
-
-    def again(self) -> OrderedMessage:
-        """The same message for another attempt;
-        verdicts given through the old object are ignored.
-        """
-        return OrderedMessage(
-            self._settler,
-            self.lane,
-            self.cell,
-            self._batch,
-            self._index,
-            self.token,
-            self.route_version,
-        )
 
     def settle_through(self, wrap: Callable[[LaneSettler], LaneSettler]) -> None:
         """Send the message's verdicts through a wrapper around the settler."""
@@ -225,13 +232,13 @@ class OrderedMessage(LaneMessage):
         ClientClosed.
         """
         self.ack_later()
-        await self.lane.confirmed(self.cell)
+        await self._settler.run.confirmed(self.pull_sequence)
 
     def ack_later(self) -> None:
         """`ack` for code that is not `async`."""
         if not self.is_settled:
             self.is_settled = True
-            self._settler.finish(self)
+            self._settler.ack(self.pull_sequence)
 
     def fail(self, delay: timedelta | None = None, error: str | BaseException = "") -> None:
         """The message failed: retry it after `delay` (default: the consumer's retry delays), or
@@ -244,7 +251,7 @@ class OrderedMessage(LaneMessage):
             if text:
                 log.warning("%r failed: %s", self, text)
             self.is_settled = True
-            self._settler.fail(self, pause_ms)
+            self._settler.fail(self.pull_sequence, pause_ms)
 
     def reject(self, error: str | BaseException = "") -> None:
         """The message failed, and no other attempt will help: its key is parked immediately with
@@ -257,7 +264,7 @@ class OrderedMessage(LaneMessage):
                 "%r was rejected, and its key is parked: %s", self, text or "no reason given"
             )
             self.is_settled = True
-            self._settler.reject(self)
+            self._settler.reject(self.pull_sequence)
 
     def release(self) -> None:
         """Give the message back untouched: it is handed out again, before later ones of its key,
@@ -265,7 +272,137 @@ class OrderedMessage(LaneMessage):
         """
         if not self.is_settled:
             self.is_settled = True
-            self._settler.release(self)
+            self._settler.release(self.pull_sequence)
+
+
+class LaneRun(GatheredAcks):
+    """Messages of one batch that a lane delivered to a consumer that reads one by one, and their
+    settler.
+
+    A run is read *in sequence* while one task works through it, one message after another: no
+    message has a cell then, and acknowledgements are gathered as ranges. Otherwise it is *divided*:
+    each message has a cell, which is in `working` from the moment when the message is handed out
+    until it has a verdict.
+
+    `offset`, `pull` and `count` are the index, the sequence and the number of the messages that
+    were not handed out, as `ReadyMessages` wants them. `cell` is that of all messages without a
+    verdict, as long as the run is not divided.
+    """
+
+    __slots__ = (
+        "_acked",
+        "_verdicts",
+        "attempt",
+        "batch",
+        "cell",
+        "count",
+        "indices",
+        "is_in_sequence",
+        "lane",
+        "offset",
+        "pull",
+        "route_version",
+        "token",
+        "unsettled",
+        "working",
+    )
+
+    def __init__(
+        self,
+        verdicts: RunVerdicts,
+        lane: LaneSource,
+        cell: Cell,
+        batch: DecodedBatch,
+        indices: Sequence[int],
+        token: int,
+        version: int,
+    ) -> None:
+        super().__init__()
+        self._verdicts = verdicts
+        self.lane, self.cell, self.batch, self.indices = lane, cell, batch, indices
+        self.token, self.route_version, self.attempt = token, version, cell.attempt
+        self.offset, self.count = indices[0], len(indices)
+        self.pull = self.unsettled = batch.view.base_sequence + indices[0]
+        """`unsettled`: in sequence, the first message without a verdict."""
+        self.is_in_sequence = False
+        self.working: dict[int, Cell] = {}
+        """By sequence."""
+        self._acked: list[Cell] = []
+        """The cells of acknowledged messages."""
+
+    @property
+    def run(self) -> LaneRun:
+        return self
+
+    @property
+    def settler(self) -> LaneRun:
+        return self
+
+    @property
+    def is_gapless(self) -> bool:
+        """Whether no other lane's messages are between these."""
+        return isinstance(self.indices, range)
+
+    def rest(self) -> Sequence[int]:
+        """The indices of the messages that were not handed out."""
+        return self.indices[len(self.indices) - self.count :]
+
+    def begin(self) -> OrderedMessage:
+        """Begin to read in sequence. Returns the first message."""
+        message = OrderedMessage(self, self.batch, self.offset, self.attempt, self.pull)
+        self.is_in_sequence = True
+        self.unsettled = self.pull
+        self.offset, self.pull, self.count = self.offset + 1, self.pull + 1, self.count - 1
+        return message
+
+    def message(self, index: int, cell: Cell) -> OrderedMessage:
+        """Hand out a message by its key. The body is empty if the batch is `unreadable`."""
+        batch = self.batch
+        if batch.decoded is None and batch.readable_bodies is None:
+            batch.decoded = [b""] * batch.view.count
+        sequence = batch.view.base_sequence + index
+        self.working[sequence] = cell
+        return OrderedMessage(self, batch, index, cell.attempt, sequence)
+
+    # --- verdicts ---------------------------------------------------------------------------------
+
+    def begin_acks(self, sequence: int) -> None:
+        """Acknowledge a message and, in sequence, gather those behind it."""
+        self.settle_acks()
+        if not self.is_in_sequence:
+            self._verdicts.finish(self, sequence)
+        elif sequence == self.unsettled:  # another one has a verdict
+            self.ack_first = self.ack_last = sequence
+            self.ack_limit = sequence + ACKS_MAX - 1
+            self._verdicts.at_end(self.settle_acks)
+
+    def settle_acks(self) -> None:
+        """Settle the gathered acknowledgements."""
+        first, last = self.ack_first, self.ack_last
+        if first <= last:
+            self.ack_first, self.ack_last, self.ack_limit = 0, -1, -1
+            self._verdicts.finish_range(self, last)
+
+    def fail(self, sequence: int, pause_ms: int | None) -> None:
+        self._verdicts.fail(self, sequence, pause_ms)
+
+    def reject(self, sequence: int) -> None:
+        self._verdicts.reject(self, sequence)
+
+    def release(self, sequence: int) -> None:
+        self._verdicts.release(self, sequence)
+
+    def acked(self, cell: Cell) -> None:
+        """The cell's messages are acknowledged."""
+        self._acked.append(cell)
+
+    async def confirmed(self, sequence: int) -> None:
+        """Returns when the broker has the acknowledgement. Raises as `OrderedMessage.ack_sync`."""
+        self.settle_acks()
+        for cell in reversed(self._acked):
+            if cell.first <= sequence <= cell.sequence:
+                await self.lane.confirmed(cell)
+                return
 
 
 @dataclass(slots=True, eq=False)
