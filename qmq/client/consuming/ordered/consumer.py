@@ -385,15 +385,17 @@ class OrderedConsumer:
         """
         task = asyncio.current_task()
         assert task is not None
-        while not stop.is_set():
-            if self._slice.clock() > self._slice.until_s:
-                await self._slice.end()
-            message = self._next_ready() or await self._next_waited()
-            busy.add(task)
-            try:
-                await self._handle(handler, message)
-            finally:
-                busy.discard(task)
+        try:
+            while not stop.is_set():
+                message = await anext(self.ready)
+                busy.add(task)
+                try:
+                    await self._handle(handler, message)
+                finally:
+                    busy.discard(task)
+        finally:
+            if self._held is not None:
+                self._held.take()  # it has a verdict
 
     async def _handle(self, handler: Handler, message: OrderedMessage) -> None:
         try:
