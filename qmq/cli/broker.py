@@ -24,7 +24,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final, NamedTuple, TypeVar, get_type_hints
 
 import typer
-from rich.progress import BarColumn, MofNCompleteColumn, TextColumn
 
 import qmq
 from qmq.cli.arguments import CliTiming, port_of, timing_of
@@ -631,6 +630,8 @@ async def _drain(
 async def _move_all(
     mq: qmq.Client, group: str, moves: list[Move], quiet: bool, timing: CliTiming
 ) -> None:
+    from rich.progress import BarColumn, MofNCompleteColumn, TextColumn
+
     done = 0
     columns = (
         TextColumn("moving partitions"),

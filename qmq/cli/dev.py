@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, ClassVar
 
 import typer
-from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
 from qmq.cli.arguments import port_option
 from qmq.cli.output import errors, fail, run
@@ -26,6 +25,8 @@ from qmq.cli.roles import (
 from qmq.errors import InvalidArgument, QmqError
 
 if TYPE_CHECKING:
+    from rich.progress import Progress, TaskID
+
     from qmq.console.app import ConsoleServer
     from qmq.node.dev_node import Node
 
@@ -203,6 +204,8 @@ class _RecoveryBar:
         if total < 64 << 20:
             return
         if self._bar is None:
+            from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+
             columns = (
                 TextColumn("replaying {task.description}"),
                 BarColumn(),

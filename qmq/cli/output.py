@@ -26,19 +26,11 @@ from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator, 
 from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Annotated, Any, Final, NoReturn, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, Final, NoReturn, TypeVar
 
 import typer
 from rich.console import Console, ConsoleOptions, ConsoleRenderable, RenderHook, RenderResult
 from rich.markup import escape
-from rich.progress import (
-    BarColumn,
-    MofNCompleteColumn,
-    Progress,
-    ProgressColumn,
-    TextColumn,
-    TimeRemainingColumn,
-)
 from rich.segment import Segment
 from rich.text import Text
 from typer.core import TyperGroup
@@ -51,6 +43,9 @@ from qmq.operations.text import Duration, Time
 from qmq.process.event_loop import loop_factory, time_of
 from qmq.process.files import raise_limit
 from qmq.text import JOINERS, visible
+
+if TYPE_CHECKING:
+    from rich.progress import Progress, ProgressColumn
 
 GAP: Final = "  "
 CUT_CHARS_MIN: Final = 10
@@ -376,6 +371,8 @@ def time_text(time_ms: int) -> Time:
 
 def progress_of(*columns: ProgressColumn, quiet: bool, transient: bool = True) -> Progress:
     """Bars with these columns. With `transient`, they disappear when they end."""
+    from rich.progress import Progress  # few commands show a bar
+
     return Progress(
         *columns, console=errors, transient=transient, disable=quiet or not errors.is_terminal
     )
@@ -391,6 +388,8 @@ def counting(
     The total is an estimate, None if it is unknown: what is counted may grow, or a filter may leave
     some out. When the body ends without an error, what was done is the total, so the bar ends full.
     """
+    from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
+
     columns = (
         TextColumn("{task.description}"),
         BarColumn(),

@@ -40,7 +40,6 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, NamedTuple
 
 import typer
 from rich.console import RenderableType
-from rich.progress import BarColumn, SpinnerColumn, TaskID, TextColumn
 from rich.text import Text
 
 import qmq
@@ -68,6 +67,8 @@ from qmq.operations.routes import change_facts, described, left_in, plan_facts, 
 from qmq.operations.text import Duration
 
 if TYPE_CHECKING:
+    from rich.progress import TaskID
+
     from qmq.proto.v1 import meta_pb2 as pb
 
 PATTERNS: Final = "░▒▓─═"
@@ -679,6 +680,8 @@ class Following:
     """
 
     def __init__(self, subject: str, *, quiet: bool) -> None:
+        from rich.progress import BarColumn, SpinnerColumn, TextColumn
+
         self._subject = subject
         self._quiet = quiet
         self._is_published = False
