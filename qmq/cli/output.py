@@ -426,15 +426,20 @@ class Section(StrEnum):
 class CommandGroup(TyperGroup):
     """A group whose help fits any terminal: sentences are wrapped, never cut."""
 
-    def format_commands(self, ctx: typer.Context, formatter: object) -> None:  # type: ignore[override]
-        """Write a list for each section; commands without one come first."""
-        sections: dict[str, list[tuple[str, str]]] = {section: [] for section in ("", *Section)}
+    def listed(self, ctx: typer.Context) -> Iterator[tuple[str, str, str]]:
+        """Section, name and first sentence of each command that the help lists."""
         for name in self.list_commands(ctx):
             command = self.get_command(ctx, name)
             if command is not None and not command.hidden:
                 section = getattr(command, "rich_help_panel", None)
-                rows = sections[section if isinstance(section, str) else ""]
-                rows.append((name, command.get_short_help_str(SENTENCE_CHARS_MAX)))
+                sentence = command.get_short_help_str(SENTENCE_CHARS_MAX)
+                yield section if isinstance(section, str) else "", name, sentence
+
+    def format_commands(self, ctx: typer.Context, formatter: object) -> None:  # type: ignore[override]
+        """Write a list for each section; commands without one come first."""
+        sections: dict[str, list[tuple[str, str]]] = {section: [] for section in ("", *Section)}
+        for section, name, sentence in self.listed(ctx):
+            sections[section].append((name, sentence))
         for section, rows in sections.items():
             if rows:
                 with formatter.section(section or "Commands"):  # type: ignore[attr-defined]
