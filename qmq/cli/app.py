@@ -25,6 +25,7 @@ from qmq.cli import missing
 from qmq.cli.added_options import add_options, complete_names
 from qmq.cli.arguments import GIVEN
 from qmq.cli.output import CommandGroup, Section, fail
+from qmq.cli.plain_values import take_plain_values, take_plain_values_below
 from qmq.errors import QmqError
 from qmq.security.contexts import environment_of
 
@@ -273,6 +274,7 @@ def loaded(name: str) -> Command:
     complete_names(alone)
     add_options(alone)
     command = get_group(alone).commands[name]
+    take_plain_values_below(command)
     assert isinstance(command, TyperCommand | TyperGroup)
     return command
 
@@ -295,6 +297,7 @@ class RootGroup(CommandGroup):
 
     def __init__(self, **given: Any) -> None:
         super().__init__(**(given | {"commands": LoadedCommands()}))
+        take_plain_values(self)
 
     def list_commands(self, ctx: typer.Context) -> list[str]:  # type: ignore[override]
         """Their names; typer would look up the commands, too."""
