@@ -47,6 +47,8 @@ from qmq.text import JOINERS, visible
 if TYPE_CHECKING:
     from rich.progress import Progress, ProgressColumn
 
+    from qmq.cli.administration import Administration
+
 GAP: Final = "  "
 CUT_CHARS_MIN: Final = 10
 ELLIPSIS: Final = "…"
@@ -352,10 +354,25 @@ def run(work: Coroutine[Any, Any, _R]) -> _R:
         raise typer.Exit(130) from None
 
 
-def ask(server: str, question: Callable[[qmq.Client], Awaitable[_R]]) -> _R:
-    """The answer to one question. Connects to the cluster and disconnects again. Errors are those
-    of `run`.
-    """
+def administration(server: str) -> Administration:
+    """A connection for a command that neither sends nor consumes. Raises InvalidArgument."""
+    from qmq.cli.administration import Administration  # has gRPC, which not all commands need
+
+    return Administration(server)
+
+
+def ask(server: str, question: Callable[[Administration], Awaitable[_R]]) -> _R:
+    """The answer of the metaservers to one question. Errors are those of `run`."""
+
+    async def connected() -> _R:
+        async with administration(server) as mq:
+            return await question(mq)
+
+    return run(connected())
+
+
+def ask_client(server: str, question: Callable[[qmq.Client], Awaitable[_R]]) -> _R:
+    """The answer to one question that needs messages, too. Errors are those of `run`."""
 
     async def connected() -> _R:
         async with qmq.connect(server) as mq:

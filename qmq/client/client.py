@@ -27,11 +27,11 @@ from qmq.client.interceptors import Chain, Interceptor, chosen
 from qmq.client.listening.listeners import ForThreads, ListenerApi, no_client
 from qmq.client.metadata.cache import MetadataCache, Placement, is_delayed, subject_of
 from qmq.client.metrics import collector_of, serve
-from qmq.client.producing.batch import key_bytes, texts
+from qmq.client.producing.batch import key_bytes
 from qmq.client.producing.client import SendingClient, now_by
 from qmq.client.producing.delayed import Delayed, time_ms
 from qmq.errors import InvalidArgument, NotConnected, PeerError, Unavailable, UnknownSubject
-from qmq.model import check_name
+from qmq.model import check_name, texts
 from qmq.process.address import parse_addresses
 from qmq.process.event_loop import Clock
 from qmq.rpc.network import NETWORK, Network
