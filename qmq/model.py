@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from enum import Enum
 from typing import Any, Final, NewType, TypeVar
@@ -78,6 +79,23 @@ def utf8(what: str, text: str) -> bytes:
         raise InvalidArgument(
             f"{what} holds half of a surrogate pair, which is no character: {text!r}"
         ) from None
+
+
+def texts(name: str, values: object) -> tuple[str, ...]:
+    """The values of an argument that takes several texts; None means none. One text instead of a
+    list would be taken for the list of its letters. Raises InvalidArgument.
+    """
+    if values is None:
+        return ()
+    if isinstance(values, str | bytes | Mapping) or not isinstance(values, Iterable):
+        hint = f": write [{values!r}]" if isinstance(values, str) else ""
+        raise InvalidArgument(f"{name} are a list of str, not {type(values).__name__}{hint}")
+    found = tuple(values)
+    for each in found:
+        if not isinstance(each, str):
+            raise InvalidArgument(f"{name} are a list of str, and {each!r} is none")
+        utf8(name, each)
+    return found
 
 
 BROADCAST: Final = "%"

@@ -98,7 +98,8 @@ class Rows:
             self._require_whole(path)
             self._db.execute("PRAGMA journal_mode=WAL")
             self._db.execute("PRAGMA synchronous=FULL")
-            self._db.executescript(_SCHEMA)
+            # One transaction: each one that changes the file waits for the disk.
+            self._db.executescript(f"BEGIN;{_SCHEMA}COMMIT;")
         except BaseException as cause:
             self._db.close()
             self._raise_if_full(cause)

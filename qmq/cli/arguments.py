@@ -16,6 +16,9 @@ import typer
 from qmq.errors import InvalidArgument
 from qmq.operations.text import in_words
 
+GIVEN: Final = "qmq.environment"
+"""The key under which the root command stores the environment before a context was applied."""
+
 Words = Annotated[
     list[str],
     typer.Argument(

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final, TypeVar
 
 import typer
-from rich.progress import BarColumn, DownloadColumn, TextColumn, TransferSpeedColumn
 
 from qmq.cli.output import DryRun, Json, errors, fail, progress_of, run, say, show, time_text
 from qmq.cli.roles import EtcdFlags, TlsFlags, taking
@@ -108,6 +107,8 @@ def create(_: typer.Context, options: CreateOptions) -> None:
     copied again. The writes of all broker groups wait for an instant, so that the whole backup
     belongs to one moment. Needs a server's access to etcd and a server's certificate.
     """
+    from rich.progress import BarColumn, DownloadColumn, TextColumn, TransferSpeedColumn
+
     try:
         objects, store, network = (
             _opened(options.where),

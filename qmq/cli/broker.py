@@ -24,12 +24,21 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final, NamedTuple, TypeVar, get_type_hints
 
 import typer
-from rich.progress import BarColumn, MofNCompleteColumn, TextColumn
 
-import qmq
 from qmq.cli.arguments import CliTiming, port_of, timing_of
 from qmq.cli.cluster import GroupName as Group
-from qmq.cli.output import SERVER, DryRun, Json, Server, errors, fail, progress_of, run, show
+from qmq.cli.output import (
+    SERVER,
+    DryRun,
+    Json,
+    Server,
+    administration,
+    errors,
+    fail,
+    progress_of,
+    run,
+    show,
+)
 from qmq.cli.roles import (
     ReplicaOptions,
     RetryFlags,
@@ -44,6 +53,7 @@ from qmq.process.description import shard_name, shards_of
 if TYPE_CHECKING:
     from collections.abc import Awaitable
 
+    from qmq.cli.administration import Administration
     from qmq.client.metadata.service import MetadataClient
     from qmq.node.replica.context import ReplicaConfig
     from qmq.node.shards import ShardCommand
@@ -609,7 +619,7 @@ async def _drain(
     name: str, is_moving: bool, dry_run: bool, quiet: bool, server: str, timing: CliTiming
 ) -> list[_Drained]:
     """Plan all moves first: if one is impossible, change nothing."""
-    async with qmq.connect(server) as mq:
+    async with administration(server) as mq:
         cluster = await mq.metadata.cluster()
         modes = {each.broker_group: each.mode for each in cluster.groups}
         found: list[_Drained] = []
@@ -629,8 +639,10 @@ async def _drain(
 
 
 async def _move_all(
-    mq: qmq.Client, group: str, moves: list[Move], quiet: bool, timing: CliTiming
+    mq: Administration, group: str, moves: list[Move], quiet: bool, timing: CliTiming
 ) -> None:
+    from rich.progress import BarColumn, MofNCompleteColumn, TextColumn
+
     done = 0
     columns = (
         TextColumn("moving partitions"),
@@ -668,7 +680,7 @@ def resume(
     """Make a drained broker group accept messages again."""
 
     async def _resume() -> list[tuple[str, str, str]]:
-        async with qmq.connect(server) as mq:
+        async with administration(server) as mq:
             modes = {each.broker_group: each.mode for each in (await mq.metadata.cluster()).groups}
             groups = shards_of(group, list(modes))
             if not dry_run:

@@ -15,11 +15,21 @@ from rich.console import Group, RenderableType
 from rich.live import Live
 from rich.text import Text
 
-import qmq
-from qmq.cli.output import SERVER, DryRun, Json, LineTable, Server, console, run, show
+from qmq.cli.output import (
+    SERVER,
+    DryRun,
+    Json,
+    LineTable,
+    Server,
+    administration,
+    console,
+    run,
+    show,
+)
 from qmq.errors import CoordinationUnavailable, InvalidArgument, Unavailable
 
 if TYPE_CHECKING:
+    from qmq.cli.administration import Administration
     from qmq.proto.v1 import control_pb2 as control
     from qmq.proto.v1 import meta_pb2 as pb
 
@@ -48,7 +58,7 @@ def status(
 
 
 async def _once(server: str, as_json: bool) -> None:
-    async with qmq.connect(server) as mq:
+    async with administration(server) as mq:
         _print(facts(await mq.metadata.cluster()), as_json)
 
 
@@ -65,7 +75,7 @@ async def _watch(server: str, interval_s: float, as_json: bool) -> None:
     below it.
     """
     found: dict[str, Any] = {"groups": [], "store_silent_ms": 0}
-    async with qmq.connect(server) as mq:
+    async with administration(server) as mq:
         with Live(
             console=console, auto_refresh=False, screen=console.is_terminal and not as_json
         ) as live:
@@ -214,7 +224,7 @@ GroupName = Annotated[str, typer.Argument(help="The broker group.")]
 _COLUMNS = ("group", "version", "voters", "learners")
 
 
-async def described(mq: qmq.Client, group: str) -> Any:
+async def described(mq: Administration, group: str) -> Any:
     """The current state of a broker group. Raises InvalidArgument."""
     found = (await mq.metadata.cluster()).groups
     for each in found:
@@ -242,7 +252,7 @@ def add(
     """
 
     async def _add() -> tuple[Any, ...]:
-        async with qmq.connect(server) as mq:
+        async with administration(server) as mq:
             if not dry_run:
                 return _row(group, await mq.metadata.add_replica(group, replica))
             now = await described(mq, group)
@@ -266,7 +276,7 @@ def remove(
     """
 
     async def _remove() -> tuple[Any, ...]:
-        async with qmq.connect(server) as mq:
+        async with administration(server) as mq:
             if not dry_run:
                 return _row(group, await mq.metadata.remove_replica(group, replica))
             now = await described(mq, group)
@@ -303,7 +313,7 @@ def transfer(
     """
 
     async def _transfer() -> tuple[Any, ...]:
-        async with qmq.connect(server) as mq:
+        async with administration(server) as mq:
             before = await described(mq, group)
             if dry_run:
                 if to and to not in before.voters:

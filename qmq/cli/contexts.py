@@ -14,10 +14,10 @@ from typing import Annotated, Any, Final
 
 import typer
 
-from qmq.cli.arguments import tls_option
+from qmq.cli.arguments import GIVEN, tls_option
 from qmq.cli.output import SERVER, Json, fail, show
-from qmq.client.client import parse_addresses
 from qmq.errors import InvalidArgument, QmqError
+from qmq.process.address import parse_addresses
 from qmq.security.contexts import (
     CONTEXT_VARIABLE,
     SERVER_VARIABLE,
@@ -238,7 +238,3 @@ def config(
     found = settings_of(server, environment, current, whole)
     found += other_variables(environment, variables_of(context.find_root().command))
     show("settings", _COLUMNS, [each.row() for each in found], as_json=as_json)
-
-
-GIVEN: Final = "qmq.environment"
-"""The key under which the root command stores the environment before a context was applied."""

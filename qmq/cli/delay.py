@@ -37,7 +37,7 @@ from qmq.cli.output import (
     Json,
     LineTable,
     Server,
-    ask,
+    ask_client,
     console,
     errors,
     run,
@@ -591,7 +591,7 @@ async def _list(
 @app.command("show")
 def show_delayed(delayed_id: Id, as_json: Json = False, server: Server = SERVER) -> None:
     """Show a delayed message and its state."""
-    facts = message_facts(ask(server, lambda mq: mq.delayed.show(delayed_id)))
+    facts = message_facts(ask_client(server, lambda mq: mq.delayed.show(delayed_id)))
     emit(facts, message_view(facts), as_json=as_json)
 
 

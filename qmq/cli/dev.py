@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, ClassVar
 
 import typer
-from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
 from qmq.cli.arguments import port_option
 from qmq.cli.output import errors, fail, run
@@ -26,7 +25,9 @@ from qmq.cli.roles import (
 from qmq.errors import InvalidArgument, QmqError
 
 if TYPE_CHECKING:
-    from qmq.console.app import ConsoleServer
+    from rich.progress import Progress, TaskID
+
+    from qmq.console.on_demand import ConsoleOnDemand
     from qmq.node.dev_node import Node
 
 
@@ -159,30 +160,30 @@ async def _serve(node: Node, options: DevOptions, *, has_console: bool) -> None:
         f"{node.config.data}{metrics})\n"
     )
     sys.stdout.flush()
-    console = await _console(node, options) if has_console and options.console != "off" else None
+    console = _console(node, options) if has_console and options.console != "off" else None
     await stop.wait()
     if console is not None:
         await console.stop()
     await node.stop()
 
 
-async def _console(node: Node, options: DevOptions) -> ConsoleServer | None:
+def _console(node: Node, options: DevOptions) -> ConsoleOnDemand | None:
     """The console, if its packages are installed. It listens on the loopback address only."""
-    try:
-        from qmq.console.app import ConsoleServer
-        from qmq.console.config import ConsoleConfig
-    except ImportError:
+    from qmq.console.config import ConsoleConfig
+    from qmq.console.on_demand import ConsoleOnDemand, is_installed
+
+    if not is_installed():
         return None
     config = ConsoleConfig(
         node.address, port=options.console_port, is_writable=options.console == "write"
     )
-    console = ConsoleServer(config)
+    console = ConsoleOnDemand(config)
     try:
-        await console.start()
+        url = console.start()
     except OSError:
-        console = ConsoleServer(replace(config, port=0))
-        await console.start()
-    sys.stdout.write(f"the console is at {console.url}\n")
+        console = ConsoleOnDemand(replace(config, port=0))
+        url = console.start()
+    sys.stdout.write(f"the console is at {url}\n")
     sys.stdout.flush()
     return console
 
@@ -201,6 +202,8 @@ class _RecoveryBar:
         if total < 64 << 20:
             return
         if self._bar is None:
+            from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+
             columns = (
                 TextColumn("replaying {task.description}"),
                 BarColumn(),

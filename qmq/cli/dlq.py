@@ -21,7 +21,7 @@ from qmq.cli.output import (
     DryRun,
     Json,
     Server,
-    ask,
+    ask_client,
     counting,
     errors,
     fail,
@@ -80,7 +80,7 @@ def list_letters(
     given = words or []
     if len(given) == 2:
         subject, group = given
-        keys = ask(server, lambda mq: letters.listed(mq, subject, group))
+        keys = ask_client(server, lambda mq: letters.listed(mq, subject, group))
         show(
             f"parked keys of group {group} on {subject}",
             letters.COLUMNS,
@@ -204,7 +204,7 @@ def show_letters(_: typer.Context, options: ShowOptions) -> None:
     words, server, as_json = options.words, options.server, options.as_json
     if _is_key(words):
         given, group, key = words
-        rows = ask(server, lambda mq: letters.shown(mq, given, group, key))
+        rows = ask_client(server, lambda mq: letters.shown(mq, given, group, key))
         show(f"parked key of group {group} on {given}", letters.MORE_COLUMNS, rows, as_json=as_json)
         return
     choose = options.choose()
@@ -271,13 +271,13 @@ def _give_back(
     done = "replayed" if is_replay else "skipped" if is_key else "purged"
     title = f"would be {done}" if options.dry_run else done
     if is_key:
-        rows = ask(
+        rows = ask_client(
             options.server,
             lambda mq: letters.unparked(mq, *words, is_replay=is_replay, dry_run=options.dry_run),
         )
         show(title, ("key", "partition", "messages"), rows, as_json=options.as_json)
         return
-    count = ask(options.server, lambda mq: _done(mq, options, choose, edit, rate))
+    count = ask_client(options.server, lambda mq: _done(mq, options, choose, edit, rate))
     show(title, ("group", "messages"), [(words[0], count)], as_json=options.as_json)
 
 

@@ -28,10 +28,20 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 import typer
 from rich.text import Text
 
-import qmq
 from qmq.cli.added_options import Watch, refreshed
 from qmq.cli.arguments import parse_duration, tls_option
-from qmq.cli.output import EXIT_UNAVAILABLE, SERVER, Json, Server, View, console, fail, run, show
+from qmq.cli.output import (
+    EXIT_UNAVAILABLE,
+    SERVER,
+    Json,
+    Server,
+    View,
+    administration,
+    console,
+    fail,
+    run,
+    show,
+)
 from qmq.errors import InvalidArgument, NotConnected, QmqError
 from qmq.operations.findings import findings
 from qmq.operations.text import Finding, Severity, Thresholds, folded, worst
@@ -116,7 +126,7 @@ async def _look(server: str, interval_s: float) -> tuple[ClusterSnapshot, Cluste
     """The second snapshot, and the first one, or None if only one was taken."""
     from qmq.operations.snapshot_reading import read_snapshot
 
-    async with qmq.connect(server) as mq:
+    async with administration(server) as mq:
         first = await read_snapshot(mq.metadata)
         if not interval_s or not first.is_reachable:
             return first, None

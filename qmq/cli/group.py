@@ -16,13 +16,13 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
-import qmq
 from qmq.cli.arguments import delays_text, parse_delays
 from qmq.cli.names import ordered_subjects
 from qmq.cli.output import (
     SERVER,
     Json,
     Server,
+    administration,
     ask,
     console,
     fail,
@@ -40,6 +40,7 @@ from qmq.operations.text import Duration, counted
 from qmq.text import whole_number
 
 if TYPE_CHECKING:
+    from qmq.cli.administration import Administration
     from qmq.proto.v1 import meta_pb2 as pb
 
 Subject = Annotated[
@@ -74,7 +75,7 @@ def set_settings(
         delays = None if retry_delays is None else parse_delays(retry_delays)
         if default == (attempts_max is not None or delays is not None):
             raise InvalidArgument("give --attempts-max, --retry-delays or both; or only --default")
-        async with qmq.connect(server) as mq:
+        async with administration(server) as mq:
             if default:
                 return await mq.metadata.clear_group_settings(subject, group)
             return await mq.metadata.set_group_settings(
@@ -150,8 +151,8 @@ def list_groups(
 
 
 async def _rows(server: str, subject: str) -> Partial[tuple[Any, ...]]:
-    async with qmq.connect(server) as mq:
-        ordered = await ordered_subjects(mq, subject)
+    async with administration(server) as mq:
+        ordered = await ordered_subjects(mq.metadata, subject)
         rows: Partial[tuple[Any, ...]] = Partial()
         if subject not in ordered:
             known = await mq.metadata.describe_groups(subject)
@@ -159,7 +160,7 @@ async def _rows(server: str, subject: str) -> Partial[tuple[Any, ...]]:
                 [_row(each) for each in known if each.subject not in ordered], known.silent
             )
         for name in ordered:
-            found = await described(mq, name)
+            found = await described(mq.metadata, name)
             rows.silent = _silent(found) | rows.silent
             rows += [
                 _ordered_row(name, group, each)
@@ -262,10 +263,10 @@ def lag(
 
 async def _lag(server: str, subject: str, group: str) -> Partial[Any] | dict[str, Any]:
     """A group's progress on each queue; for an ordered subject, of the group as a whole."""
-    async with qmq.connect(server) as mq:
-        if not await ordered_subjects(mq, subject):
+    async with administration(server) as mq:
+        if not await ordered_subjects(mq.metadata, subject):
             return await mq.metadata.describe_groups(subject, group)
-        found = await described(mq, subject)
+        found = await described(mq.metadata, subject)
     for each in found["groups"]:
         if each["group"] == group:
             return {
@@ -326,8 +327,8 @@ def reset(
 
     async def _reset() -> list[Any]:
         target = parse_target(to)
-        async with qmq.connect(server) as mq:
-            if broker_group is not None and await ordered_subjects(mq, subject):
+        async with administration(server) as mq:
+            if broker_group is not None and await ordered_subjects(mq.metadata, subject):
                 raise InvalidArgument(
                     f"{subject!r} is ordered: its groups can only be reset as a whole, so "
                     "leave out the broker group"
@@ -375,7 +376,7 @@ def _lost(server: str, subject: str, group: str) -> str:
     """The data that is deleted with a group, for the confirmation question."""
 
     async def _parked() -> set[bytes]:
-        async with qmq.connect(server) as mq:
+        async with administration(server) as mq:
             try:
                 return {each.key for each in await mq.metadata.parked(subject, group)}
             except OrderMismatch:
@@ -483,7 +484,7 @@ def list_pauses(as_json: Json = False, server: Server = SERVER) -> None:
     """List paused groups, consumers and clients, with time and reason."""
 
     async def _list() -> list[tuple[str, ...]]:
-        async with qmq.connect(server) as mq:
+        async with administration(server) as mq:
             found = await mq.metadata.pauses()
         return [
             (each.kind, each.subject, each.group, each.name, time_text(each.since_ms), each.reason)
@@ -537,7 +538,7 @@ def resume_client(name: ClientName, as_json: Json = False, server: Server = SERV
 def _tell(
     whom: tuple[str, str, str, str],
     is_paused: bool,
-    change: Callable[[qmq.Client], Awaitable[bool]],
+    change: Callable[[Administration], Awaitable[bool]],
     server: str,
     as_json: bool,
 ) -> None:

@@ -17,7 +17,18 @@ from rich.text import Text
 import qmq
 from qmq.cli.arguments import Words, subject_and_id
 from qmq.cli.delay import message_facts as delayed_facts
-from qmq.cli.output import SERVER, Json, Server, View, ask, console, run, show, time_text
+from qmq.cli.output import (
+    SERVER,
+    Json,
+    Server,
+    View,
+    ask,
+    ask_client,
+    console,
+    run,
+    show,
+    time_text,
+)
 from qmq.operations.messages import (
     TIMELINE,
     event_line,
@@ -140,7 +151,7 @@ def trace(
     """
     subject, message_id = subject_and_id(words)
 
-    inquiry = ask(server, lambda mq: inquire(mq, message_id, subject, group))
+    inquiry = ask_client(server, lambda mq: inquire(mq, message_id, subject, group))
     events = timeline(inquiry)
     if as_json or View.is_wide or not console.is_terminal:
         show(f"message {inquiry.message_id}", TIMELINE, events, as_json=as_json)
@@ -165,7 +176,8 @@ def why(words: Words, group: WhyGroup = "", as_json: Json = False, server: Serve
     subject, message_id = subject_and_id(words)
 
     paragraphs = told(
-        ask(server, lambda mq: inquire(mq, message_id, subject, group)), time.time_ns() // 1_000_000
+        ask_client(server, lambda mq: inquire(mq, message_id, subject, group)),
+        time.time_ns() // 1_000_000,
     )
     if as_json:
         sys.stdout.write(json.dumps(paragraphs) + "\n")

@@ -114,11 +114,10 @@ async def _serve(
     from qmq.meta.server import MetaServer
     from qmq.node.audit_subject import audit_subject_of
     from qmq.node.metrics import serving
-    from qmq.node.metrics.meta import MetaSource
+    from qmq.node.metrics.meta import MetaSource, of_meta
     from qmq.node.metrics.replica import CoordinationSource, CountedStore
     from qmq.node.metrics.serving import AccessSource, ExposureSource
     from qmq.node.process import process_status, until_signal
-    from qmq.node.replica.status import of_meta
     from qmq.security.audit import AuditLog
 
     etcd = options.open(total_s=ETCD_S)

@@ -14,10 +14,13 @@ import logging
 import shlex
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from difflib import get_close_matches
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
-import qmq
 from qmq.errors import AccessDenied, QmqError, UnknownGroup, UnknownSubject
+
+if TYPE_CHECKING:
+    import qmq
+    from qmq.client.metadata.service import MetadataClient
 
 PATIENCE_S: Final = 5.0
 """The longest wait for the names of a hint."""
@@ -33,43 +36,40 @@ def group_names(server: str, subject: str = "") -> list[str]:
     empty if the cluster does not answer in time.
     """
 
-    async def groups(mq: qmq.Client) -> list[str]:
-        return await groups_of(mq, subject)
-
-    return _asked(server, groups)
+    return _asked(server, lambda metadata: groups_of(metadata, subject))
 
 
 def broker_group_names(server: str) -> list[str]:
     """All broker groups and delay groups; empty if the cluster does not answer in time."""
 
-    async def groups(mq: qmq.Client) -> list[str]:
-        return [each.broker_group for each in (await mq.metadata.cluster()).groups]
+    async def groups(metadata: MetadataClient) -> list[str]:
+        return [each.broker_group for each in (await metadata.cluster()).groups]
 
     return _asked(server, groups)
 
 
-async def groups_of(mq: qmq.Client, subject: str = "") -> list[str]:
+async def groups_of(metadata: MetadataClient, subject: str = "") -> list[str]:
     """The groups that consumed a subject, or any subject. Raises QmqError."""
-    ordered = await ordered_subjects(mq, subject)
+    ordered = await ordered_subjects(metadata, subject)
     names = (
-        {each.group for each in await mq.metadata.describe_groups(subject)}
+        {each.group for each in await metadata.describe_groups(subject)}
         if subject not in ordered
         else set()
     )
     for name in ordered:
-        names |= {each.group for each in (await mq.metadata.describe_route(name)).groups}
+        names |= {each.group for each in (await metadata.describe_route(name)).groups}
     names |= (
-        {each.group for each in await mq.metadata.dead_letter_queues("")} if not subject else set()
+        {each.group for each in await metadata.dead_letter_queues("")} if not subject else set()
     )
     return sorted(names)
 
 
-async def ordered_subjects(mq: qmq.Client, subject: str = "") -> list[str]:
+async def ordered_subjects(metadata: MetadataClient, subject: str = "") -> list[str]:
     """All ordered subjects; or, given a name, that subject if it is ordered. Raises QmqError."""
     if subject:
-        found = await mq.metadata.find_subject(subject)
+        found = await metadata.find_subject(subject)
         return [subject] if found is not None and found.settings.order else []
-    return [each.settings.name for each in await mq.metadata.list_subjects() if each.settings.order]
+    return [each.settings.name for each in await metadata.list_subjects() if each.settings.order]
 
 
 async def require_subject(mq: qmq.Client, subject: str, *, must_answer: bool = False) -> None:
@@ -93,7 +93,7 @@ async def require_group(mq: qmq.Client, group: str) -> None:
     """For a command that found no data of a group. Raises UnknownGroup if the group never consumed
     a message and has no dead letters.
     """
-    if group and group not in await _or_none(groups_of(mq), group):
+    if group and group not in await _or_none(groups_of(mq.metadata), group):
         raise UnknownGroup(f"there is no group {group!r}: `qmq group list` shows all")
 
 
@@ -107,14 +107,16 @@ async def _or_none(names: Awaitable[list[str]], name: str) -> list[str]:
         return [name]
 
 
-async def _subjects(mq: qmq.Client, prefix: str = "") -> list[str]:
-    return [each.settings.name for each in await mq.metadata.list_subjects(prefix)]
+async def _subjects(metadata: MetadataClient) -> list[str]:
+    return [each.settings.name for each in await metadata.list_subjects()]
 
 
-def _asked(server: str, ask: Callable[[qmq.Client], Awaitable[list[str]]]) -> list[str]:
+def _asked(server: str, ask: Callable[[MetadataClient], Awaitable[list[str]]]) -> list[str]:
+    from qmq.cli.administration import Administration  # has gRPC, which not all commands need
+
     async def work() -> list[str]:
-        async with asyncio.timeout(PATIENCE_S), qmq.connect(server, create_subjects=False) as mq:
-            return await ask(mq)
+        async with asyncio.timeout(PATIENCE_S), Administration(server) as mq:
+            return await ask(mq.metadata)
 
     client_log = logging.getLogger(
         "qmq.client"

@@ -26,19 +26,11 @@ from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator, 
 from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Annotated, Any, Final, NoReturn, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, Final, NoReturn, TypeVar
 
 import typer
 from rich.console import Console, ConsoleOptions, ConsoleRenderable, RenderHook, RenderResult
 from rich.markup import escape
-from rich.progress import (
-    BarColumn,
-    MofNCompleteColumn,
-    Progress,
-    ProgressColumn,
-    TextColumn,
-    TimeRemainingColumn,
-)
 from rich.segment import Segment
 from rich.text import Text
 from typer.core import TyperGroup
@@ -51,6 +43,11 @@ from qmq.operations.text import Duration, Time
 from qmq.process.event_loop import loop_factory, time_of
 from qmq.process.files import raise_limit
 from qmq.text import JOINERS, visible
+
+if TYPE_CHECKING:
+    from rich.progress import Progress, ProgressColumn
+
+    from qmq.cli.administration import Administration
 
 GAP: Final = "  "
 CUT_CHARS_MIN: Final = 10
@@ -357,10 +354,25 @@ def run(work: Coroutine[Any, Any, _R]) -> _R:
         raise typer.Exit(130) from None
 
 
-def ask(server: str, question: Callable[[qmq.Client], Awaitable[_R]]) -> _R:
-    """The answer to one question. Connects to the cluster and disconnects again. Errors are those
-    of `run`.
-    """
+def administration(server: str) -> Administration:
+    """A connection for a command that neither sends nor consumes. Raises InvalidArgument."""
+    from qmq.cli.administration import Administration  # has gRPC, which not all commands need
+
+    return Administration(server)
+
+
+def ask(server: str, question: Callable[[Administration], Awaitable[_R]]) -> _R:
+    """The answer of the metaservers to one question. Errors are those of `run`."""
+
+    async def connected() -> _R:
+        async with administration(server) as mq:
+            return await question(mq)
+
+    return run(connected())
+
+
+def ask_client(server: str, question: Callable[[qmq.Client], Awaitable[_R]]) -> _R:
+    """The answer to one question that needs messages, too. Errors are those of `run`."""
 
     async def connected() -> _R:
         async with qmq.connect(server) as mq:
@@ -376,6 +388,8 @@ def time_text(time_ms: int) -> Time:
 
 def progress_of(*columns: ProgressColumn, quiet: bool, transient: bool = True) -> Progress:
     """Bars with these columns. With `transient`, they disappear when they end."""
+    from rich.progress import Progress  # few commands show a bar
+
     return Progress(
         *columns, console=errors, transient=transient, disable=quiet or not errors.is_terminal
     )
@@ -391,6 +405,8 @@ def counting(
     The total is an estimate, None if it is unknown: what is counted may grow, or a filter may leave
     some out. When the body ends without an error, what was done is the total, so the bar ends full.
     """
+    from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
+
     columns = (
         TextColumn("{task.description}"),
         BarColumn(),
@@ -427,15 +443,20 @@ class Section(StrEnum):
 class CommandGroup(TyperGroup):
     """A group whose help fits any terminal: sentences are wrapped, never cut."""
 
-    def format_commands(self, ctx: typer.Context, formatter: object) -> None:  # type: ignore[override]
-        """Write a list for each section; commands without one come first."""
-        sections: dict[str, list[tuple[str, str]]] = {section: [] for section in ("", *Section)}
+    def listed(self, ctx: typer.Context) -> Iterator[tuple[str, str, str]]:
+        """Section, name and first sentence of each command that the help lists."""
         for name in self.list_commands(ctx):
             command = self.get_command(ctx, name)
             if command is not None and not command.hidden:
                 section = getattr(command, "rich_help_panel", None)
-                rows = sections[section if isinstance(section, str) else ""]
-                rows.append((name, command.get_short_help_str(SENTENCE_CHARS_MAX)))
+                sentence = command.get_short_help_str(SENTENCE_CHARS_MAX)
+                yield section if isinstance(section, str) else "", name, sentence
+
+    def format_commands(self, ctx: typer.Context, formatter: object) -> None:  # type: ignore[override]
+        """Write a list for each section; commands without one come first."""
+        sections: dict[str, list[tuple[str, str]]] = {section: [] for section in ("", *Section)}
+        for section, name, sentence in self.listed(ctx):
+            sections[section].append((name, sentence))
         for section, rows in sections.items():
             if rows:
                 with formatter.section(section or "Commands"):  # type: ignore[attr-defined]

@@ -40,10 +40,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, NamedTuple
 
 import typer
 from rich.console import RenderableType
-from rich.progress import BarColumn, SpinnerColumn, TaskID, TextColumn
 from rich.text import Text
 
-import qmq
 from qmq.cli.added_options import WatchPace
 from qmq.cli.arguments import CliTiming, age, assignments, timing_of
 from qmq.cli.output import (
@@ -52,6 +50,7 @@ from qmq.cli.output import (
     Json,
     LineTable,
     Server,
+    administration,
     ask,
     console,
     errors,
@@ -69,6 +68,8 @@ from qmq.operations.text import Duration
 from qmq.wire.number_fields import check_numbers, request_of
 
 if TYPE_CHECKING:
+    from rich.progress import TaskID
+
     from qmq.proto.v1 import meta_pb2 as pb
 
 PATTERNS: Final = "░▒▓─═"
@@ -614,7 +615,7 @@ def change(subject: str, planned: Planned, flags: ChangeFlags, timing: CliTiming
 
 
 async def _plan(subject: str, planned: Planned, flags: ChangeFlags) -> dict[str, Any]:
-    async with qmq.connect(flags.server) as mq:
+    async with administration(flags.server) as mq:
         now = await mq.metadata.describe_route(subject)
         operation = planned(now)
         found = await mq.metadata.change_route(
@@ -626,7 +627,7 @@ async def _plan(subject: str, planned: Planned, flags: ChangeFlags) -> dict[str,
 async def _do(
     subject: str, planned: Planned, flags: ChangeFlags, timing: CliTiming
 ) -> dict[str, Any]:
-    async with qmq.connect(flags.server) as mq:
+    async with administration(flags.server) as mq:
         now = await mq.metadata.describe_route(subject)
         operation = planned(now)
         with Following(subject, quiet=flags.as_json) as following:
@@ -681,6 +682,8 @@ class Following:
     """
 
     def __init__(self, subject: str, *, quiet: bool) -> None:
+        from rich.progress import BarColumn, SpinnerColumn, TextColumn
+
         self._subject = subject
         self._quiet = quiet
         self._is_published = False
@@ -784,7 +787,7 @@ def export(subjects: Subjects, out: Out = None, server: Server = SERVER) -> None
     from qmq.columns.files.routes import to_json
 
     async def _export() -> list[dict[str, Any]]:
-        async with qmq.connect(server) as mq:
+        async with administration(server) as mq:
             found = []
             for subject in dict.fromkeys(subjects):
                 first = await mq.metadata.describe_route(subject, 1)
@@ -874,7 +877,7 @@ def show_route(
 ) -> None:
     """Draw a subject's route, and show its partitions and the progress of each consumer group."""
 
-    found = ask(server, lambda mq: described(mq, subject, version))
+    found = ask(server, lambda mq: described(mq.metadata, subject, version))
     emit(found, subject_view(found, console.width), as_json=as_json)
 
 
@@ -964,7 +967,7 @@ def policy(
         from qmq.proto.v1 import meta_pb2 as pb
 
         check_numbers(pb.ReshardPolicy, given)
-        async with qmq.connect(server) as mq:
+        async with administration(server) as mq:
             now = (await mq.metadata.explain_reshard(subject)).policy
             after = pb.ReshardPolicy()
             after.CopyFrom(now)

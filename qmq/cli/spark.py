@@ -7,20 +7,12 @@ exit status is the job's.
 
 from __future__ import annotations
 
-from typing import Annotated, Final
+from typing import Annotated
 
 import typer
 
 from qmq.cli.output import fail, show
 from qmq.errors import InvalidArgument
-
-CONTEXT: Final = {
-    "allow_extra_args": True,
-    "allow_interspersed_args": False,
-    "ignore_unknown_options": True,
-    "help_option_names": list[str](),
-}
-"""Makes typer pass a job's arguments through, `--help` included."""
 
 Words = Annotated[
     list[str] | None,

@@ -8,7 +8,7 @@ import importlib
 import json
 import sys
 from pathlib import Path
-from typing import Annotated, Any, Final, Literal, cast
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, cast
 
 import typer
 from qmq_ordering.hashing import LOGICAL_PARTITIONS
@@ -20,6 +20,7 @@ from qmq.cli.output import (
     DryRun,
     Json,
     Server,
+    administration,
     ask,
     fail,
     run,
@@ -35,6 +36,9 @@ from qmq.operations.text import counted
 from qmq.process.description import shards_of
 from qmq.schemas.declared_schema import struct_of
 from qmq.text import INT64_MAX, number
+
+if TYPE_CHECKING:
+    from qmq.cli.administration import Administration
 
 schemas = typer.Typer(
     no_args_is_help=True, help="The schema of a subject's bodies: set, show, list, delete."
@@ -76,7 +80,7 @@ def set_schema(
     async def _set() -> DeclaredSchema:
         form, text = _given(json_schema, avro, kind)
         chosen = None if compatibility is None else compatibility_of(compatibility)
-        async with qmq.connect(server) as mq:
+        async with administration(server) as mq:
             return await mq.metadata.set_subject_schema(
                 subject, form, text, chosen, dry_run=dry_run
             )
@@ -189,7 +193,7 @@ def _row(schema: DeclaredSchema) -> tuple[Any, ...]:
 
 
 async def _versions(subject: str, server: str) -> list[DeclaredSchema]:
-    async with qmq.connect(server) as mq:
+    async with administration(server) as mq:
         return await mq.metadata.subject_schemas(subject)
 
 
@@ -335,7 +339,7 @@ def create(
             flush=_flush(flush),
             **ordering(order, logical_partitions, partitions, fencing),
         )
-        async with qmq.connect(server) as mq:
+        async with administration(server) as mq:
             await mq.metadata.create_subject(config, partitions=partitions or 0)
 
     run(_create())
@@ -416,7 +420,7 @@ def describe(
     show(f"subject {name}", columns, rows, as_json=as_json, silent=silent)
 
 
-async def _find(mq: qmq.Client, name: str) -> tuple[Any, dict[str, str]]:
+async def _find(mq: Administration, name: str) -> tuple[Any, dict[str, str]]:
     """The subject, and its broker groups that did not answer, with the reason."""
     found = await mq.metadata.find_subject(name)
     if found is None:
@@ -436,7 +440,7 @@ def set_flush(
     """
 
     async def _set() -> str:
-        async with qmq.connect(server) as mq:
+        async with administration(server) as mq:
             return (await mq.metadata.set_subject_flush(name, _flush(flush))).flush
 
     now = run(_set())
@@ -472,7 +476,7 @@ def alter(
     """
 
     async def _alter() -> Any:
-        async with qmq.connect(server) as mq:
+        async with administration(server) as mq:
             return await mq.metadata.alter_subject(
                 name,
                 retention_ms=_limit(retention_hours, "--retention-hours"),
@@ -531,7 +535,7 @@ def place(
     """
 
     async def _place() -> tuple[str, str, str]:
-        async with qmq.connect(server) as mq:
+        async with administration(server) as mq:
             before = await _groups_of(mq, name)
             known = [
                 each.broker_group
@@ -554,7 +558,7 @@ def place(
     )
 
 
-async def _groups_of(mq: qmq.Client, name: str) -> str:
+async def _groups_of(mq: Administration, name: str) -> str:
     """The broker groups by name. They need no master: a subject is often moved because its group
     has lost it.
     """
@@ -582,7 +586,7 @@ def purge(
     """
 
     async def _count() -> int:
-        async with qmq.connect(server) as mq:
+        async with administration(server) as mq:
             found, _ = await _find(mq, name)
         return sum(queue.next_sequence - queue.start_sequence for queue in found.queues)
 

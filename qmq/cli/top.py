@@ -23,7 +23,6 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 import typer
 from rich.text import Text
 
-import qmq
 from qmq.cli.arguments import age
 from qmq.cli.output import (
     EXIT_UNAVAILABLE,
@@ -31,6 +30,7 @@ from qmq.cli.output import (
     Json,
     Server,
     View,
+    administration,
     console,
     errors,
     run,
@@ -47,6 +47,7 @@ from qmq.operations.snapshot_reading import (
 from qmq.operations.text import counted, size_in_words
 
 if TYPE_CHECKING:
+    from qmq.cli.administration import Administration
     from qmq.operations.snapshot import ClusterSnapshot
 
 
@@ -383,7 +384,7 @@ async def _top(
     server: str, interval_s: float, once: bool, as_json: bool, shown: Screen, is_live: bool
 ) -> bool:
     """Run until stopped; with `once`, return whether a metaserver answered."""
-    async with qmq.connect(server) as mq:
+    async with administration(server) as mq:
         if once:
             return await _once(mq, interval_s, as_json, shown)
         if is_live:
@@ -394,7 +395,7 @@ async def _top(
         return True
 
 
-async def _once(mq: qmq.Client, interval_s: float, as_json: bool, shown: Screen) -> bool:
+async def _once(mq: Administration, interval_s: float, as_json: bool, shown: Screen) -> bool:
     looks = 0
     async for is_found in _looks(mq, interval_s, shown):
         looks += 1
@@ -407,7 +408,7 @@ async def _once(mq: qmq.Client, interval_s: float, as_json: bool, shown: Screen)
     return True
 
 
-async def _looks(mq: qmq.Client, interval_s: float, shown: Screen) -> AsyncIterator[bool]:
+async def _looks(mq: Administration, interval_s: float, shown: Screen) -> AsyncIterator[bool]:
     """Yields after each snapshot whether a metaserver answered."""
     from qmq.operations.snapshot_reading import CLUSTER, GROUPS, SUBJECTS, read_snapshot
 
@@ -441,7 +442,7 @@ def _print(shown: Screen, as_json: bool) -> None:
 # --- a terminal -----------------------------------------------------------------------------------
 
 
-async def _live(mq: qmq.Client, interval_s: float, shown: Screen) -> None:
+async def _live(mq: Administration, interval_s: float, shown: Screen) -> None:
     """Draw after each snapshot and each key, until q, Ctrl-C or SIGTERM."""
     stopped = asyncio.Event()
 

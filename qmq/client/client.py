@@ -28,12 +28,12 @@ from qmq.client.interceptors import Chain, Interceptor, chosen
 from qmq.client.listening.listeners import ForThreads, ListenerApi, no_client
 from qmq.client.metadata.cache import MetadataCache, Placement, is_delayed, subject_of
 from qmq.client.metrics import ClientSource, collector_of, serve
-from qmq.client.producing.batch import key_bytes, texts
+from qmq.client.producing.batch import key_bytes
 from qmq.client.producing.client import SendingClient, now_by
 from qmq.client.producing.delayed import Delayed, time_ms
 from qmq.errors import InvalidArgument, NotConnected, PeerError, Unavailable, UnknownSubject
-from qmq.model import check_name
-from qmq.process.address import parse
+from qmq.model import check_name, texts
+from qmq.process.address import parse_addresses
 from qmq.process.event_loop import Clock
 from qmq.rpc.network import NETWORK, Network
 
@@ -52,20 +52,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("qmq.client")
 
-DEFAULT_PORT: Final = 20880
 GRACE: Final = timedelta(seconds=5)
 LEASE: Final = timedelta(seconds=10)
-
-
-def parse_addresses(addresses: str | Sequence[str]) -> list[str]:
-    """Addresses such as "host:port" or "unix:/path/socket", or several, as a list or with commas.
-    Raises InvalidArgument.
-    """
-    found = addresses.split(",") if isinstance(addresses, str) else list(addresses)
-    parsed = [str(parse(each, DEFAULT_PORT)) for each in found]
-    if not parsed:
-        raise InvalidArgument("give at least one metaserver's address")
-    return parsed
 
 
 class Client(SendingClient, ListenerApi):

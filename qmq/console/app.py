@@ -13,6 +13,7 @@ import asyncio
 import hmac
 import logging
 import secrets
+import socket
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
@@ -48,7 +49,6 @@ from qmq.console.sessions import BrowserSession, ConsoleCaller, ProxyToken, Sess
 from qmq.errors import InvalidArgument, NotAuthenticated, QmqError, QuotaExceeded, Unavailable
 from qmq.rpc.web_server import ServedCertificate, WebServer, attempt, proven
 from qmq.security.tokens import check as check_token
-from qmq.text import joined
 
 log = logging.getLogger("qmq.console")
 
@@ -192,12 +192,6 @@ class ConsoleSite:
             *[Route(path, self._page(act, is_act=True), methods=["POST"]) for path, act in ACTS],
             *[Route(path, self._page(show), methods=["GET"]) for path, show in PAGES],
         ]
-
-    def login_path(self) -> str:
-        """The path at which the person who starts the console logs in."""
-        return (
-            f"/login?{urlencode({'key': self.key})}" if self.config.login is LoginMode.OWN else "/"
-        )
 
     async def close(self) -> None:
         """Close all connections to the cluster."""
@@ -490,12 +484,14 @@ class ConsoleServer:
         self,
         config: ConsoleConfig,
         make_client: Callable[[Callable[[], str] | None], Client] | None = None,
+        *,
+        key: str | None = None,
     ) -> None:
-        """`make_client` makes a client with a token's source,
-        or with the environment's own credentials.
+        """`make_client` makes a client with a token's source, or with the environment's own
+        credentials. `key` is that of `ConsoleSite`.
         """
         self.config = config
-        self.site = ConsoleSite(config, make_client or self._client)
+        self.site = ConsoleSite(config, make_client or self._client, key=key)
         self._server = WebServer(
             self.site.app,
             config.host,
@@ -517,12 +513,11 @@ class ConsoleServer:
     @property
     def url(self) -> str:
         """The console's address for browsers; in the login mode "own", it contains the key."""
-        scheme = "https" if self.config.is_tls else "http"
-        return f"{scheme}://{joined(self.config.host, self.port)}{self.site.login_path()}"
+        return self.config.url(self.port, self.site.key)
 
-    async def start(self) -> None:
-        """Listen, and serve until `stop`."""
-        self.port = await self._server.start()
+    async def start(self, listening: socket.socket | None = None) -> None:
+        """Listen, at `listening` if it is given, and serve until `stop`."""
+        self.port = await self._server.start(listening)
 
     async def stop(self) -> None:
         """Finish running requests, end streams, and close the connections to the cluster."""

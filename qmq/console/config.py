@@ -7,10 +7,11 @@ from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path
 from typing import Final
-from urllib.parse import urlsplit
+from urllib.parse import urlencode, urlsplit
 
 from qmq.errors import InvalidArgument
 from qmq.process.address import is_local
+from qmq.text import joined
 
 DEFAULT_PORT: Final = 20888
 LOOPBACK: Final = ("localhost", "127.0.0.1", "::1")
@@ -134,6 +135,12 @@ class ConsoleConfig:
         return self.is_tls or (
             self.oidc is not None and self.oidc.redirect_url.startswith("https://")
         )
+
+    def url(self, port: int, key: str) -> str:
+        """The console's address for browsers; in the login mode "own", it contains the key."""
+        scheme = "https" if self.is_tls else "http"
+        path = f"/login?{urlencode({'key': key})}" if self.login is LoginMode.OWN else "/"
+        return f"{scheme}://{joined(self.host, port)}{path}"
 
     @property
     def hosts(self) -> frozenset[str]:

@@ -10,10 +10,9 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Sequence
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from qmq_coordination.broker_groups import BrokerGroupState, ReplicaRecord
-from qmq_coordination.etcd.store import EtcdMember
 from qmq_coordination.view import ClusterView
 from qmq_ordering.lanes import Lane
 from qmq_ordering.routes import Change, LpRange, PhysicalPartition, Route
@@ -25,13 +24,16 @@ from qmq.process.event_loop import Clock
 from qmq.proto.v1 import control_pb2 as control
 from qmq.proto.v1 import meta_pb2 as pb
 
+if TYPE_CHECKING:
+    from qmq_coordination.etcd.store import EtcdMember
+
 REPLICA_S: Final = 1.0
 MEMBERS_MS: Final = 5_000
 """For so long the answers of the coordination store's members hold: consoles ask every few seconds,
 and a dead member answers late.
 """
 
-AskMembers = Callable[[], Awaitable[Sequence[EtcdMember]]]
+AskMembers = Callable[[], Awaitable["Sequence[EtcdMember]"]]
 
 
 async def no_members() -> Sequence[EtcdMember]:

@@ -1,12 +1,7 @@
-"""What `qmq dev` has besides its broker, in the same process: a delay group, and a RocketMQ
-gateway.
+"""The delay group of `qmq dev`, in the same process as its broker.
 
-The delay group is one replica, which is its master. It finds the real-time broker as in a cluster,
-through the coordination store and a connection to its data port. So there is one delivery path.
-
-The node sees the gateway as an ordinary client without a token, so the access rules apply to it.
-One port serves clients with TLS (the default of the Java client) and without. DATA/gateway/ca.pem
-is the authority of its certificate.
+It is one replica, which is its master. It finds the real-time broker as in a cluster, through the
+coordination store and a connection to its data port. So there is one delivery path.
 """
 
 from __future__ import annotations
@@ -24,23 +19,19 @@ from qmq.broker.broker import Broker, MakeParts
 from qmq.broker.config import BrokerConfig
 from qmq.broker.control import ProcessParts
 from qmq.broker.maintenance import stop_process
-from qmq.client.client import Client
 from qmq.delay.broker import DelayWork
 from qmq.delay.config import DelayConfig
 from qmq.delay.files import SCHEDULE, ReplicaScheduleFiles
 from qmq.delay.schedule import Schedule
 from qmq.delay.service import DelayIdentity, DelayService
 from qmq.errors import LogDamaged
-from qmq.gateway.config import GatewayConfig
-from qmq.gateway.server import GatewayServer, tls_with_own_authority
 from qmq.log.disk import Disk
 from qmq.log.log_config import LogConfig
 from qmq.log.recovery import Progress, open_store
-from qmq.node.broker import SingleReplica
 from qmq.node.broker_assembly import ViewLocator
 from qmq.node.metrics.broker import DelaySource
+from qmq.node.single_replica import SingleReplica
 from qmq.process.event_loop import Clock
-from qmq.rpc.network import Network
 
 if TYPE_CHECKING:
     from qmq.client.connection.pool import ConnectionPool
@@ -141,40 +132,3 @@ class DelayPart:
 
     def close(self) -> None:
         self._part.close()
-
-
-class DevGateway:
-    """Call `start`, then `stop`. `server` is the node's own address, `folder` the place of the
-    gateway's authority. On a network with TLS, the gateway's port uses the same TLS as the others.
-    """
-
-    def __init__(
-        self, server: str, folder: Path, host: str, port: int, clock: Clock, network: Network
-    ) -> None:
-        self._client = Client(server, clock=clock, network=network, state_dir=False)
-        tls = (
-            tls_with_own_authority(folder, host)
-            if network.is_machine and network.credentials is None
-            else None
-        )
-        config = GatewayConfig(host, port, takes_plaintext=tls is not None)
-        self.server = GatewayServer(self._client, config, clock=clock, network=tls or network)
-        """The gateway, as `qmq gateway` runs it."""
-
-    @property
-    def address(self) -> str:
-        """The address for RocketMQ's clients."""
-        return self.server.address
-
-    @property
-    def port(self) -> int:
-        return self.server.port
-
-    async def start(self) -> None:
-        """Serve clients. Raises OSError if the port is taken."""
-        await self.server.start()
-
-    async def stop(self) -> None:
-        """Release the clients' messages, and leave the groups."""
-        await self.server.stop()
-        await self._client.close()

@@ -34,15 +34,14 @@ from qmq.meta.access import follow_access, server_network
 from qmq.meta.server import MetaConfig, MetaServer
 from qmq.node import process
 from qmq.node.audit_subject import audit_subject_of
-from qmq.node.broker import SingleReplica
 from qmq.node.broker_assembly import StandaloneBroker, ViewRouting
 from qmq.node.metrics import serving
 from qmq.node.metrics.broker import GroupsSource
-from qmq.node.metrics.meta import MetaSource
+from qmq.node.metrics.meta import MetaSource, of_meta
 from qmq.node.metrics.replica import CoordinationSource, CountedStore
 from qmq.node.metrics.serving import AccessSource, ExposureSource
 from qmq.node.process import process_status
-from qmq.node.replica.status import of_meta
+from qmq.node.single_replica import SingleReplica
 from qmq.process.event_loop import Clock, SystemClock
 from qmq.process.files import make_private
 from qmq.rpc.network import NETWORK, Network
@@ -53,7 +52,8 @@ from qmq.text import joined
 if TYPE_CHECKING:
     from qmq.metrics.endpoint import MetricsServer
     from qmq.metrics.figures import FigureSource, Readiness
-    from qmq.node.dev import DelayPart, DevGateway
+    from qmq.node.dev import DelayPart
+    from qmq.node.dev_gateway import DevGateway
 
 RELIST_S: Final = 300.0
 """How often the view lists all keys. The store is in this process and its watch loses nothing, so
@@ -244,7 +244,7 @@ class Node:
         if self._audit is not None:
             self._audit.start()
         if config.gateway_port is not None:
-            from qmq.node.dev import DevGateway
+            from qmq.node.dev_gateway import DevGateway  # few nodes have one
 
             folder = config.data / "gateway"
             self.gateway = DevGateway(

@@ -43,15 +43,11 @@ import sys
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from qmq_coordination.broker_groups import BrokerGroupState, DelaySettings, group_key
 from qmq_coordination.coordination_store import CoordinationStore
-from qmq_coordination.etcd.calls import TOTAL_S
-from qmq_coordination.etcd.channel import EtcdTls, parse_endpoint
-from qmq_coordination.etcd.store import EtcdStore
 from qmq_replication.coordinator import SECRET, found_group, new_secret
-from qmq_replication.driver import Driver
 from qmq_replication.membership import ReplicaMembership
 from qmq_replication.ready import Timing
 
@@ -67,6 +63,10 @@ from qmq.proto.v1 import control_pb2 as pb
 from qmq.rpc.network import NETWORK, Network
 from qmq.rpc.tls_network import ServerNetwork, TlsNetwork
 from qmq.security.tls import Credentials, ExpiryWarning, Tls, left_s, now
+
+if TYPE_CHECKING:
+    from qmq_coordination.etcd.store import EtcdStore
+    from qmq_replication.driver import Driver
 
 
 async def until_signal(start: Callable[[], Awaitable[str]]) -> bool:
@@ -111,6 +111,13 @@ class NodeTiming:
 TIMING: Final = NodeTiming()
 
 
+def replica_driver(*positional: Any, **named: Any) -> Driver:
+    """A `Driver`, which is imported when a replica is made: `qmq dev` has none."""
+    from qmq_replication.driver import Driver
+
+    return Driver(*positional, **named)
+
+
 @dataclass(frozen=True, slots=True)
 class Environment:
     clock: Clock | None = None
@@ -126,7 +133,7 @@ class Environment:
     fatal: Callable[[BaseException], None] = stop_process
     """Ends a process that must not continue."""
     node_timing: NodeTiming = TIMING
-    make_driver: Callable[..., Driver] = Driver
+    make_driver: Callable[..., Driver] = replica_driver
     """Makes the driver of a replica, with the arguments of `Driver`. Tests pass a driver that also
     records its actions.
     """
@@ -156,16 +163,20 @@ class EtcdOptions:
     cert: Path | None = None
     key: Path | None = None
 
-    def open(self, *, total_s: float = TOTAL_S) -> EtcdStore:
+    def open(self, *, total_s: float | None = None) -> EtcdStore:
         """Open a store on this etcd. The store connects at its first use. A call fails after
-        `total_s`. Raises InvalidArgument.
+        `total_s`, by default that of the store. Raises InvalidArgument.
         """
+        from qmq_coordination.etcd.calls import TOTAL_S  # `qmq dev` has no etcd
+        from qmq_coordination.etcd.channel import EtcdTls
+        from qmq_coordination.etcd.store import EtcdStore
+
         return EtcdStore(
             self.endpoints,
             user=self.user,
             password=self.password,
             tls=EtcdTls(self.ca, self.cert, self.key),
-            total_s=total_s,
+            total_s=TOTAL_S if total_s is None else total_s,
         )
 
 
@@ -220,6 +231,8 @@ def weaknesses(
         )
         found.append(Weakness(what, f"{remedy} serves this machine only"))
     if etcd is not None and etcd.password is not None:
+        from qmq_coordination.etcd.channel import parse_endpoint
+
         has_tls_files = any((etcd.ca, etcd.cert, etcd.key))
         endpoints = [parse_endpoint(text, has_tls_files=has_tls_files) for text in etcd.endpoints]
         plain = [

@@ -16,7 +16,7 @@ from math import ceil
 from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
-    from qmq.client.client import Client
+    from qmq.client.metadata.service import MetadataClient
     from qmq.proto.v1 import control_pb2 as control
     from qmq.proto.v1 import meta_pb2 as pb
 
@@ -327,22 +327,22 @@ def plan_facts(
     }
 
 
-async def described(mq: Client, subject: str, version: int = 0) -> dict[str, Any]:
+async def described(metadata: MetadataClient, subject: str, version: int = 0) -> dict[str, Any]:
     """A subject's facts. The broker groups of partitions of other versions come from the history
     and the first route.
     """
-    found = await mq.metadata.describe_route(subject, version)
+    found = await metadata.describe_route(subject, version)
     places = {each.number: each for each in found.route.partitions}
     wanted = read_partitions(found) | set(found.route.fenced)
     if wanted - places.keys():
         places |= {
             each.number: each
-            for change in await mq.metadata.route_history(subject)
+            for change in await metadata.route_history(subject)
             for each in change.targets
         }
     if wanted - places.keys():
         places |= {
             each.number: each
-            for each in (await mq.metadata.describe_route(subject, 1)).route.partitions
+            for each in (await metadata.describe_route(subject, 1)).route.partitions
         }
     return facts(found, places)

@@ -15,12 +15,14 @@ from __future__ import annotations
 
 import ipaddress
 import os
+from collections.abc import Sequence
 from typing import Final, NamedTuple
 
 from qmq.errors import InvalidArgument
 from qmq.text import PORT_MAX, joined, whole_number
 
 UNIX: Final = "unix:"
+METASERVER_PORT: Final = 20880
 _PATH_BYTES_MAX: Final = 107
 """The longest path of a socket on Linux, in bytes, without the zero byte after it. Other systems
 allow a few less.
@@ -59,6 +61,17 @@ def parse(address: str, default_port: int | None = None) -> Address:
             f"[::1]:{default_port or 20880}, or unix:/path/socket"
         )
     return Address(host, number)
+
+
+def parse_addresses(addresses: str | Sequence[str]) -> list[str]:
+    """Metaservers' addresses such as "host:port" or "unix:/path/socket", or several, as a list or
+    with commas. Raises InvalidArgument.
+    """
+    found = addresses.split(",") if isinstance(addresses, str) else list(addresses)
+    parsed = [str(parse(each, METASERVER_PORT)) for each in found]
+    if not parsed:
+        raise InvalidArgument("give at least one metaserver's address")
+    return parsed
 
 
 def host_of(address: str) -> str:

@@ -34,6 +34,8 @@ if TYPE_CHECKING:
     from qmq.security.tls import Credentials
 
 BACKLOG: Final = 1024
+HANDSHAKE_S: Final = 10.0
+"""How long a peer may take for a handshake of TLS; asyncio gives it a minute."""
 _LOOK_S: Final = 0.2
 RESOLVE_S: Final = 2.0
 """The longest wait for the address of a name. The system's own limit is often 10 s or more."""

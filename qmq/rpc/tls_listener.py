@@ -21,7 +21,7 @@ from typing import Final, Protocol
 
 from qmq.errors import InvalidArgument
 from qmq.process.files import SHORT_OF
-from qmq.rpc.network import BACKLOG, Factory, Refused, ServerListener
+from qmq.rpc.network import BACKLOG, HANDSHAKE_S, Factory, Refused, ServerListener
 from qmq.rpc.strangers import StrangerBounds, Strangers
 from qmq.security.tls import ALPN, LOOK_S
 from qmq.text import joined
@@ -32,8 +32,6 @@ SHORTAGE_S: Final = 1.0
 """How long a listener waits when the process is out of descriptors or memory, or when it failed to
 take a connection.
 """
-HANDSHAKE_S: Final = 10.0
-"""How long a peer may take for a handshake; asyncio gives it a minute."""
 HANDSHAKES_MAX: Final = 1_000
 """Handshakes under way at one port; each takes 55 KiB."""
 _HTTP2: Final = b"P"

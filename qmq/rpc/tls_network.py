@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Final
 
 from qmq.process.address import UNIX, is_local, parse
 from qmq.rpc.network import (
+    HANDSHAKE_S,
     NETWORK,
     Factory,
     Network,
@@ -22,7 +23,6 @@ from qmq.rpc.network import (
     open_tcp,
 )
 from qmq.rpc.server_name import NameSource
-from qmq.rpc.tls_listener import HANDSHAKE_S, TlsListener, listening_at
 from qmq.security.principal import TokenSource, no_token
 from qmq.security.tls import Credentials, Tls
 from qmq.security.tokens import Token, token_source
@@ -80,6 +80,8 @@ class TlsNetwork(Network):
     ) -> ServerListener:
         if host.startswith(UNIX):
             return await super().listen(host, port, factory, refused)
+        from qmq.rpc.tls_listener import TlsListener, listening_at  # clients do not listen
+
         listening = await asyncio.get_running_loop().run_in_executor(None, listening_at, host, port)
         try:
             return TlsListener(listening, factory, self.credentials, self._on_look, refused)

@@ -313,10 +313,11 @@ class WebServer:
         self._serving: asyncio.Task[None] | None = None
         self._listener: TlsListener | None = None
 
-    async def start(self) -> int:
-        """Listen, and serve until `stop`; returns the port."""
-        family = socket.AF_INET6 if ":" in self._host else socket.AF_INET
-        listening = socket.create_server((self._host, self._port), family=family, backlog=1024)
+    async def start(self, listening: socket.socket | None = None) -> int:
+        """Listen, at `listening` if it is given, and serve until `stop`; returns the port."""
+        if listening is None:
+            family = socket.AF_INET6 if ":" in self._host else socket.AF_INET
+            listening = socket.create_server((self._host, self._port), family=family, backlog=1024)
         listening.setblocking(False)
         port: int = listening.getsockname()[1]
         self._serving = asyncio.create_task(self._server.serve(sockets=[]))

@@ -46,8 +46,8 @@ from qmq_coordination.coordination_store import (
 )
 
 from qmq.errors import CoordinationError, CoordinationUnknown, InvariantBroken, LeaseNotFound
-from qmq_replication.core import EPOCH_MAX
 from qmq_replication.membership import ReplicaMembership
+from qmq_replication.ready import EPOCH_MAX
 
 LEASE_S: Final = 5.0
 RETRY_S: Final = 0.2

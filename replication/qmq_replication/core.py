@@ -42,6 +42,7 @@ from qmq_replication.history import History, follow_each_other
 from qmq_replication.leader import Leader
 from qmq_replication.membership import ReplicaMembership
 from qmq_replication.ready import (
+    EPOCH_MAX,
     Ack,
     Append,
     LogReset,
@@ -66,11 +67,6 @@ without reaching this replica.
 EPOCH_SLACK: Final = 16
 """A replica accepts an epoch up to this far above the store's last answer. It asks the store first
 about a higher epoch.
-"""
-
-EPOCH_MAX: Final = 1 << 52
-"""No group reaches this by winning epochs.
-A higher promise cannot have been requested by a member.
 """
 
 UNKNOWN_EPOCH: Final = -1

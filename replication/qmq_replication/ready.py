@@ -42,7 +42,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Final, NamedTuple, Protocol
 
 from qmq.errors import InvariantBroken
 from qmq_replication.history import EpochRun, History
@@ -50,6 +50,10 @@ from qmq_replication.membership import ReplicaMembership
 
 Place = Any
 """The position of an index in the logs' files; opaque to the core."""
+EPOCH_MAX: Final = 1 << 52
+"""No group reaches this by winning epochs.
+A higher promise cannot have been requested by a member.
+"""
 
 
 class Probe(NamedTuple):

@@ -9,11 +9,12 @@ import json
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from qmq_replication.core import EPOCH_MAX, EPOCH_SLACK, EXCUSES_MAX
+from qmq_replication.core import EPOCH_SLACK, EXCUSES_MAX
 from qmq_replication.driver import TICK_S
 from qmq_replication.history import EpochRun
 from qmq_replication.links import DIALS, LISTENS, PeerHello, ProofStep, is_proof, prove
 from qmq_replication.ready import (
+    EPOCH_MAX,
     Ack,
     Append,
     Campaign,

@@ -65,7 +65,8 @@ def test_without_the_extra_it_says_what_to_install() -> None:
 
 def test_the_command_line_loads_nothing_of_spark_before_it_is_used() -> None:
     program = (
-        "import sys, qmq.cli.app; print(sorted({'pyspark', 'pyspark_qmq', 'pyarrow', "
+        "import sys; from qmq.cli.app import COMMANDS, loaded; "
+        "[loaded(each) for each in COMMANDS]; print(sorted({'pyspark', 'pyspark_qmq', 'pyarrow', "
         "'matplotlib', 'py4j'} & set(sys.modules)))"
     )
     assert (

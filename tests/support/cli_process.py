@@ -172,8 +172,10 @@ def _serve(channel: socket.socket) -> None:
     import typer._adapters  # noqa: F401 - what typer loads for the first value, with pydantic
     from typer.main import get_command
 
-    from qmq.cli.app import app
+    from qmq.cli.app import COMMANDS, app, loaded
 
+    for each in COMMANDS:
+        loaded(each)
     command_line = get_command(app)
     while True:
         size, fds, *_ = socket.recv_fds(channel, 4, _FDS)

@@ -144,7 +144,7 @@ def _started(words: list[str]) -> tuple[Any, Any]:
     """
     context = mp.get_context("forkserver")
     context.set_forkserver_preload(
-        ["qmq.cli.app", "pyspark_qmq.lake.writer", "pyiceberg.catalog.sql", "pyiceberg.io.pyarrow"]
+        ["qmq.cli.lake", "pyspark_qmq.lake.writer", "pyiceberg.catalog.sql", "pyiceberg.io.pyarrow"]
     )
     ours, theirs = context.Pipe(duplex=False)
     process = context.Process(target=_qmq, args=(words, theirs))

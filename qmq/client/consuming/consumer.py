@@ -49,7 +49,6 @@ from qmq.client.consuming.session import (
 )
 from qmq.client.consuming.spool_sender import SpoolSender
 from qmq.client.metadata.cache import shared
-from qmq.client.producing.batch import texts
 from qmq.client.producing.producer import ignored
 from qmq.client.task_messages import Owner, TaskLoop, TaskMessages
 from qmq.errors import (
@@ -60,7 +59,7 @@ from qmq.errors import (
     QmqError,
     StaleDelivery,
 )
-from qmq.model import BROADCAST, check_name
+from qmq.model import BROADCAST, check_name, texts
 from qmq.process.event_loop import TickFuture
 from qmq.wire.frame_payloads import BY_GROUP_MS, Verdict
 

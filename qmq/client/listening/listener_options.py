@@ -33,9 +33,8 @@ from typing import Any, Final, Protocol, TypedDict
 
 from qmq.client.consuming.message import retry_ms
 from qmq.client.listening.context import Policy
-from qmq.client.producing.batch import texts
 from qmq.errors import InvalidArgument
-from qmq.model import BROADCAST, MessageId, check_name
+from qmq.model import BROADCAST, MessageId, check_name, texts
 
 
 class Named(Protocol):

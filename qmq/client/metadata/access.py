@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING
 
-from qmq.client.producing.batch import texts
+from qmq.model import texts
 from qmq.proto.v1 import access_pb2 as access
 from qmq.wire.number_fields import request_of
 

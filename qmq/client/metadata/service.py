@@ -38,7 +38,6 @@ from qmq.client.metadata.cache import (
     placement_of,
     schema_of,
 )
-from qmq.client.producing.batch import texts
 from qmq.errors import (
     CallerError,
     CoordinationUnknown,
@@ -60,6 +59,7 @@ from qmq.model import (
     SubjectFlush,
     check_name,
     dead_letter_subject,
+    texts,
 )
 from qmq.proto.v1 import access_pb2_grpc, control_pb2_grpc, meta_pb2_grpc
 from qmq.proto.v1 import control_pb2 as control

@@ -33,7 +33,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, insort
 from collections import deque
-from collections.abc import Iterable, Mapping, Sequence, Sized
+from collections.abc import Mapping, Sequence, Sized
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -43,7 +43,7 @@ from qmq.delivery.in_flight_batch import InFlightBatch
 from qmq.delivery.retries import PRODUCER, RetryRules, final
 from qmq.delivery.window import InFlightWindow
 from qmq.errors import InvalidArgument, MessageTooLarge, QmqError
-from qmq.model import PREFIX, utf8
+from qmq.model import PREFIX, texts, utf8
 from qmq.process.event_loop import EventLoopTick
 from qmq.wire.batch_columns import Columns
 from qmq.wire.frame_payloads import Produced
@@ -79,23 +79,6 @@ def key_bytes(key: object) -> bytes:
     if len(key) > limits.KEY_BYTES_MAX:
         raise MessageTooLarge(f"a key of {len(key)} bytes; the limit is {limits.KEY_BYTES_MAX}")
     return key
-
-
-def texts(name: str, values: object) -> tuple[str, ...]:
-    """The values of an argument that takes several texts; None means none. One text instead of a
-    list would be taken for the list of its letters. Raises InvalidArgument.
-    """
-    if values is None:
-        return ()
-    if isinstance(values, str | bytes | Mapping) or not isinstance(values, Iterable):
-        hint = f": write [{values!r}]" if isinstance(values, str) else ""
-        raise InvalidArgument(f"{name} are a list of str, not {type(values).__name__}{hint}")
-    found = tuple(values)
-    for each in found:
-        if not isinstance(each, str):
-            raise InvalidArgument(f"{name} are a list of str, and {each!r} is none")
-        utf8(name, each)
-    return found
 
 
 def tag_tuple(tags: object) -> tuple[str, ...]:

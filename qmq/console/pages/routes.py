@@ -242,7 +242,7 @@ def _numbers(name: str, text: str) -> tuple[int, ...]:
 async def show_route(page: ConsolePage) -> Response:
     """Show the route; with a change in the address, also its plan."""
     subject = subject_of(page)
-    found = await described(page.mq, subject)
+    found = await described(page.mq.metadata, subject)
     asked, plan, failure = RouteRequest(), None, ""
     try:
         asked = RouteRequest.of(page.request.query_params)
@@ -355,7 +355,7 @@ class ShownParkedKey:
 async def show_lanes(page: ConsolePage) -> Response:
     """The lanes of each consumer group, and its parked keys."""
     subject = subject_of(page)
-    route = await described(page.mq, subject)
+    route = await described(page.mq.metadata, subject)
     return await page.render(
         "lanes.html",
         subject=subject,

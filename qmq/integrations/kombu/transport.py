@@ -11,11 +11,11 @@ from typing import Any, Final
 from kombu.transport import virtual
 
 import qmq
-from qmq.client.producing.batch import texts
 from qmq.errors import InvalidArgument
 from qmq.integrations.cluster_link import ClusterLink
 from qmq.integrations.kombu.arrivals import StreamQueues
 from qmq.integrations.kombu.channel import Channel
+from qmq.model import texts
 from qmq.process.address import Address
 
 DEFAULT_PORT: Final = 20880

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from qmq.broker.admin import lag_ms, messages_end
 from qmq.broker.broker import Broker
@@ -28,8 +28,10 @@ from qmq.log.recent_writes import ACTIONS, MESSAGES
 from qmq.log.segments import Segments
 from qmq.metrics.figures import COUNTER, GAUGE, HISTOGRAM, SLICE, Figure, Reading, one, rows_of
 from qmq.model import base_group
-from qmq.tiering.segment_copier import SegmentCopier
-from qmq.tiering.stored_reads import StoredReads
+
+if TYPE_CHECKING:
+    from qmq.tiering.segment_copier import SegmentCopier
+    from qmq.tiering.stored_reads import StoredReads
 
 _OF: Final = ("broker_group",)
 _SUBJECT: Final = ("broker_group", "subject")

@@ -1,5 +1,5 @@
-"""The metrics of a metaserver: its requests, and its view of the cluster. All metaservers should
-agree, so alerts use the worst value.
+"""The metrics of a metaserver: its requests, and its view of the cluster; and its readiness. All
+metaservers should agree, so alerts use the worst value.
 """
 
 from __future__ import annotations
@@ -12,7 +12,17 @@ from qmq_coordination.subjects import PauseKind
 from qmq_coordination.view import ClusterView
 
 from qmq.meta.server import MetaServer
-from qmq.metrics.figures import COUNTER, GAUGE, HISTOGRAM, SLICE, Figure, Reading, Row, one
+from qmq.metrics.figures import (
+    COUNTER,
+    GAUGE,
+    HISTOGRAM,
+    SLICE,
+    Figure,
+    Readiness,
+    Reading,
+    Row,
+    one,
+)
 from qmq.model import Order
 
 REQUESTS: Final = Figure(
@@ -167,3 +177,12 @@ class MetaSource:
         yield Reading(GROUP_VERSION, versions)
         yield Reading(MEMBERS, members)
         yield one(CHANGES, pending)
+
+
+def of_meta(is_serving: bool) -> Readiness:
+    """A metaserver is ready once it has listed the cluster; after that it answers from memory, even
+    while etcd cannot be reached.
+    """
+    return Readiness(
+        is_serving, "serving" if is_serving else "starting: it waits for the coordination store"
+    )

@@ -56,10 +56,10 @@ from qmq_coordination.coordination_store import CoordinationStore
 from qmq_coordination.view import ViewChange
 from qmq_replication import identity
 from qmq_replication.coordinator import SECRET, find_secret
-from qmq_replication.core import EPOCH_MAX
 from qmq_replication.driver import Driver
 from qmq_replication.identity import require_cluster
 from qmq_replication.membership import ReplicaMembership
+from qmq_replication.ready import EPOCH_MAX
 
 from qmq.broker.control import ProcessParts
 from qmq.broker.replica_time import ControlPorts, ReplicaTime

@@ -300,15 +300,6 @@ def _most_advanced(leader: Leader) -> str:
     return max(voters, key=lambda name: (leader.peers[name].is_in_step, leader.peers[name].match))
 
 
-def of_meta(is_serving: bool) -> Readiness:
-    """A metaserver is ready once it has listed the cluster; after that it answers from memory, even
-    while etcd cannot be reached.
-    """
-    return Readiness(
-        is_serving, "serving" if is_serving else "starting: it waits for the coordination store"
-    )
-
-
 def of_replica(core: Replica, *, is_serving: bool, has_all: bool = True) -> Readiness:
     """A replica is ready while it serves as master, or has a master and a vote. `has_all`: the
     replica has all data that it needs.

@@ -12,10 +12,11 @@ from support.stores import SharedStore
 
 from qmq.metrics.figures import Readiness
 from qmq.node.broker import broker_node
+from qmq.node.metrics.meta import of_meta
 from qmq.node.process import EtcdOptions
 from qmq.node.replica.context import ReplicaConfig
 from qmq.node.replica.node import ReplicaNode
-from qmq.node.replica.status import of_meta, of_replica
+from qmq.node.replica.status import of_replica
 
 NAMES = ("a", "b", "c")
 

@@ -179,9 +179,10 @@ async def test_an_unknown_driver_is_recognised_by_its_sql_dialect(tmp_path: Path
 _WITHOUT = """
 import sys
 sys.modules["sqlalchemy"] = None
-from qmq.cli.app import app
+from qmq.cli.app import COMMANDS, loaded
 from qmq.errors import InvalidArgument
 from qmq.sql.dedup_tables import migration
+assert [loaded(each).name for each in COMMANDS] == list(COMMANDS)
 assert migration("sqlite")
 try:
     from qmq.sql import SqlDedup
