@@ -11,7 +11,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
-from support.server_cluster import cluster
+from support.clusters import cluster
 
 import qmq
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 from support import eventually, node_config, running
-from support.server_cluster import REPLICATED, cluster
+from support.clusters import REPLICATED, cluster
 
 import qmq
 from qmq.columns.servers.connection import BlockingConnection
