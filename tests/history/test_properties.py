@@ -18,13 +18,11 @@ from dataclasses import dataclass, field, replace
 from random import Random
 from typing import Any, TypeVar
 
+from history.checkers import check_all, duplicate_stored, inconsistent_positions, lost, lost_below
+from history.events import Ack, Event, History, Poll, Record, Reset, Send, Type, from_json, to_json
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 from support.forms import examples
-
-from history import Ack, Event, History, Poll, Record, Reset, Send, check_all
-from history.checkers import duplicate_stored, inconsistent_positions, lost, lost_below
-from history.events import Type, from_json, to_json
 
 QUEUES = ("orders/0@g1", "orders/1@g1", "orders/0@g2")
 GROUPS = ("billing", "audit")

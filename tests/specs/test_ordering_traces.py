@@ -26,8 +26,6 @@ from ordersim.tracer import (
     Settled,
     Stored,
 )
-from support import forms
-
 from specs.model_checker import check_trace, is_there
 from specs.ordering_traces import (
     NEEDS,
@@ -37,6 +35,7 @@ from specs.ordering_traces import (
     ordering_lines,
     traced,
 )
+from support import forms
 
 pytestmark = [
     pytest.mark.long,

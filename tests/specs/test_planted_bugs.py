@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import ordersim.bugs
 import sim.bugs
-
 from specs import ordering_traces, replication_traces
 
 

@@ -9,7 +9,6 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-
 from specs.model_checker import check_trace, is_there
 from specs.ordering_traces import ordering_lines
 from specs.replication_traces import check_replicas

@@ -7,7 +7,6 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-
 from specs.mistakes import PLANTED, Mistake
 from specs.model_checker import ORDERING, REPLICATION, Model, check, is_there
 

@@ -10,8 +10,6 @@ from typing import Final
 
 import pytest
 from sim.bugs import BUGS
-from support import forms
-
 from specs.model_checker import is_there
 from specs.replication_traces import (
     REFUSED_AT,
@@ -20,6 +18,7 @@ from specs.replication_traces import (
     trace,
     trace_of_a_late_promise,
 )
+from support import forms
 
 pytestmark = [
     pytest.mark.long,

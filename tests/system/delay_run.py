@@ -32,6 +32,10 @@ from typing import Any, Final
 
 import grpc
 from qmq_coordination.etcd.process import EtcdProcess, ServerTls, free_ports
+from system import faketime
+from system.crashing import POINTS
+from system.delay_workload import ORDERED, PLAIN, DelayWorkload, Verdict, judge, out_of_order
+from system.group import describe
 
 from qmq.proto.v1 import control_pb2 as pb
 from qmq.proto.v1 import control_pb2_grpc
@@ -40,10 +44,6 @@ from qmq.rpc.server_name import any_server
 from qmq.rpc.tls_network import TlsNetwork
 from qmq.security.certificates import create_authority, issue
 from qmq.security.tls import Credentials, Tls
-from system import faketime
-from system.crashing import POINTS
-from system.delay_workload import ORDERED, PLAIN, DelayWorkload, Verdict, judge, out_of_order
-from system.group import describe
 
 ROOT: Final = Path(__file__).resolve().parents[2]
 META: Final = "meta"

@@ -34,10 +34,6 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from pyiceberg.catalog import Catalog, load_catalog
 from pyspark_qmq.lake.catalog import table_name
-
-import qmq
-from qmq.errors import MessagesExpired, QmqError
-from qmq.model import Order, SubjectConfig
 from system.group import OrderedCluster, Shape, running_cluster
 from system.spark_workload import (
     Row,
@@ -48,6 +44,10 @@ from system.spark_workload import (
     read_log,
     source_rows,
 )
+
+import qmq
+from qmq.errors import MessagesExpired, QmqError
+from qmq.model import Order, SubjectConfig
 
 QUICK = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 """A compiler and a collector of Java for short lives."""

@@ -12,11 +12,11 @@ from pathlib import Path
 import pytest
 from qmq_coordination.etcd.store import EtcdStore
 from qmq_coordination.ordered_records import FENCES
+from system.group import OrderedCluster, Shape, running_cluster
 
 from qmq.client.metadata.service import MetadataClient
 from qmq.model import Order, SubjectConfig
 from qmq.proto.v1 import meta_pb2 as pb
-from system.group import OrderedCluster, Shape, running_cluster
 
 pytestmark = pytest.mark.xdist_group("faults")
 SHAPE = Shape(etcds=1, metas=1, groups=2, replicas=1)

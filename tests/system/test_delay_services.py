@@ -8,10 +8,10 @@ import asyncio
 from pathlib import Path
 
 import pytest
+from system.group import CONTROL_PORT, ETCD, ETCD_USERS, SECURE, Cluster, describe, papers_of
 
 from qmq.rpc.network import NETWORK, Network
 from qmq.rpc.tls_network import network_of
-from system.group import CONTROL_PORT, ETCD, ETCD_USERS, SECURE, Cluster, describe, papers_of
 
 pytestmark = pytest.mark.xdist_group("faults")
 

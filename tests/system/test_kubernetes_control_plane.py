@@ -24,7 +24,6 @@ from kubelet.process_kubelet import (
 )
 from qmq_coordination.etcd.process import EtcdProcess
 from support import needs
-
 from system.workload import Workload
 
 pytestmark = [

@@ -15,10 +15,10 @@ from kubelet.manifests import BATCH, NODES, OPTIONS, PRODUCERS, rendered
 from kubelet.process_kubernetes import ProcessKubernetes
 from qmq_coordination.etcd.process import EtcdProcess
 from support import needs
+from system.workload import Workload
 
 import qmq
 from qmq.security.certificates import issue
-from system.workload import Workload
 
 pytestmark = [pytest.mark.xdist_group("faults"), pytest.mark.longest, needs.helm, needs.etcd]
 GROUPS = ("qmq-g1", "qmq-g2")

@@ -12,13 +12,10 @@ from pathlib import Path
 
 import pytest
 from binlog import OutOfOrder, Source
-from history import load
-from history.ordered import Deliver, OrderedReport
+from history.events import load
+from history.ordered.checkers import OrderedReport
+from history.ordered.events import Deliver
 from support import NodeProcess
-
-import qmq
-from qmq.model import Order, SubjectConfig
-from qmq.proto.v1 import meta_pb2 as pb
 from system.ordered_workload import (
     ConsumerProcess,
     Follower,
@@ -29,6 +26,10 @@ from system.ordered_workload import (
     followed,
     parse,
 )
+
+import qmq
+from qmq.model import Order, SubjectConfig
+from qmq.proto.v1 import meta_pb2 as pb
 
 ROWS = int(os.environ.get("QMQ_BINLOG_ROWS", "20000"))
 SLOW_S = 120.0

@@ -23,25 +23,24 @@ from itertools import pairwise
 from random import Random
 from typing import Any, TypeVar
 
-from hypothesis import HealthCheck, assume, given, settings
-from hypothesis import strategies as st
-from qmq_ordering.hashing import logical_partition
-from support.forms import examples
-
 from history.events import Operation, Reset, from_json, to_json
-from history.ordered import (
+from history.ordered.checkers import check_ordered
+from history.ordered.events import (
     Deliver,
     Handed,
     Keyed,
     OrderedHistory,
+    Part,
     Put,
     Rerouted,
     Sealed,
     Settle,
     Stored,
-    check_ordered,
 )
-from history.ordered.events import Part
+from hypothesis import HealthCheck, assume, given, settings
+from hypothesis import strategies as st
+from qmq_ordering.hashing import logical_partition
+from support.forms import examples
 
 LPS = 8
 KEYS = "defgklo"

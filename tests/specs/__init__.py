@@ -1,1 +1,0 @@
-"""The specifications of docs/specs, explored by TLC (docs/JUDGES.md)."""
