@@ -369,7 +369,7 @@ def sink_run(
     checkpoint = folder / "checkpoint"
     driver = DriverProcess(
         [
-            str(TESTS / "system" / "spark_programs.py"),
+            str(TESTS / "spark" / "driver_programs.py"),
             "sink",
             "--server",
             found.server,
@@ -448,7 +448,7 @@ def copy_run(
             "--task-bytes",
             size,
         ]
-        return [str(TESTS / "system" / "spark_programs.py"), "copy", *asked, *more]
+        return [str(TESTS / "spark" / "driver_programs.py"), "copy", *asked, *more]
 
     moments: Counter[str] = Counter()
     wrong: list[str] = []
