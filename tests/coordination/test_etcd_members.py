@@ -105,19 +105,19 @@ async def test_one_address_of_another_etcd_cluster_is_not_used(
     assert (right.failure, right.version) == ("", "3.5.1")
 
 
-async def test_the_member_that_does_not_answer_is_named(cluster: EtcdCluster) -> None:
-    store = EtcdStore(cluster.endpoints)
+async def test_the_member_that_does_not_answer_is_named(etcd_cluster: EtcdCluster) -> None:
+    store = EtcdStore(etcd_cluster.endpoints)
     try:
         assert [each.failure for each in await store.members()] == ["", "", ""]
-        cluster.members[0].kill()
-        cluster.members[1].pause()
+        etcd_cluster.members[0].kill()
+        etcd_cluster.members[1].pause()
         killed, paused, alone = await store.members()
-        assert killed.address == f"127.0.0.1:{cluster.members[0].client_port}"
+        assert killed.address == f"127.0.0.1:{etcd_cluster.members[0].client_port}"
         assert killed.failure
         assert paused.failure == "no answer within 1 s"
-        assert alone.address == f"127.0.0.1:{cluster.members[2].client_port}"
+        assert alone.address == f"127.0.0.1:{etcd_cluster.members[2].client_port}"
     finally:
-        cluster.members[1].resume()
+        etcd_cluster.members[1].resume()
         await store.close()
 
 
