@@ -7,8 +7,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from specs.mistakes import PLANTED, Mistake
-from specs.model_checker import ORDERING, REPLICATION, Model, check, is_there
+from specs.model_checker import ORDERING, PLANTED, REPLICATION, Mistake, Model, check, is_there
 
 pytestmark = [
     pytest.mark.long,
