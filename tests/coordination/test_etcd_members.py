@@ -16,7 +16,7 @@ import pytest
 from qmq_coordination.etcd.channel import PUT, RANGE, STATUS
 from qmq_coordination.etcd.process import EtcdCluster, EtcdProcess
 from qmq_coordination.etcd.store import EtcdStore
-from support import needs
+from support import eventually, needs
 from support.stores import Follower, Proxy, history, proxied, put_surely
 
 from qmq.errors import CoordinationUnavailable, CoordinationUnknown, WrongCoordinationStore
@@ -132,9 +132,7 @@ async def test_members_that_want_a_user_tell_their_version(own_etcd: EtcdProcess
 async def test_a_closed_store_has_no_connection_left(led: Led) -> None:
     await asyncio.gather(led.store.members(), led.store.put("k", b"1"))
     await led.store.close()
-    async with asyncio.timeout(30):
-        while any(each.connections for each in led.proxies):
-            await asyncio.sleep(0.01)
+    await eventually(lambda: not any(each.connections for each in led.proxies))
 
 
 @pytest.fixture

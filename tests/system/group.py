@@ -29,7 +29,7 @@ from typing import Any, Final, NamedTuple
 from unittest.mock import patch
 
 import grpc
-from support import NodeProcess, needs
+from support import NodeProcess, eventually, needs
 
 sys.path.append(str(Path(__file__).resolve().parents[2] / "scripts"))
 
@@ -346,9 +346,7 @@ class OrderedCluster:
         process costs more than its answer.
         """
         await self.do(self.cluster.start, name, wait=False)
-        async with asyncio.timeout(within_s):
-            while not await self._answers(name):
-                await asyncio.sleep(0.1)
+        await eventually(lambda: self._answers(name), within_s=within_s, look_s=0.1)
 
     async def _answers(self, name: str) -> bool:
         if name not in self.metas:

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 from qmq_coordination.etcd.store import EtcdStore
 from qmq_coordination.ordered_records import FENCES
+from support import eventually
 from system.group import OrderedCluster, Shape, running_cluster
 
 from qmq.client.metadata.service import MetadataClient
@@ -42,9 +43,11 @@ def places(route: pb.DescribeRouteResponse) -> list[str]:
 
 async def said(it: OrderedCluster, name: str, text: str, within_s: float = 120.0) -> None:
     """Wait until a server's log has a text."""
-    async with asyncio.timeout(within_s):
-        while text not in it.cluster.log(name).read_text(errors="replace"):
-            await asyncio.sleep(0.1)
+    await eventually(
+        lambda: text in it.cluster.log(name).read_text(errors="replace"),
+        within_s=within_s,
+        look_s=0.1,
+    )
 
 
 async def test_a_broker_group_that_starts_late_keeps_its_partitions(tmp_path: Path) -> None:

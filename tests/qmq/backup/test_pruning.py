@@ -16,6 +16,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from live_cluster import PLAIN, History, LiveCluster, objects_in, rest, running
+from support import eventually
 
 from qmq.backup.manifest import (
     VERSION,
@@ -292,9 +293,7 @@ async def test_a_backup_waits_for_a_prune_and_fails_if_its_mark_was_taken(
     now_ms = round(datetime.now(UTC).timestamp() * 1000)
     prune = marks.put(Work.PRUNE, now_ms)
     making = asyncio.ensure_future(cluster.back_up(objects))
-    async with asyncio.timeout(30):
-        while len(objects.store.names("running")) < 2:
-            await asyncio.sleep(0.02)
+    await eventually(lambda: len(objects.store.names("running")) >= 2)
     assert objects.ids() == []
     marks.take(prune)
     made = await making

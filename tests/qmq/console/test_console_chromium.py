@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support import hostile, needs
+from support import eventually, hostile, needs
 from support.console import Stage, parked_subject
 
 from qmq.client.consuming.ordered.message import OrderedMessage
@@ -381,9 +381,7 @@ async def test_a_parked_key_is_replayed_in_order_and_another_skipped_by_its_name
         await page.locator(
             ".note", has_text="2 messages of the key customer-1 are given back, in order."
         ).wait_for()
-        async with asyncio.timeout(20):
-            while len(consuming.seen) < 2:
-                await asyncio.sleep(0.01)
+        await eventually(lambda: len(consuming.seen) >= 2)
         assert consuming.seen == [b"to customer-1", b"later"]
         await skip(page, "")
         assert (

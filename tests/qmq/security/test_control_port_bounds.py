@@ -73,9 +73,7 @@ class ControlPort:
         """Returns when a call is served. On a loaded machine a connection may take longer than the
         two seconds that a channel gives it.
         """
-        async with asyncio.timeout(60):
-            while not await self.is_served():
-                await asyncio.sleep(0.01)
+        await eventually(self.is_served)
 
     async def is_served(self) -> bool:
         try:
@@ -319,9 +317,7 @@ async def test_without_tls_too_many_connections_and_silent_ones_keep_no_other_ma
             strangers = [Stranger(port.port) for _ in range(8)]
             for each in strangers:
                 await each.ended()
-            async with asyncio.timeout(30):
-                while not await port.is_served():
-                    await asyncio.sleep(0.01)
+            await eventually(port.is_served)
 
 
 @pytest.mark.parametrize("role", ["meta", "broker"])

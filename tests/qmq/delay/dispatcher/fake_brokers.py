@@ -23,6 +23,7 @@ from typing import Any, TypeVar
 from qmq_ordering.hashing import logical_partition
 from qmq_ordering.routes import LpRange, PhysicalPartition
 from qmq_ordering.routes import Route as OrderedRoute
+from support import eventually
 
 from qmq.client.connection.pool import ConnectionPool
 from qmq.client.metadata.cache import MetadataCache, Ordering, Placement, Pushed, SubjectRoute
@@ -96,9 +97,7 @@ def play(scene: Callable[[], Coroutine[Any, Any, T]]) -> T:
 
 async def until(condition: Callable[[], bool], within_s: float = 600.0) -> None:
     """Wait, in time that jumps."""
-    async with asyncio.timeout(within_s):
-        while not condition():
-            await asyncio.sleep(0.005)
+    await eventually(condition, within_s=within_s, look_s=0.005)
 
 
 def due(ordinal: int, subject: str = "s", **fields: Any) -> DueMessage:
