@@ -18,6 +18,7 @@ from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
 from dataclasses import dataclass, field
 from enum import Enum, auto
+from functools import wraps
 from typing import Any, TypeVar
 
 from qmq_ordering.hashing import logical_partition
@@ -93,6 +94,16 @@ def play(scene: Callable[[], Coroutine[Any, Any, T]]) -> T:
     gc.collect(1)
     assert not wrong, "in a callback or a task"
     return result
+
+
+def played(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., None]:
+    """A test in time that jumps."""
+
+    @wraps(test)
+    def run(*given: Any, **named: Any) -> None:
+        play(lambda: test(*given, **named))
+
+    return run
 
 
 async def until(condition: Callable[[], bool], within_s: float = 600.0) -> None:
