@@ -74,13 +74,11 @@ async def test_a_change_is_not_made_in_another_etcd_cluster(
         match=r"belongs to the etcd cluster [0-9a-f]+, and this process uses [0-9a-f]+",
     ) as refused:
         while True:
-            with contextlib.suppress(
-                CoordinationUnknown
-            ):  # the connection that is led away may end with the change under way
+            # the connection that is led away may end with the change under way
+            with contextlib.suppress(CoordinationUnknown):
                 await led.store.put("w/1", b"there")
-    assert isinstance(
-        refused.value, CoordinationUnavailable
-    )  # certainly not made: the caller may repeat it
+    # certainly not made: the caller may repeat it
+    assert isinstance(refused.value, CoordinationUnavailable)
     with pytest.raises(WrongCoordinationStore, match="correct etcd's addresses"):
         await led.store.get("w/0")
     elsewhere = EtcdStore([other_etcd.endpoint])

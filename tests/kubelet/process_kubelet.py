@@ -701,9 +701,8 @@ class ProcessKubelet:
             return
         path = f"/api/v1/namespaces/{self._namespace}/pods/{pod.name}/status"
         body = {"metadata": {"uid": uid}, "status": _status(found, pod, is_ready=is_ready)}
-        with suppress(
-            ApiRefused
-        ):  # a pod that has gone meanwhile; another one of its name has another uid
+        # a pod that has gone meanwhile; another one of its name has another uid
+        with suppress(ApiRefused):
             await self._api.call("PATCH", path, body, MERGE)
             self._told[uid] = fact
 

@@ -317,9 +317,8 @@ class Nemesis:
         self._world.after(self._random.randint(300, 1_500), self._cut_all)
         after_ms = self._random.randint(600, 3_000)
         self._world.after(after_ms, self._give_majority, group)
-        if (
-            self._random.random() < 0.5
-        ):  # it commits, and seals; but who asks about what was on its way gets no answer
+        # it commits, and seals; but who asks about what was on its way gets no answer
+        if self._random.random() < 0.5:
             self._world.after(
                 after_ms + self._random.randint(20, 400), self._pause_master_of, group
             )

@@ -135,9 +135,8 @@ def test_while_a_change_is_under_way_both_majorities_must_hold_an_entry() -> Non
     group.pass_time(group.timing.heartbeat_ms, "a")
     for _ in range(6):
         group.deliver()
-    assert (
-        group.core["a"].state.commit == 2
-    )  # a, b and c are a majority of abcd, and a and c one of acd
+    # a, b and c are a majority of abcd, and a and c one of acd
+    assert group.core["a"].state.commit == 2
 
 
 def test_a_membership_change_waits_until_the_new_majority_holds_all_commits() -> None:
@@ -153,9 +152,8 @@ def test_a_membership_change_waits_until_the_new_majority_holds_all_commits() ->
     group.carry_out("a")
     group.settle()
     assert group.core["a"].state.membership.voters == ("a", "c", "d", "e")
-    with pytest.raises(
-        Unavailable
-    ):  # the entry is on a and c: with a and d, or a and e, there would be a majority without it
+    # the entry is on a and c: with a and d, or a and e, there would be a majority without it
+    with pytest.raises(Unavailable):
         leader.propose(group.core["a"].state.membership.without("c"), group.now_ms)
     group.heal()
     group.beat()

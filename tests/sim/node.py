@@ -314,9 +314,8 @@ class Node:
 
     async def _recover(self) -> None:
         """Recover as the driver does from what is on disk."""
-        if (
-            self.disk.folder != self._folder
-        ):  # a new disk: every promised epoch was at most the store's
+        # a new disk: every promised epoch was at most the store's
+        if self.disk.folder != self._folder:
             epoch = await self._highest_epoch()
             self.disk.state = self.disk.state._replace(promised=epoch, is_whole=False)
             self._folder = self.disk.folder

@@ -126,9 +126,8 @@ def _train(archive: Path) -> None:
     }
     command = [sys.executable, "-c", TRAINING, json.dumps(settings), str(FOLDER / "table")]
     try:
-        subprocess.run(
-            command, capture_output=True, timeout=TRAINING_S, check=True
-        )  # returns when the JVM, too, has let go of the pipes
+        # returns when the JVM, too, has let go of the pipes
+        subprocess.run(command, capture_output=True, timeout=TRAINING_S, check=True)
     except subprocess.SubprocessError:
         made.unlink(missing_ok=True)
     for old in FOLDER.glob("*.jsa"):  # of a Java or a PySpark that was here before

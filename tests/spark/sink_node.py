@@ -413,9 +413,8 @@ class NodeThread:
 
         async def created(metadata: MetadataClient) -> None:
             while True:
-                with suppress(
-                    Unavailable
-                ):  # on a busy machine the node may not run for longer than a call waits
+                # on a busy machine the node may not run for longer than a call waits
+                with suppress(Unavailable):
                     await metadata.create_subject(config, partitions=partitions)
                     return
 

@@ -125,9 +125,8 @@ class TracedNode(Node):
         if self.core is not None:
             self.tracer.begins_to_carry_out(self.core)
         super()._carry_out()
-        if (
-            self.core is not None and self._unsaved is None
-        ):  # what waits for room on the disk is not shown before it is saved
+        # what waits for room on the disk is not shown before it is saved
+        if self.core is not None and self._unsaved is None:
             self.tracer.shows(self.core)
 
     def _failpoint(self, weight: int = 1) -> None:
@@ -156,9 +155,8 @@ class TracedNode(Node):
         core = self.core
         if core is not None and self.boot == boot:
             for to, message in core.state.ready.messages:
-                if isinstance(
-                    message, Ack
-                ):  # it is sent with the next messages, which may be of a later epoch
+                # it is sent with the next messages, which may be of a later epoch
+                if isinstance(message, Ack):
                     self.tracer.sends(core, to, message)
 
     def _committed(self, index: int) -> None:

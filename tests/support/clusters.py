@@ -95,9 +95,8 @@ class LoopCluster:
         await self.nodes.pop(name).stop()
 
     async def stop_all(self) -> None:
-        with patch(
-            "qmq.node.replica.status.TRANSFER_S", 0.1
-        ):  # the last ones have nobody to hand over to
+        # the last ones have nobody to hand over to
+        with patch("qmq.node.replica.status.TRANSFER_S", 0.1):
             for name in list(self.nodes):
                 await self.stop(name)
 

@@ -125,9 +125,8 @@ class DatabaseServer:
         until = time.monotonic() + START_S
         while True:
             try:
-                with (
-                    socket.socket(socket.AF_UNIX) as probe
-                ):  # first by hand: PyMySQL forgets the socket of a connection that is refused
+                # first by hand: PyMySQL forgets the socket of a connection that is refused
+                with socket.socket(socket.AF_UNIX) as probe:
                     probe.connect(self.socket)
                 self.connect(self.first_database).close()
                 return

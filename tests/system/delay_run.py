@@ -137,9 +137,8 @@ class DelayCluster:
             )
         assert process.stdout is not None
         line = process.stdout.readline()
-        if (
-            READY not in line and not crash
-        ):  # one that is to crash may do so at once, while it follows
+        # one that is to crash may do so at once, while it follows
+        if READY not in line and not crash:
             process.kill()
             process.wait()
             raise RuntimeError(

@@ -234,9 +234,8 @@ class DelayWorkload:
                 ]
         except QmqError as failure:
             for wish in wishes:
-                wish.is_refused = (
-                    failure.outcome is Outcome.NOT_STORED and count == 1
-                )  # of many, some batch may be stored
+                # of many, some batch may be stored
+                wish.is_refused = failure.outcome is Outcome.NOT_STORED and count == 1
             return []
         acked_ms = _now_ms()
         for wish in wishes:

@@ -150,9 +150,8 @@ async def test_shards_share_a_subject_and_one_that_is_killed_comes_back(tmp_path
                 await producer.send_many(more)
 
             async with asyncio.timeout(60):
-                while (
-                    len(producer.stored_by_group) < SHARDS
-                ):  # a shard may have no master yet, and the client hears of it when it has
+                # a shard may have no master yet, and the client hears of it when it has
+                while len(producer.stored_by_group) < SHARDS:
                     await send(500)
             victim = it.shards()["g1.2"]
             os.kill(victim, signal.SIGKILL)

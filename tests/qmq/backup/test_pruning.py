@@ -192,9 +192,8 @@ def test_a_prune_that_dies_at_any_call_leaves_whole_backups_and_is_continued(
         except StoreAway:
             assert is_whole(objects, new)
             assert old.id not in objects.ids() or is_whole(objects, old)
-            later = BackupPruner(
-                objects, now_ms=lambda: NOW_MS + HOUR_MS
-            )  # when the mark that it left no longer counts
+            # when the mark that it left no longer counts
+            later = BackupPruner(objects, now_ms=lambda: NOW_MS + HOUR_MS)
             later.prune(KeepRule(1))
             assert is_whole(objects, new)
             assert len(objects.chunk_names()) == 3

@@ -64,9 +64,8 @@ async def failed_twice(mq: qmq.Client, *, others: int = 0) -> qmq.Receipt:
                 await mq.send("s", b"%d" % number)
                 await (await take(consumer)).ack_sync()
             if name == "a":
-                message.nack(
-                    timedelta(seconds=0.5), "once"
-                )  # it goes before the message may come again
+                # it goes before the message may come again
+                message.nack(timedelta(seconds=0.5), "once")
             else:
                 message.reject("no stock")
     return receipt
@@ -148,9 +147,8 @@ async def test_deleted_segments_of_the_action_log_are_reported_as_missing(
     await eventually(lambda: queue.share("g").deaths and not queue.share("g").dying)
     begun = len(actions.bases)
     async with mq.consumer("s", "g") as consumer:
-        while (
-            len(actions.bases) < begun + 3
-        ):  # so that the last one begins with a group that is done with it
+        # so that the last one begins with a group that is done with it
+        while len(actions.bases) < begun + 3:
             await mq.send("s", b"other")
             await (await take(consumer)).ack_sync()
     second = await mq.send("s", b"last")
@@ -235,9 +233,8 @@ async def test_a_delayed_message_is_followed_from_the_delay_group_to_its_consume
         )
         assert not inquiry.is_incomplete
 
-        monkeypatch.setattr(
-            history, "HEADS_MAX", 0
-        )  # a look that is cut short finds what the delay group has, and says so
+        # a look that is cut short finds what the delay group has, and says so
+        monkeypatch.setattr(history, "HEADS_MAX", 0)
         found = await mq.metadata.find_every(str(soon.id))
         assert (
             [each.due_ms > 0 for each in (found.message, *found.others)],

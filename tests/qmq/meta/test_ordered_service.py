@@ -281,11 +281,12 @@ async def test_routes_are_split_merged_and_moved_and_located_at_once(
         merge = pb.MergeOperation(partitions=[5, 4])
         await here.call("ChangeRoute", pb.ChangeRouteRequest(subject="s", merge=merge))
         assert await here.route() == [(2, 0, 20, "a"), (6, 20, 100, "c")]
+        # older versions are still read there
         assert {each.broker_group for each in (await here.locate()).routes} == {
             "a",
             "b",
             "c",
-        }  # older versions are still read there
+        }
         history = (await here.call("RouteHistory", pb.RouteHistoryRequest(subject="s"))).changes
         assert [
             (each.kind, each.to_version, list(each.sources), each.reason) for each in history
@@ -452,10 +453,11 @@ async def test_consumers_are_dealt_lanes_and_hear_at_once_when_they_change(
         assert await here.sync("x", generation=first.generation, wait_ms=50) == first, "no news"
         waiting = asyncio.create_task(here.sync("x", generation=first.generation))
         known = await here.sync("y")
+        # what was dealt before it came
         assert (known.generation, lanes_of(known)) == (
             first.generation,
             [],
-        )  # what was dealt before it came
+        )
         second = await here.sync("y", generation=known.generation)
         assert lanes_of(await waiting) == [(1, 0, 50, 1)]
         assert lanes_of(second) == [(1, 50, 100, 1)]

@@ -223,9 +223,8 @@ async def test_an_address_whose_idle_connections_take_all_places_makes_room_for_
         tmp_path, role, replace(BOUNDS, connections_max=6), papers, REACHABLE
     ) as port:
         idle = list[asyncio.StreamWriter]()
-        for _ in range(
-            6
-        ):  # whole handshakes of TLS and of HTTP/2, from another address than the callers'
+        # whole handshakes of TLS and of HTTP/2, from another address than the callers'
+        for _ in range(6):
             reader, writer = await asyncio.open_connection(
                 HOST, port.port, ssl=context, local_addr=("127.0.0.2", 0)
             )
@@ -337,9 +336,8 @@ async def test_a_control_port_that_stops_leaves_no_socket_and_no_peer(tmp_path: 
 async def test_a_client_whose_idle_connection_was_ended_connects_again(tmp_path: Path) -> None:
     async with listening(tmp_path, "meta", replace(BOUNDS, connections_max=1, idle_ms=200)) as port:
         first, other = MetadataClient([port.address]), MetadataClient([port.address])
-        for _ in range(
-            3
-        ):  # there is room for one, so each waits until the other one's connection has been ended
+        # there is room for one, so each waits until the other one's connection has been ended
+        for _ in range(3):
             for each in (first, other):
                 async with asyncio.timeout(30):
                     await each.call("ListSubjects", meta_pb2.ListSubjectsRequest(), retry_s=20)

@@ -95,9 +95,8 @@ async def test_peers_that_break_off_in_any_state_leave_no_descriptor_and_no_name
             await eventually(lambda: bool(door.peers))
             under_way.cancel()
         await eventually(lambda: not door.peers and not relay.connections)
-        await eventually(
-            lambda: len(os.listdir("/proc/self/fd")) <= before + 2
-        )  # gRPC's own for its client
+        # gRPC's own for its client
+        await eventually(lambda: len(os.listdir("/proc/self/fd")) <= before + 2)
 
 
 async def test_a_peer_that_cannot_be_passed_on_is_closed_and_that_is_logged_once(
@@ -155,9 +154,8 @@ def test_a_taken_port_is_an_error_and_not_the_end_of_the_process(
     with socket.socket() as taken:
         taken.bind((HOST, 0))
         taken.listen()
-        for _ in range(
-            3
-        ):  # without `end_unstarted` the second one has ended the process by a segmentation fault
+        # without `end_unstarted` the second one has ended the process by a segmentation fault
+        for _ in range(3):
             with pytest.raises(OSError, match=r"in use|cannot be opened"):
                 asyncio.run(serve(taken.getsockname()[1]))
             gc.collect()

@@ -73,9 +73,8 @@ class Reaper:
 
     def __call__(self, frame: FrameType, event: str, argument: Any) -> Any:
         code = frame.f_code
-        if (
-            code.co_filename not in _FILES or code.co_name.startswith("<") or self.is_over
-        ):  # a lambda is a line of who has it
+        # a lambda is a line of who has it
+        if code.co_filename not in _FILES or code.co_name.startswith("<") or self.is_over:
             return None
         if event == "line":
             self.came_by(f"{Path(code.co_filename).name}:{code.co_name}")

@@ -49,10 +49,11 @@ async def test_a_handler_that_ignores_a_refused_commit_has_its_whole_effect_or_n
 
     async with ways(database) as found:
         for number, way in enumerate(found):
+            # its transaction is over; sessions and drivers do not notice
             if way.name in (
                 "engine",
                 "async-engine",
-            ):  # its transaction is over; sessions and drivers do not notice
+            ):
                 with pytest.raises(PendingRollbackError):
                     await way.work(message(number), commit)
                 assert effects(database) == []

@@ -283,11 +283,12 @@ async def test_one_large_transaction_does_not_stop_the_event_loop(
     database: Database, node: Node
 ) -> None:
     with engine_of(database):
+        # if it does, for 60 s
         async with (
             async_engine_of(database) as engine,
             client(node.address) as mq,
             asyncio.timeout(40),
-        ):  # if it does, for 60 s
+        ):
             async with mq.outbox(engine) as box:
                 for number in range(2_500):
                     box.send("order", b"%d" % number)

@@ -224,10 +224,11 @@ async def test_whatever_frames_are_sent_the_next_client_is_served(tmp_path: Path
             count += await _fire(made, addresses[rounds % 3])
         assert count > 200, count
         await _check_served(mq, "behind")
+    # what was stored can be read again
     async with (
         running(config) as node,
         qmq.connect(node.address) as mq,
-    ):  # what was stored can be read again
+    ):
         await _check_served(mq, "again")
 
 

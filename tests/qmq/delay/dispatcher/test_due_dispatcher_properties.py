@@ -178,9 +178,8 @@ class History:
             }
             may_be_left_behind = subject == "sorted" and self.is_fenced
             assert len(bodies) == len(set(bodies)) or may_be_left_behind
-            if (
-                may_be_left_behind and self.crashes
-            ):  # who takes over does not know what a fenced partition may have: it may be cancelled
+            # who takes over does not know what a fenced partition may have: it may be cancelled
+            if may_be_left_behind and self.crashes:
                 mine |= set(bodies) & {place.ordinal for place in self.withdrawn}
             assert set(bodies) == mine
         for subject in SUBJECTS:
