@@ -1,0 +1,1 @@
+"""The specifications of docs/specs, explored by TLC (docs/JUDGES.md)."""
