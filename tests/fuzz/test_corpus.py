@@ -5,6 +5,7 @@ typed error.
 from __future__ import annotations
 
 import pytest
+
 from fuzz.targets import FOLDER, TARGETS, counts, inputs_of, seeds_of
 
 MENDED = (

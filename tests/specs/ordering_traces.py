@@ -49,9 +49,9 @@ from ordersim.tracer import (
     Tracer,
 )
 from qmq_ordering.routes import Change, LpRange, Phase, Route
-from specs.model_checker import TraceVerdict, check_trace
 
 from qmq.log.envelopes import Entry
+from specs.model_checker import TraceVerdict, check_trace
 
 STEP_MS: Final = 500
 CALM_MS: Final = 30_000

@@ -20,6 +20,7 @@ from sim.node import Node
 from sim.replica_tracer import Line, ReplicaTracer, Trace
 from sim.run import SPARES, Simulation
 from sim.world import World
+
 from specs.model_checker import TraceVerdict, check_trace
 
 LEFT_OUT: Final = ("wipe", "retention", "outrun")

@@ -7,6 +7,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+
 from specs.model_checker import ORDERING, PLANTED, REPLICATION, Mistake, Model, check, is_there
 
 pytestmark = [
