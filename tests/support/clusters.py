@@ -33,6 +33,7 @@ from qmq.node.delay import DelayReplicaConfig, delay_node
 from qmq.node.process import MACHINE, TIMING, Environment, EtcdOptions, NodeTiming
 from qmq.node.replica.context import ReplicaConfig
 from qmq.node.replica.node import ReplicaNode
+from qmq.rpc.network import NETWORK, Network
 from qmq.wire.batch import BatchView
 from support import eventually
 from support.stores import SharedStore
@@ -82,12 +83,13 @@ def delay_config(
 class LoopCluster:
     """A metaserver, and the replicas that run, by name."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, network: Network = NETWORK) -> None:
+        """`network` is the metaserver's."""
         self.folder = folder
         self.store = SharedStore()
         self.view = ClusterView(self.store)
         self.nodes: dict[str, ReplicaNode] = {}
-        self.meta = MetaServer(self.store, self.view, MetaConfig("127.0.0.1", 0))
+        self.meta = MetaServer(self.store, self.view, MetaConfig("127.0.0.1", 0), network=network)
         self._has_meta = True
 
     async def stop(self, name: str) -> None:
