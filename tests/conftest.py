@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from hypothesis import settings
 from support import NodeProcess, forms, needs, node_config, running
-from support.etcd_process import EtcdProcess
+from support.etcd_process import EtcdCluster, EtcdProcess
 from support.secret_scan import pytest_runtest_makereport as pytest_runtest_makereport
 
 from qmq.broker.maintenance import EXIT_FATAL
@@ -220,3 +220,15 @@ def _etcd_on(folder: Path) -> Iterator[EtcdProcess]:
         yield server
     finally:
         server.stop()
+
+
+@pytest.fixture
+def etcd_cluster(tmp_path: Path) -> Iterator[EtcdCluster]:
+    """Three members, for a test that disturbs them."""
+    needs.need_etcd()
+    found = EtcdCluster(tmp_path / "etcd", 3)
+    try:
+        found.start()
+        yield found
+    finally:
+        found.stop()

@@ -30,7 +30,7 @@ from damage.cells import ENDS, MEANINGS, cells
 from qmq_coordination import access_records, broker_groups, ordered_records, subjects
 from rocketmq_fields import FIELDS
 from specs import ordering_traces, replication_traces
-from specs.mistakes import ORDERING_MISTAKES, REPLICATION_MISTAKES
+from specs.model_checker import ORDERING_MISTAKES, REPLICATION_MISTAKES
 from typer.main import get_command
 
 import qmq

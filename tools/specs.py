@@ -14,8 +14,7 @@ from typing import Final
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
 
-from specs.mistakes import PLANTED
-from specs.model_checker import ORDERING, REPLICATION, Model, check
+from specs.model_checker import ORDERING, PLANTED, REPLICATION, Model, check
 
 MODELS: Final = {"replication": REPLICATION, "ordering": ORDERING}
 

@@ -55,18 +55,18 @@ HARMS: list[Callable[[EtcdProcess], None]] = [flip, cut, lose]
 @pytest.mark.parametrize("count", [1, 2, 3])
 @pytest.mark.parametrize("harm", HARMS, ids=lambda harm: harm.__name__)
 async def test_damaged_members_remove_no_value_that_an_undamaged_majority_has(
-    cluster: EtcdCluster, harm: Callable[[EtcdProcess], None], count: int
+    etcd_cluster: EtcdCluster, harm: Callable[[EtcdProcess], None], count: int
 ) -> None:
-    store = EtcdStore(cluster.endpoints, namespace="/damage/", total_s=8)
+    store = EtcdStore(etcd_cluster.endpoints, namespace="/damage/", total_s=8)
     try:
         for number in range(200):
             revision = await put_surely(store, f"key/{number}", b"%d" % number)
         # A member that lags would not count to an undamaged majority.
-        for member in cluster.members:
+        for member in etcd_cluster.members:
             await eventually(partial(has, member, revision), within_s=30)
-        for member in cluster.members[:count]:
+        for member in etcd_cluster.members[:count]:
             member.kill()
-        for member in cluster.members[:count]:
+        for member in etcd_cluster.members[:count]:
             harm(member)
             member.spawn()
         if count == 1:

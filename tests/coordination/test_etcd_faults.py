@@ -72,14 +72,14 @@ async def test_a_watch_over_a_killed_and_restarted_server_gives_every_event_once
 
 
 async def test_with_the_contacted_member_stopped_calls_and_watches_continue(
-    cluster: EtcdCluster,
+    etcd_cluster: EtcdCluster,
 ) -> None:
-    async with opened(cluster.endpoints) as store:
+    async with opened(etcd_cluster.endpoints) as store:
         start = await store.put("w/0", b"")
         lease = await store.grant(60)
         follower = Follower(store, "w/", start)
         await follower.reaches(start)
-        cluster.members[0].pause()
+        etcd_cluster.members[0].pause()
         try:
             end = 0
             for number in range(20):
@@ -87,16 +87,16 @@ async def test_with_the_contacted_member_stopped_calls_and_watches_continue(
             assert await store.keep_alive(lease) == 60
             await same_as_undisturbed(follower, store, start, end)
         finally:
-            cluster.members[0].resume()
+            etcd_cluster.members[0].resume()
         await follower.stop()
 
 
-async def test_with_the_leader_killed_calls_and_watches_continue(cluster: EtcdCluster) -> None:
-    async with opened(cluster.endpoints, total_s=15) as store:
+async def test_with_the_leader_killed_calls_and_watches_continue(etcd_cluster: EtcdCluster) -> None:
+    async with opened(etcd_cluster.endpoints, total_s=15) as store:
         start = await store.put("w/0", b"")
         follower = Follower(store, "w/", start)
         leader = (await store.status()).leader
-        for member in cluster.members:
+        for member in etcd_cluster.members:
             async with opened([member.endpoint]) as one:
                 if (await one.status()).member == leader:
                     victim = member
@@ -110,20 +110,22 @@ async def test_with_the_leader_killed_calls_and_watches_continue(cluster: EtcdCl
         await follower.stop()
 
 
-async def test_with_all_members_away_reads_say_so_and_watches_wait(cluster: EtcdCluster) -> None:
-    async with opened(cluster.endpoints, total_s=1) as store:
+async def test_with_all_members_away_reads_say_so_and_watches_wait(
+    etcd_cluster: EtcdCluster,
+) -> None:
+    async with opened(etcd_cluster.endpoints, total_s=1) as store:
         start = await store.put("w/0", b"")
         follower = Follower(store, "w/", start)
         await follower.reaches(start)
-        for member in cluster.members:
+        for member in etcd_cluster.members:
             member.kill()
         with pytest.raises(CoordinationUnavailable, match="no etcd member answered"):
             await store.get("w/0")
         with pytest.raises((CoordinationUnavailable, CoordinationUnknown)):
             await store.put("w/1", b"never")
-        for member in cluster.members:
+        for member in etcd_cluster.members:
             member.spawn()
-        for member in cluster.members:
+        for member in etcd_cluster.members:
             await asyncio.to_thread(member.wait_healthy)
         end = await put_surely(store, "w/1", b"1")
         await same_as_undisturbed(follower, store, start, end)
@@ -131,11 +133,11 @@ async def test_with_all_members_away_reads_say_so_and_watches_wait(cluster: Etcd
 
 
 async def test_without_a_majority_no_call_succeeds_and_no_change_is_reported_done(
-    cluster: EtcdCluster,
+    etcd_cluster: EtcdCluster,
 ) -> None:
-    async with opened(cluster.endpoints, total_s=2) as store:
+    async with opened(etcd_cluster.endpoints, total_s=2) as store:
         await store.put("k", b"1")
-        for member in cluster.members[1:]:
+        for member in etcd_cluster.members[1:]:
             member.pause()
         try:
             with pytest.raises((CoordinationUnknown, CoordinationUnavailable)):
@@ -143,7 +145,7 @@ async def test_without_a_majority_no_call_succeeds_and_no_change_is_reported_don
             with pytest.raises(CoordinationUnavailable):
                 await store.get("k")
         finally:
-            for member in cluster.members[1:]:
+            for member in etcd_cluster.members[1:]:
                 member.resume()
         await put_surely(store, "k", b"3")
 
@@ -327,18 +329,18 @@ async def test_a_lost_answer_is_reported_as_unknown_and_nothing_is_repeated(
 
 
 async def test_a_member_that_wakes_with_an_old_request_cannot_undo_a_later_change(
-    cluster: EtcdCluster,
+    etcd_cluster: EtcdCluster,
 ) -> None:
     """The request waits in the stopped member's buffer, another client changes the guarded key, and
     the member continues.
     """
-    async with opened(cluster.endpoints) as store, opened(cluster.endpoints[1:]) as other:
+    async with opened(etcd_cluster.endpoints) as store, opened(etcd_cluster.endpoints[1:]) as other:
         await store.put("k", b"old")
         item = await store.get("k")
         assert item is not None
 
         async def stop_the_contacted() -> None:
-            cluster.members[0].pause()
+            etcd_cluster.members[0].pause()
 
         async def change_the_key() -> None:
             await put_surely(other, "k", b"theirs")
@@ -348,8 +350,8 @@ async def test_a_member_that_wakes_with_an_old_request_cannot_undo_a_later_chang
             with pytest.raises(CoordinationUnknown):
                 await lossy.txn([unchanged(item)], [Put("k", b"mine")])
         finally:
-            cluster.members[0].resume()
-        async with opened([cluster.members[0].endpoint], total_s=30) as woken:
+            etcd_cluster.members[0].resume()
+        async with opened([etcd_cluster.members[0].endpoint], total_s=30) as woken:
             end = await put_surely(woken, "k", b"end")
         values = [
             changes.events[0].now.value

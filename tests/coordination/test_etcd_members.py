@@ -15,7 +15,7 @@ import grpc
 import pytest
 from qmq_coordination.etcd.channel import PUT, RANGE, STATUS
 from qmq_coordination.etcd.store import EtcdStore
-from support import needs
+from support import eventually, needs
 from support.etcd_process import EtcdCluster, EtcdProcess
 from support.stores import Follower, Proxy, history, proxied, put_surely
 
@@ -77,9 +77,8 @@ async def test_a_change_is_not_made_in_another_etcd_cluster(
             # the connection that is led away may end with the change under way
             with contextlib.suppress(CoordinationUnknown):
                 await led.store.put("w/1", b"there")
-    assert isinstance(
-        refused.value, CoordinationUnavailable
-    )  # certainly not made: the caller may repeat it
+    # certainly not made: the caller may repeat it
+    assert isinstance(refused.value, CoordinationUnavailable)
     with pytest.raises(WrongCoordinationStore, match="correct etcd's addresses"):
         await led.store.get("w/0")
     elsewhere = EtcdStore([other_etcd.endpoint])
@@ -104,19 +103,19 @@ async def test_one_address_of_another_etcd_cluster_is_not_used(
     assert (right.failure, right.version) == ("", "3.5.1")
 
 
-async def test_the_member_that_does_not_answer_is_named(cluster: EtcdCluster) -> None:
-    store = EtcdStore(cluster.endpoints)
+async def test_the_member_that_does_not_answer_is_named(etcd_cluster: EtcdCluster) -> None:
+    store = EtcdStore(etcd_cluster.endpoints)
     try:
         assert [each.failure for each in await store.members()] == ["", "", ""]
-        cluster.members[0].kill()
-        cluster.members[1].pause()
+        etcd_cluster.members[0].kill()
+        etcd_cluster.members[1].pause()
         killed, paused, alone = await store.members()
-        assert killed.address == f"127.0.0.1:{cluster.members[0].client_port}"
+        assert killed.address == f"127.0.0.1:{etcd_cluster.members[0].client_port}"
         assert killed.failure
         assert paused.failure == "no answer within 1 s"
-        assert alone.address == f"127.0.0.1:{cluster.members[2].client_port}"
+        assert alone.address == f"127.0.0.1:{etcd_cluster.members[2].client_port}"
     finally:
-        cluster.members[1].resume()
+        etcd_cluster.members[1].resume()
         await store.close()
 
 
@@ -131,9 +130,7 @@ async def test_members_that_want_a_user_tell_their_version(own_etcd: EtcdProcess
 async def test_a_closed_store_has_no_connection_left(led: Led) -> None:
     await asyncio.gather(led.store.members(), led.store.put("k", b"1"))
     await led.store.close()
-    async with asyncio.timeout(30):
-        while any(each.connections for each in led.proxies):
-            await asyncio.sleep(0.01)
+    await eventually(lambda: not any(each.connections for each in led.proxies))
 
 
 @pytest.fixture

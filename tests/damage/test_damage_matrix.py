@@ -125,14 +125,12 @@ class Run:
         for number in range(OLD, OLD + NEW):
             await self._send(mq, number, "flushed", minutes=30)
         await self._consume(mq, "before-0", 3)
-        assert await self._until(
-            self._have_flushed
-        )  # a later flush would flush the loose messages, too
+        # a later flush would flush the loose messages, too
+        assert await self._until(self._have_flushed)
         for number in range(OLD + NEW, OLD + NEW + LOOSE):
             await self._send(mq, number, "quorum", minutes=30)
-        assert await self._until(
-            self._have_same_sizes
-        )  # or a replica that lags would not have the damaged entry
+        # or a replica that lags would not have the damaged entry
+        assert await self._until(self._have_same_sizes)
 
     async def _send(self, mq: qmq.Client, number: int, acks: str, *, minutes: int) -> None:
         body = b"%06d" % number + bytes(SIZE)

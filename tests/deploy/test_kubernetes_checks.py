@@ -238,8 +238,7 @@ def test_every_policy_has_a_mistake_that_breaks_it() -> None:
         for each in (POLICY / "qmq.rego").read_text().splitlines()
         if each.startswith("deny contains")
     ]
-    assert (
-        len(messages) == len(MISTAKES) + 1
-    )  # of an image without a tag, and of one with the tag latest
+    # of an image without a tag, and of one with the tag latest
+    assert len(messages) == len(MISTAKES) + 1
     for words in MISTAKES:
         assert any(words in each for each in messages), words

@@ -1,5 +1,5 @@
-"""Alerts, dashboards and runbooks: their metrics exist, their queries are valid, and each alert
-says what to do.
+"""Alerts, dashboards, docs/METRICS.md and runbooks: their metrics exist, their queries are valid,
+and each alert says what to do.
 """
 
 from __future__ import annotations
@@ -50,6 +50,11 @@ PANELS = [
     if panel["type"] != "row"
 ]
 QUERIES = [target["expr"] for _, panel in PANELS for target in panel["targets"]]
+PAGE = (ROOT / "docs" / "METRICS.md").read_text()
+DOCUMENTED = [
+    line.partition("#")[0].strip()
+    for line in re.findall(r"^(?:sum|histogram_quantile).*", PAGE, re.MULTILINE)
+]
 
 
 def known_names() -> dict[str, set[str]]:
@@ -69,9 +74,16 @@ def metrics_in(query: str) -> set[str]:
 
 
 @pytest.mark.parametrize(
-    "query", [*[rule["expr"] for rule in [*ALERTS.values(), *rules("records.yml")]], *QUERIES]
+    "query",
+    [
+        *[rule["expr"] for rule in [*ALERTS.values(), *rules("records.yml")]],
+        *QUERIES,
+        *DOCUMENTED,
+    ],
 )
-def test_rules_and_dashboards_ask_for_metrics_and_labels_that_there_are(query: str) -> None:
+def test_rules_dashboards_and_the_page_ask_for_metrics_and_labels_that_there_are(
+    query: str,
+) -> None:
     known = known_names()
     asked = metrics_in(query)
     assert asked
@@ -251,6 +263,9 @@ def test_prometheus_asks_every_role_of_the_compose_file_at_its_port() -> None:
             for name in re.findall(rf"^  ([\w-]+):\n    <<: \*{service}$", compose, re.MULTILINE)
         ]
     assert load("prometheus.yml")["rule_files"] == ["alerts.yml", "records.yml"]
+    roles = re.findall(r"^  ([\w-]+):\n    <<: \*(?:meta|broker|delay)$", compose, re.MULTILINE)
+    shown = re.findall(r"[\w-]+:\d+(?=[,\]])", "".join(re.findall(r"targets: (.*)", PAGE)))
+    assert shown == [f"{name}:{port}" for name in roles], "the page shows others"
 
 
 def test_monitoring_in_compose_is_valid_and_stays_on_this_machine() -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from support import NodeProcess
-from support.code_blocks import blocks_of, is_shown, printed_by
+from support.code_blocks import blocks_of, require_shown
 from support.etcd_process import free_ports
 
 pytestmark = pytest.mark.sampled
@@ -45,11 +45,7 @@ def test_what_an_integrations_page_shows_is_what_its_code_prints(
         pytest.skip(f"needs {MODULES[page.stem]}")
     copy = tmp_path / page.name
     copy.write_text(page.read_text().replace(PORT, str(free_ports(1)[0])))
-    for block in blocks_of(copy):
-        printed = printed_by(block, address, tmp_path)
-        assert is_shown(block.output, printed), (
-            f"{block.name} shows\n{block.output}\nand prints\n{printed}"
-        )
+    require_shown(copy, address, tmp_path)
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)

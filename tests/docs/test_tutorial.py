@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from support import NodeProcess
-from support.code_blocks import blocks_of, is_shown, printed_by
+from support.code_blocks import blocks_of, is_shown, require_shown
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = [
@@ -37,12 +37,7 @@ def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 def test_what_a_page_shows_is_what_its_code_prints(
     page: Path, address: str, tmp_path: Path
 ) -> None:
-    blocks = list(blocks_of(page))
-    for block in blocks:
-        printed = printed_by(block, address, tmp_path)
-        assert is_shown(block.output, printed), (
-            f"{block.name} shows\n{block.output}\nand prints\n{printed}"
-        )
+    require_shown(page, address, tmp_path)
 
 
 @pytest.mark.parametrize(

@@ -8,9 +8,6 @@ import json
 from dataclasses import replace
 
 import pytest
-from support import forms
-
-from history import History, Record, check_all
 from history.cases import (
     BAD,
     GOOD,
@@ -26,13 +23,15 @@ from history.cases import (
 from history.checkers import (
     Gap,
     availability,
+    check_all,
     delivered_twice,
     deliveries,
     lost,
     lost_below,
     recovered,
 )
-from history.events import Event, Poll, Send
+from history.events import Event, History, Poll, Record, Send
+from support import forms
 
 
 @pytest.mark.parametrize("case", GOOD + BAD, ids=lambda case: case.name)

@@ -9,10 +9,20 @@ from itertools import count
 from pathlib import Path
 
 import pytest
-
-from history import Note, Poll, Record, Recorder, Reset, Send, load
 from history.cases import BAD, GOOD, Case
-from history.events import BRIEF_CHARS_MAX, brief, from_json, to_json
+from history.events import (
+    BRIEF_CHARS_MAX,
+    Note,
+    Poll,
+    Record,
+    Recorder,
+    Reset,
+    Send,
+    brief,
+    from_json,
+    load,
+    to_json,
+)
 
 
 @pytest.mark.parametrize("case", GOOD + BAD, ids=lambda case: case.name)

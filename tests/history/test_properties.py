@@ -1,4 +1,4 @@
-"""A correct history has no anomaly; the same history with one false line has that line's anomaly.
+"""A correct history has no anomaly. Those with one: cases.py.
 
 Random correct histories: a tiny broker that keeps every promise, its clients, and the lines that
 they write.
@@ -16,15 +16,11 @@ from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from random import Random
-from typing import Any, TypeVar
 
-from hypothesis import HealthCheck, assume, given, settings
+from history.checkers import check_all, lost_below
+from history.events import Ack, Event, History, Poll, Record, Reset, Send, Type, from_json, to_json
+from hypothesis import given
 from hypothesis import strategies as st
-from support.forms import examples
-
-from history import Ack, Event, History, Poll, Record, Reset, Send, check_all
-from history.checkers import duplicate_stored, inconsistent_positions, lost, lost_below
-from history.events import Type, from_json, to_json
 
 QUEUES = ("orders/0@g1", "orders/1@g1", "orders/0@g2")
 GROUPS = ("billing", "audit")
@@ -199,71 +195,10 @@ def run(seed: int, length: int) -> list[Event]:
 
 
 HISTORIES = st.builds(run, st.integers(0, 2**32), st.integers(0, 200))
-LONG_HISTORIES = st.builds(run, st.integers(0, 2**32), st.integers(100, 200))
-
-
-T = TypeVar("T")
-NOWHERE = 10_000
-DRAW = st.data()
-# Most drawn histories have what a lie needs; those that have not are drawn again.
-lies = settings(
-    suppress_health_check=[HealthCheck.filter_too_much, HealthCheck.too_slow],
-    max_examples=examples(50),
-)
-
-
-def pick(data: st.DataObject, choices: list[T]) -> T:
-    assume(choices)
-    return data.draw(st.sampled_from(choices))
-
-
-SKIPS = {"poll_skip", "int_poll_skip", "nonmonotonic_poll", "int_nonmonotonic_poll"}
-"""The additional anomalies of a missing or misplaced message where a queue has one consumer."""
 
 
 def names(events: list[Event], *, drained: bool = True) -> set[str]:
     return set(check_all(events, drained=drained).names)
-
-
-def forgotten(events: list[Event], value: int) -> list[Event]:
-    """The history as if no poll had ever shown the value."""
-    return [
-        rewritten(event, lambda record: None if record.value == value else record)
-        for event in events
-    ]
-
-
-def rewritten(event: Event, change: Callable[[Record], Record | None]) -> Event:
-    if not isinstance(event, Poll):
-        return event
-    return replace(
-        event, records=tuple(record for old in event.records if (record := change(old)) is not None)
-    )
-
-
-def full_polls(events: list[Event]) -> list[int]:
-    return [
-        place for place, event in enumerate(events) if isinstance(event, Poll) and event.records
-    ]
-
-
-def answered(events: list[Event]) -> list[int]:
-    return [
-        place
-        for place, event in enumerate(events)
-        if isinstance(event, Send) and event.type == "ok"
-    ]
-
-
-def with_record(events: list[Event], place: int, record: Record) -> list[Event]:
-    poll: Any = events[place]
-    return changed(events, place, records=(*poll.records, record))
-
-
-def changed(events: list[Event], place: int, **fields: Any) -> list[Event]:
-    """The events, of which one has other values in these fields."""
-    event: Any = events[place]
-    return [*events[:place], replace(event, **fields), *events[place + 1 :]]
 
 
 @given(HISTORIES)
@@ -290,172 +225,3 @@ def test_the_beginning_of_a_correct_history_has_no_anomaly(
 @given(HISTORIES)
 def test_events_survive_their_lines(events: list[Event]) -> None:
     assert [from_json(to_json(event)) for event in events] == events
-
-
-@lies
-@given(LONG_HISTORIES, DRAW)
-def test_a_value_that_no_poll_shows_is_lost(events: list[Event], data: st.DataObject) -> None:
-    value = pick(data, sorted(History(events).outcomes.acked))
-    lie = forgotten(events, value)
-    found = lost(History(lie), drained=True)
-    assert names(lie) - SKIPS == {"lost"}
-    assert len(found) == 1
-    assert str(value) in found[0].what
-
-
-@lies
-@given(LONG_HISTORIES, DRAW)
-def test_a_hole_below_the_highest_is_lost_without_draining(
-    events: list[Event], data: st.DataObject
-) -> None:
-    history, tops = History(events), dict.fromkeys(QUEUES, -1)
-    for poll, queue in history.polls:
-        tops[queue] = max(tops[queue], *(record.sequence for record in poll.records))
-    below = [
-        value
-        for send, queue, base in history.acked_sends
-        for place, value in enumerate(send.values, base)
-        if place < tops[queue]
-    ]
-    value = pick(data, below)
-    assert names(forgotten(events, value), drained=False) - SKIPS == {"lost_below"}
-
-
-@lies
-@given(LONG_HISTORIES, DRAW)
-def test_a_polled_value_that_was_never_sent_is_a_phantom(
-    events: list[Event], data: st.DataObject
-) -> None:
-    place = pick(data, full_polls(events))
-    assert names(with_record(events, place, Record(NOWHERE, NOWHERE))) == {"phantom"}
-
-
-@lies
-@given(LONG_HISTORIES, DRAW)
-def test_a_polled_value_whose_send_failed_is_a_phantom(
-    events: list[Event], data: st.DataObject
-) -> None:
-    place = pick(data, answered(events))
-    send: Any = events[place]
-    lie = changed(events, place, type="fail", queue=None, sequence=None)
-    assert names(lie) == {"phantom"}
-    assert check_all(lie, drained=True).names["phantom"] == len(send.values)
-
-
-@lies
-@given(LONG_HISTORIES, DRAW)
-def test_a_value_at_a_second_place_is_stored_twice(
-    events: list[Event], data: st.DataObject
-) -> None:
-    """The false line is the last one and belongs to a new group, so that it causes no other
-    anomaly.
-    """
-    value = pick(data, sorted(History(events).seen_by_any))
-    begun = Poll(process="x", type="invoke", group="x")
-    lie = [
-        *events,
-        begun,
-        begun.ended("ok", queue=pick(data, list(QUEUES)), records=(Record(NOWHERE, value),)),
-    ]
-    assert names(lie) == {"duplicate_stored"}
-    assert len(duplicate_stored(History(lie))) == 1
-
-
-@lies
-@given(LONG_HISTORIES, DRAW)
-def test_two_values_that_changed_places_are_inconsistent(
-    events: list[Event], data: st.DataObject
-) -> None:
-    place = pick(data, [place for place in full_polls(events) if len(events[place].records) > 1])  # type: ignore[union-attr]
-    poll = events[place]
-    assert isinstance(poll, Poll)
-    first, second, *rest = poll.records
-    swapped = (Record(first.sequence, second.value), Record(second.sequence, first.value), *rest)
-    acked = History(events).outcomes.acked
-    assume({first.value, second.value} <= acked)
-    lie = changed(events, place, records=swapped)
-    found = inconsistent_positions(History(lie))
-    assert len(found) == 2
-    assert {"duplicate_stored", "inconsistent_positions"} <= names(lie)
-
-
-@lies
-@given(LONG_HISTORIES, DRAW)
-def test_a_later_send_that_lies_earlier_breaks_the_order(
-    events: list[Event], data: st.DataObject
-) -> None:
-    """The producer claims to have begun the second send before the first."""
-    history = History(events)
-    pairs = [
-        (first.values, second.values)
-        for index, (first, queue, _) in enumerate(history.acked_sends)
-        for second, other, _ in history.acked_sends[index + 1 :]
-        if (first.process, queue) == (second.process, other)
-    ]
-    early, late = pick(data, pairs)
-    begun = {
-        event.values: place
-        for place, event in enumerate(events)
-        if isinstance(event, Send) and event.type == "invoke"
-    }
-    lie = list(events)
-    lie.insert(begun[early], lie.pop(begun[late]))
-    assert names(lie) == {"send_order"}
-
-
-@lies
-@given(LONG_HISTORIES, DRAW)
-def test_a_torn_unknown_batch_breaks_the_order(events: list[Event], data: st.DataObject) -> None:
-    history = History(events)
-    torn = history.outcomes.unknown & history.seen_by_any
-    sends = [
-        event
-        for event in history.sends
-        if event.type == "invoke" and len(event.values) > 1 and event.values[0] in torn
-    ]
-    value = pick(data, sends).values[-1]
-    lie = [
-        rewritten(event, lambda r: Record(r.sequence + NOWHERE, r.value) if r.value == value else r)
-        for event in events
-    ]
-    assert names(lie) - SKIPS == {"send_order"}
-
-
-@lies
-@given(LONG_HISTORIES, DRAW)
-def test_a_message_that_comes_back_after_its_acknowledgement(
-    events: list[Event], data: st.DataObject
-) -> None:
-    reset = {event.group for event in events if isinstance(event, Reset)}
-    acks = [
-        event
-        for event in events
-        if isinstance(event, Ack) and event.type == "ok" and event.group not in reset
-    ]
-    ack = pick(data, acks)
-    shown = {
-        record
-        for poll, queue in History(events).polls
-        for record in poll.records
-        if queue == ack.queue and (record.sequence in ack.sequences or record.value in ack.values)
-    }
-    begun = Poll(process="x", type="invoke", group=ack.group)
-    again = begun.ended("ok", queue=ack.queue, records=(pick(data, sorted(shown)),))
-    assert names([*events, begun, again]) == {"delivered_after_ack"}
-    assert (
-        names([*events, Reset(process="operator", type="ok", group=ack.group), begun, again])
-        == set()
-    )
-
-
-@lies
-@given(LONG_HISTORIES, DRAW)
-def test_a_second_master_in_an_epoch(events: list[Event], data: st.DataObject) -> None:
-    sends = [send for send, _, _ in History(events).acked_sends]
-    masters = [(send.epoch, (send.queue or "").rpartition("@")[2]) for send in sends]
-    send = pick(
-        data,
-        [send for send, master in zip(sends, masters, strict=True) if masters.count(master) > 1],
-    )
-    lie = [replace(event, replica="usurper") if event is send else event for event in events]
-    assert names(lie) == {"two_masters"}

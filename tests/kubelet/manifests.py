@@ -1,13 +1,11 @@
 """The objects that helm makes of the chart.
 
-The parts of rendered manifests that a kubelet and the controllers need. Pure. A pod with a field
+The parts of rendered manifests that a kubelet needs. Pure. A pod with a field
 that this module does not support is refused, so that no test passes because a field was ignored.
 """
 
 from __future__ import annotations
 
-import hashlib
-import json
 import os
 import re
 import subprocess
@@ -144,7 +142,6 @@ class PodTemplate:
     grace_s: float
     spreads_hosts: bool
     """Whether pods of these labels are kept apart, one on a node."""
-    revision: str
     secrets: Mapping[str, str] = field(default_factory=dict)
     """Each path of the container with files of a Secret, and the Secret's name."""
 
@@ -164,22 +161,9 @@ class PodSet:
     name: str
     is_stateful: bool
     replicas: int
-    min_ready_s: float
     service: str
     """The headless Service that names its pods; empty for a Deployment."""
     template: PodTemplate
-
-
-@dataclass(frozen=True, slots=True)
-class Budget:
-    """A PodDisruptionBudget."""
-
-    name: str
-    labels: Mapping[str, str]
-    unavailable_max: int
-
-    def covers(self, labels: Mapping[str, str]) -> bool:
-        return self.labels.items() <= labels.items()
 
 
 def pod_sets(objects: Iterable[Mapping[str, Any]]) -> list[PodSet]:
@@ -197,18 +181,6 @@ def pod_template(pod: Mapping[str, Any]) -> PodTemplate:
     return _template(
         pod["metadata"]["name"], {"metadata": {"labels": pod["metadata"]["labels"]}, "spec": spec}
     )
-
-
-def budgets(objects: Iterable[Mapping[str, Any]]) -> list[Budget]:
-    found = [each for each in objects if each["kind"] == "PodDisruptionBudget"]
-    return [
-        Budget(
-            each["metadata"]["name"],
-            each["spec"]["selector"]["matchLabels"],
-            each["spec"]["maxUnavailable"],
-        )
-        for each in found
-    ]
 
 
 def _pod_set(found: Mapping[str, Any]) -> PodSet:
@@ -232,7 +204,6 @@ def _pod_set(found: Mapping[str, Any]) -> PodSet:
         name,
         is_stateful,
         spec["replicas"],
-        spec.get("minReadySeconds", 0),
         spec.get("serviceName", ""),
         template,
     )
@@ -279,7 +250,6 @@ def _template(name: str, found: Mapping[str, Any]) -> PodTemplate:
             for each in container["volumeMounts"]
             if each["name"] in secrets
         },
-        revision=hashlib.sha256(json.dumps(found, sort_keys=True).encode()).hexdigest()[:10],
     )
 
 

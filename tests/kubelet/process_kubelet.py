@@ -1,13 +1,15 @@
 """Kubernetes' own API server, scheduler and controllers as local processes
 (`scripts/kubernetes_tools --all` builds them).
 
-Nodes and pods are the business of kubelets.
+Nodes and pods are the business of kubelets. A pod is a local process with its own address on
+loopback: `ProcessPod` has its probes, its restarts, and its end. A restarted pod has the same
+address, as a pod in Kubernetes keeps its DNS name. A volume claim is a folder that follows the pod.
+`ProcessKubelet` is a kubelet of each node for a real API server: nodes that live on leases, and the
+pods that the scheduler binds to them. It asks for the pods several times a second instead of
+watching them.
 
-Kubelets for a real API server: nodes that live on leases, and the pods that the scheduler binds to
-them as local processes.
-
-What a kubelet does for a pod is in process_kubernetes.py. It asks for the pods several times a
-second instead of watching them.
+The part of cert-manager: a Secret for each Certificate of the chart, from an authority of this
+test, which is in the folder `authority`.
 """
 
 from __future__ import annotations
@@ -18,8 +20,10 @@ import http.client
 import json
 import os
 import secrets
+import signal
 import ssl
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final
@@ -27,12 +31,14 @@ from typing import Any, Final
 from cluster_runner import processes
 from cluster_runner.network import Loopback
 from cluster_runner.processes import Process
+from cluster_runner.translate import NOT_INHERITED, program
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import rsa
-from kubelet.manifests import HOSTNAME, PodSet, pod_template
-from kubelet.process_kubernetes import LocalPods, ProcessPod
+from kubelet.manifests import HOSTNAME, PodSet, PodTemplate, Probe, pod_template
 from support import needs
 from support.etcd_process import free_ports
+
+from qmq.security.certificates import Place, create_authority, issue
 
 PLURALS: Final = {
     "Namespace": "namespaces",
@@ -213,9 +219,12 @@ class ControlPlane:
 
 
 async def apply_all(api: KubernetesApi, objects: Sequence[Mapping[str, Any]]) -> None:
-    """As `kubectl apply --server-side -f`. Raises ApiRefused."""
+    """As `kubectl apply --server-side -f`, without the kinds that others than Kubernetes define.
+    Raises ApiRefused.
+    """
     for each in objects:
-        await api.apply(each)
+        if each["kind"] in PLURALS:
+            await api.apply(each)
 
 
 def _write_key(path: Path) -> None:
@@ -227,6 +236,265 @@ def _write_key(path: Path) -> None:
             serialization.NoEncryption(),
         )
     )
+
+
+PROCESS_LOOK_S: Final = 0.05
+RESTART_S: Final = 1.0
+
+
+class ProcessPod:
+    """`argv` and `environment` are those of its container, in the words of this machine;
+    `stop_argv` is its preStop, empty for none.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        node: str,
+        address: str,
+        template: PodTemplate,
+        argv: Sequence[str],
+        stop_argv: Sequence[str],
+        environment: Mapping[str, str],
+        log: Path,
+    ) -> None:
+        self.name, self.node, self.address, self.template = name, node, address, template
+        self._argv, self._stop_argv, self._environment = argv, stop_argv, environment
+        self.log = log
+        self.restarts = 0
+        self.was_killed = False
+        """Whether it did not end within its grace."""
+        self._process: Process | None = None
+        self._ready_since_s: float | None = None
+        self._is_terminating = False
+        self._running = asyncio.create_task(self._run())
+        self._ending: asyncio.Task[None] | None = None
+
+    # --- what the API server knows of it ----------------------------------------------------------
+
+    @property
+    def is_terminating(self) -> bool:
+        return self._is_terminating
+
+    @property
+    def is_gone(self) -> bool:
+        return self._ending is not None and self._ending.done()
+
+    @property
+    def ready_s(self) -> float | None:
+        return None if self._ready_since_s is None else time.monotonic() - self._ready_since_s
+
+    def raise_failure(self) -> None:
+        for task in (self._running, self._ending):
+            if task is not None and task.done() and not task.cancelled():
+                task.result()
+
+    # --- running ----------------------------------------------------------------------------------
+
+    async def _run(self) -> None:
+        while True:
+            self._process = processes.spawn(
+                self._argv, self._environment, self.log, dies_with_us=True
+            )
+            await self._until_dead_or_not_alive()
+            self._ready_since_s = None
+            await self._end_process()
+            self.restarts += 1
+            await asyncio.sleep(RESTART_S)
+
+    async def _until_dead_or_not_alive(self) -> None:
+        """As a kubelet: neither readiness nor liveness is asked for before the startup probe has
+        succeeded.
+        """
+        await _first_of(self._until_dead(), self._probe())
+
+    async def _until_dead(self) -> None:
+        while self._is_running():
+            await asyncio.sleep(PROCESS_LOOK_S)
+
+    def _is_running(self) -> bool:
+        return self._process is not None and processes.state(self._process) != "dead"
+
+    async def _probe(self) -> None:
+        """Ends when the container is to be restarted."""
+        startup = self.template.startup
+        if startup is not None and not await self._started(startup):
+            return
+        await _first_of(self._live(self.template.liveness), self._ready(self.template.readiness))
+
+    async def _started(self, probe: Probe) -> bool:
+        for _ in range(probe.failures):
+            if await self._succeeds(probe):
+                return True
+            await asyncio.sleep(probe.period_s)
+        return False
+
+    async def _live(self, probe: Probe | None) -> None:
+        failures = 0
+        while probe is None or failures < probe.failures:
+            await asyncio.sleep(3600 if probe is None else probe.period_s)
+            if probe is not None:
+                failures = 0 if await self._succeeds(probe) else failures + 1
+
+    async def _ready(self, probe: Probe | None) -> None:
+        failures = 0
+        while True:
+            if probe is None or await self._succeeds(probe):
+                failures = 0
+                self._ready_since_s = self._ready_since_s or time.monotonic()
+            else:
+                failures += 1
+                if failures >= probe.failures:
+                    self._ready_since_s = None
+            await asyncio.sleep(3600 if probe is None else probe.period_s)
+
+    async def _succeeds(self, probe: Probe) -> bool:
+        try:
+            async with asyncio.timeout(probe.timeout_s):
+                reader, writer = await asyncio.open_connection(self.address, probe.port)
+                try:
+                    if not probe.path:
+                        return True
+                    writer.write(
+                        (
+                            f"GET {probe.path} HTTP/1.1\r\nHost: {self.address}\r\nConnection: "
+                            "close\r\n\r\n"
+                        ).encode()
+                    )
+                    status = (await reader.readline()).split()
+                    return len(status) > 1 and 200 <= int(status[1]) < 400
+                finally:
+                    writer.close()
+                    with suppress(OSError):
+                        await writer.wait_closed()
+        except (OSError, TimeoutError):
+            return False
+
+    # --- the end ----------------------------------------------------------------------------------
+
+    def delete(self) -> None:
+        """Begin to end the pod: preStop, SIGTERM, and SIGKILL at the end of the grace period, which
+        begins now.
+        """
+        if self._ending is None:
+            self._is_terminating = True
+            self._ready_since_s = None
+            self._ending = asyncio.create_task(self._delete())
+
+    async def _delete(self) -> None:
+        self._running.cancel()
+        await asyncio.gather(self._running, return_exceptions=True)
+        self._ready_since_s = None
+        ends_s = time.monotonic() + self.template.grace_s
+        if self._stop_argv and self._is_running():
+            before = processes.spawn(
+                self._stop_argv, self._environment, self.log, dies_with_us=True
+            )
+            await _dead(before, ends_s - time.monotonic())
+            processes.kill(before)
+        await self._end_process(ends_s - time.monotonic())
+
+    async def _end_process(self, grace_s: float | None = None) -> None:
+        if self._process is None:
+            return
+        processes.send(self._process, signal.SIGTERM)
+        await _dead(self._process, self.template.grace_s if grace_s is None else grace_s)
+        self.was_killed = self.was_killed or self._is_running()
+        processes.kill(self._process)
+
+    async def gone(self) -> None:
+        """Wait for the end that was begun."""
+        if self._ending is not None:
+            await self._ending
+
+
+async def _dead(process: Process, within_s: float) -> None:
+    with suppress(TimeoutError):
+        async with asyncio.timeout(max(within_s, 0)):
+            while processes.state(process) != "dead":
+                await asyncio.sleep(PROCESS_LOOK_S)
+
+
+async def _first_of(*work: Coroutine[Any, Any, None]) -> None:
+    """Run all until one ends; then cancel the others."""
+    tasks = [asyncio.ensure_future(each) for each in work]
+    try:
+        done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        for each in done:
+            each.result()
+    finally:
+        for each in tasks:
+            each.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+class LocalPods:
+    """`hosts` are the names that pods know, such as etcd's, each with its address. The volume of a
+    pod is a folder of its name, a Secret is the folder `secrets/NAME`.
+    """
+
+    def __init__(self, folder: Path, hosts: Mapping[str, str]) -> None:
+        self._folder, self._hosts = folder, dict(hosts)
+
+    def start(self, name: str, node: str, address: str, template: PodTemplate) -> ProcessPod:
+        volume = self._folder / "volumes" / name
+        volume.mkdir(parents=True, exist_ok=True)
+        environment = {
+            key: value for key, value in os.environ.items() if not NOT_INHERITED.search(key)
+        }
+        for variable, value in template.variables(name).items():
+            environment[variable] = self._here(self._in_secret(value, template), address, volume)
+        command, *words = template.command
+        argv = [program(command), *[self._here(each, address, volume) for each in words]]
+        before = (
+            [program(template.pre_stop[0]), *template.pre_stop[1:]] if template.pre_stop else []
+        )
+        return ProcessPod(
+            name, node, address, template, argv, before, environment, self._folder / f"{name}.log"
+        )
+
+    def _in_secret(self, text: str, template: PodTemplate) -> str:
+        for path, secret in template.secrets.items():
+            if text.startswith(f"{path}/"):
+                return str(self._folder / "secrets" / secret / text.removeprefix(f"{path}/"))
+        return text
+
+    def _here(self, text: str, address: str, volume: Path) -> str:
+        if text in ("0.0.0.0", "/data"):
+            return address if text == "0.0.0.0" else str(volume)
+        for name, place in self._hosts.items():
+            text = text.replace(name, place)
+        return text
+
+
+PRINCIPAL: Final = "spiffe://qmq/"
+
+
+def make_secrets(
+    objects: Sequence[Mapping[str, Any]], folder: Path, addresses: Callable[[str], Sequence[str]]
+) -> None:
+    """Make `secrets/NAME` in `folder` for each Certificate, with an authority in `authority` if
+    there are any.
+
+    `addresses` returns the local addresses of the pods that a certificate is for: they take the
+    place of the pods' DNS names.
+    """
+    wanted = [each for each in objects if each["kind"] == "Certificate"]
+    if wanted:
+        create_authority(folder / "authority")
+    for each in wanted:
+        spec, secret = each["spec"], folder / "secrets" / each["spec"]["secretName"]
+        secret.mkdir(parents=True)
+        (uri,) = spec["uris"]
+        kind, name = uri.removeprefix(PRINCIPAL).split("/")
+        hosts = [*spec["dnsNames"], *addresses(each["metadata"]["name"].removesuffix("-tls"))]
+        issue(
+            folder / "authority",
+            name,
+            kind,
+            hosts,
+            place=Place(secret / "ca.crt", secret / "tls.crt", secret / "tls.key"),
+        )
 
 
 LOOK_S: Final = 0.2
@@ -254,6 +522,7 @@ class ProcessKubelet:
         hosts: Mapping[str, str],
     ) -> None:
         self._api, self._namespace, self._nodes = api, namespace, tuple(nodes)
+        self._folder = folder
         stateful = {
             f"{each.name}-{number}": each.service
             for each in sets
@@ -285,6 +554,21 @@ class ProcessKubelet:
     @property
     def spare_addresses(self) -> list[str]:
         return [self._addresses[each] for each in self._spare]
+
+    def addresses(self, pod_set: str) -> list[str]:
+        """The addresses of all pods that a set may have."""
+        own = [
+            address
+            for name, address in self._addresses.items()
+            if name.rpartition("-")[0] == pod_set
+        ]
+        return own or self.spare_addresses
+
+    def logs(self) -> str:
+        """What all pods wrote so far, those that are gone included."""
+        return "".join(
+            path.read_text(errors="replace") for path in sorted(self._folder.glob("*.log"))
+        )
 
     def watch(self, components: Sequence[str]) -> None:
         """Count from now on."""

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 import yaml
 from kubelet.manifests import ROOT, NotHonoured, PodTemplate, Probe, pod_sets
-from kubelet.process_kubernetes import ProcessPod
+from kubelet.process_kubelet import ProcessPod
 from support import eventually
 
 SERVER = """
@@ -48,7 +48,6 @@ def start(folder: Path, **changes: object) -> ProcessPod:
         (),
         30.0,
         True,
-        "r",
     )
     stop = (sys.executable, "-c", f"open({str(folder / 'order')!r}, 'a').write('preStop ')")
     argv = (sys.executable, "-c", SERVER, str(folder), ADDRESS)

@@ -32,6 +32,7 @@ CLIENTS = 4
 REGISTERS = 5_000 if forms.FORM == "all" else 200
 REGISTERS_OF_ETCD = 100 if forms.FORM == "all" else 12  # a lost answer costs each client 0.6 s
 SEEDS = forms.seeds(gate=1, every=1, changing=1)
+TRIES = 5
 
 
 def linearizable(history: Sequence[Call], folder: Path) -> None:
@@ -165,10 +166,16 @@ class RepeatedTransactions(FaultyStore):
 async def test_a_store_with_a_planted_mistake_is_found(
     broken: type[FaultyStore], tmp_path: Path
 ) -> None:
-    random = Random(1)
-    inner = EmbeddedStore()
-    stores = [faulty(broken, inner, random) for _ in range(CLIENTS)]
-    code, printed = judged(await histories_of(stores, 50, random), tmp_path)
-    assert code == 1, printed
-    assert pictures_in(tmp_path)
-    await inner.close()
+    """By one of a few seeds: which calls overlap is up to the event loop, too."""
+    for seed in range(TRIES):
+        random, folder = Random(seed), tmp_path / str(seed)
+        folder.mkdir()
+        inner = EmbeddedStore()
+        stores = [faulty(broken, inner, random) for _ in range(CLIENTS)]
+        code, printed = judged(await histories_of(stores, 50, random), folder)
+        await inner.close()
+        if code:
+            assert code == 1, printed
+            assert pictures_in(folder)
+            return
+    pytest.fail(f"{TRIES} seeds did not find it")

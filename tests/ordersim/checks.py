@@ -229,9 +229,8 @@ class Routes:
                     f"{change.to_version} becomes {change}"
                 )
             if change.phase is Phase.DONE and before.phase is Phase.PUBLISHED:
-                known = self._known_at[
-                    change.to_version
-                ]  # one that begins while the groups are counted may be missed: nothing hangs on it
+                # one that begins while the groups are counted may be missed: nothing hangs on it
+                known = self._known_at[change.to_version]
                 behind = [name for name in known if self.groups[name].furthest < change.to_version]
                 if behind:
                     raise Violation(

@@ -84,9 +84,8 @@ class Timer:
         context: contextvars.Context | None,
     ) -> None:
         self._loop, self._when, self._callback, self._args = loop, when, callback, args
-        self._context = (
-            contextvars.copy_context() if context is None else context
-        )  # an empty one is false
+        # an empty one is false
+        self._context = contextvars.copy_context() if context is None else context
         self._is_cancelled = False
 
     def cancel(self) -> None:

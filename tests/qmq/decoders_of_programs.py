@@ -17,7 +17,7 @@ from typing import Any, Final
 import hostile_values as values
 import jwt
 from cryptography.hazmat.primitives.asymmetric import ec
-from decoder import (
+from hostile_values import (
     LETTER_HEADERS,
     LETTERS,
     NUMBER,
@@ -29,7 +29,6 @@ from decoder import (
     delayed,
     each_delayed,
     in_file,
-    letter,
     packed,
     shown,
     tolerant,
@@ -51,6 +50,7 @@ from qmq.cli.transfer.loading import LoadJournal
 from qmq.cli.transfer.message_source import record_of
 from qmq.client import payloads, tracing
 from qmq.client.consuming import ack_spool
+from qmq.client.dead_letters import letter_of
 from qmq.columns import offsets as spark_offsets
 from qmq.columns.files import folders, routes
 from qmq.columns.options import OptionValues
@@ -232,7 +232,7 @@ COMMANDS: Final = (
     Decoder(
         "qmq dlq: a letter",
         values.received(st.just(LETTER_HEADERS) | LETTERS),
-        lambda message: shown(dlq.whole_row(letter(message))),
+        lambda message: shown(dlq.whole_row(letter_of(message))),
         (errors.InvalidArgument,),
         ("qmq.cli.dlq._text",),
         always=values.each_received(LETTER_HEADERS),

@@ -25,18 +25,6 @@ from celery import Celery
 from celery.exceptions import TaskRevokedError
 from celery.worker import state
 from celery.worker.consumer import Consumer
-from decoder import (
-    LETTER_HEADERS,
-    LETTERS,
-    OURS,
-    Decoder,
-    delayed,
-    each_delayed,
-    in_file,
-    letter,
-    shown,
-    tolerant,
-)
 from dramatiq import Actor, MessageProxy
 from dramatiq.broker import Consumer as DramatiqConsumer
 from dramatiq.brokers.stub import StubBroker
@@ -45,6 +33,17 @@ from dramatiq.middleware import default_middleware
 from dramatiq.worker import ConsumerThread, WorkerThread
 from google.protobuf.duration_pb2 import Duration
 from google.protobuf.timestamp_pb2 import Timestamp
+from hostile_values import (
+    LETTER_HEADERS,
+    LETTERS,
+    OURS,
+    Decoder,
+    delayed,
+    each_delayed,
+    in_file,
+    shown,
+    tolerant,
+)
 from hypothesis import strategies as st
 from kombu.asynchronous.timer import Timer
 from kombu.transport import virtual
@@ -52,6 +51,7 @@ from kombu.transport import virtual
 import qmq
 from qmq import errors
 from qmq.client import payloads
+from qmq.client.dead_letters import letter_of
 from qmq.client.producing.delayed import DelayedMessage
 from qmq.console.bodies import body_view
 from qmq.console.oidc import OidcConfig, OidcFlow, OidcTokens
@@ -759,7 +759,7 @@ def on_a_page(message: Any) -> None:
 
 def replayed(given: tuple[dict[str, str], Any]) -> None:
     form, message = given
-    found = letter(message)
+    found = letter_of(message)
     for each in form.values():
         edit = tolerant(lambda text: letters.LetterEdit.parse([text], [text]))(each)
         if isinstance(edit, letters.LetterEdit):

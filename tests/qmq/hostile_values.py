@@ -1,5 +1,5 @@
-"""What strangers put into messages, requests and files, as Hypothesis strategies. Every property
-test of a decoder draws from here.
+"""What strangers put into messages, requests and files, as Hypothesis strategies; and the entries
+of the list of decoders, which read it. Every property test of a decoder draws from here.
 
 Add any value here that broke a decoder once: all others then see it, too.
 """
@@ -9,17 +9,27 @@ from __future__ import annotations
 import base64
 import json
 import math
-from collections.abc import Iterator, Mapping
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
 from copy import deepcopy
+from dataclasses import dataclass, field
+from itertools import product
+from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Final
 
+import msgspec
 from google_crc32c import value as crc32c
 from hypothesis import strategies as st
 from support import hostile
 
+from qmq import errors
 from qmq.client.browsing import BrowsedMessage, BrowsedQueue
 from qmq.client.consuming.message import BatchSlice, DecodedBatch, Message
+from qmq.client.producing.delayed import DelayedMessage
+from qmq.log.segment_index import with_checksum
+from qmq.model import DelayedId, MessageId
+from qmq.process.event_loop import time_of
 from qmq.wire.batch import BatchView, Envelope, encode
 from qmq.wire.batch_columns import Columns
 
@@ -370,3 +380,153 @@ def _as_browsed(batch: DecodedBatch) -> BrowsedMessage:
 
 def _as_received(batch: DecodedBatch) -> Message:
     return BatchSlice(batch, 0, 1, 1, 0, Untouched()).message(0)  # type: ignore[arg-type]
+
+
+Strategy = st.SearchStrategy[Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Decoder:
+    """One decoder. `always`: what it reads in every run, before the inputs that Hypothesis chooses.
+    `raises`: its typed reasons. `runs`: the functions with conversions that it runs.
+    """
+
+    name: str
+    inputs: Strategy
+    decode: Callable[[Any], object]
+    raises: tuple[type[Exception], ...] = ()
+    runs: tuple[str, ...] = ()
+    always: tuple[Any, ...] = field(kw_only=True)
+
+
+def shown(value: object) -> None:
+    """What a page, an answer or a file gets must be text that UTF-8 can carry."""
+    json.dumps(value, ensure_ascii=False, allow_nan=False, default=str).encode()
+
+
+def in_file(use: Callable[[Path], object], name: str = "file") -> Callable[[bytes], object]:
+    """A decoder of a file's content."""
+
+    def decode(data: bytes) -> object:
+        with tempfile.TemporaryDirectory() as folder:
+            path = Path(folder, name)
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(data)
+            return use(path)
+
+    return decode
+
+
+def tolerant(decode: Callable[[Any], object]) -> Callable[[Any], object]:
+    """The decoder, where others follow it."""
+
+    def work(value: Any) -> object:
+        try:
+            return decode(value)
+        except errors.InvalidArgument as reason:
+            return reason
+
+    return work
+
+
+def packed(value: Any) -> bytes:
+    """A value as MessagePack; the empty map for one that MessagePack cannot hold."""
+    try:
+        return msgspec.msgpack.encode(value)
+    except (OverflowError, UnicodeEncodeError, RecursionError):
+        return b"\x80"
+
+
+OURS: Final = (
+    *("rocketmq-id", "rocketmq-keys", "rocketmq-type", "rocketmq-due-ms", "rocketmq-born-host"),
+    *("rocketmq-check-after-ms", "traceparent", "qmq-group"),
+)
+LETTERS: Final = headers(
+    "qmq-group", "qmq-subject", "qmq-sequence", "qmq-attempt", "qmq-error", "qmq-dead-ms"
+)
+LETTER_HEADERS: Final = {
+    **dict.fromkeys(("qmq-group", "qmq-subject"), b"g"),
+    **dict.fromkeys(("qmq-sequence", "qmq-attempt", "qmq-dead-ms"), b"1"),
+    "qmq-error": b"\xff",
+}
+PACKED: Final = JSON_VALUES.map(packed) | BYTES
+NUMBER: Final = st.integers(-(2**63), 2**64 - 1)
+
+
+CRONS: Final = ("", "* * * * *", "0 0 30 2 *", "UTC", "Europe/Berlin")
+
+
+def checked(magic: bytes, payloads: Strategy) -> Strategy:
+    """Payloads behind their checksum, and any bytes."""
+    return payloads.map(lambda payload: with_checksum(magic, payload)) | BYTES
+
+
+def checked_examples(magic: bytes) -> tuple[bytes, ...]:
+    """Hostile bytes, alone and behind their checksum."""
+    checked = [with_checksum(magic, each) for each in BYTE_EXAMPLES]
+    return (*BYTE_EXAMPLES, *checked)
+
+
+def delayed_message(
+    found: dict[str, bytes],
+    *,
+    body: bytes | None = b"b",
+    key: bytes | None = None,
+    times_ms: tuple[int, int] = (5, 5),
+    numbers: tuple[int, int] = (1, 1),
+    cron: tuple[str, str] = ("", ""),
+    state: str = "half",
+) -> DelayedMessage:
+    """A delayed message as a delay group shows it."""
+    due, created = map(time_of, times_ms)
+    identifier = str(DelayedId(MessageId(1, 2, 3), *numbers, "d1"))
+    return DelayedMessage(
+        identifier,
+        "s",
+        MessageId(1, 2, 3),
+        due,
+        created,
+        key,
+        ("t",),
+        found,
+        body,
+        5,
+        state,
+        *cron,
+        "d1",
+    )
+
+
+@st.composite
+def delayed(draw: st.DrawFn) -> DelayedMessage:
+    """Delayed messages whose sender is a stranger."""
+    cron, zone = (draw(st.sampled_from(CRONS) | WIRE_TEXTS) for _ in range(2))
+    return delayed_message(
+        draw(headers(*OURS, "qmq-cron")),
+        body=draw(st.none() | BYTES),
+        key=draw(st.none() | BYTES),
+        times_ms=(draw(ANY_TIMES_MS), draw(ANY_TIMES_MS)),
+        numbers=(draw(st.integers(0, 2**63 - 1)), draw(st.integers(0, 2**63 - 1))),
+        cron=(cron, zone),
+        state=draw(
+            st.sampled_from(["half", "pending", "planned", "delivered", "cancelled", "moved"])
+        ),
+    )
+
+
+def each_delayed() -> tuple[DelayedMessage, ...]:
+    good = dict.fromkeys((*OURS, "qmq-cron"), b"1")
+    return (
+        *[delayed_message({**good, name: each}) for name in good for each in BYTE_EXAMPLES],
+        *[
+            delayed_message({other: good[other] for other in good if other != name})
+            for name in good
+        ],
+        *[delayed_message(good, body=each, key=each) for each in (None, *BYTE_EXAMPLES)],
+        *[
+            delayed_message(good, times_ms=(each, -each), numbers=(each, each))
+            for each in TIME_EXAMPLES_MS
+        ],
+        *[delayed_message(good, cron=each) for each in product((*CRONS, *WIRE_EXAMPLES), CRONS)],
+        *[delayed_message(good, cron=("0 9 * * *", each)) for each in WIRE_EXAMPLES],
+    )

@@ -20,9 +20,9 @@ from pathlib import Path
 from typing import Any, Final
 
 import pytest
-from decoder import Decoder
 from decoders_of_programs import CLIENT, COMMANDS, IDENTITY, SPARK, STORED
 from decoders_of_services import CONSOLE, GATEWAY, HTTP, TASKS
+from hostile_values import Decoder
 from hypothesis import given
 
 DECODERS: Final = (

@@ -46,11 +46,12 @@ def for_type_checkers() -> set[str]:
 
 
 def test_type_checkers_and_programs_find_the_same_names_in_qmq() -> None:
+    # types of parameters of `connect`
     names = for_type_checkers() - {
         "StateDir",
         "Token",
         "timedelta",
-    }  # types of parameters of `connect`
+    }
     assert names | {"connect"} == {*qmq.__all__, "blocking"}
     found = {name: getattr(qmq, name) for name in names}
     assert found.pop("payload").__name__ == "qmq.client.payloads"

@@ -135,9 +135,8 @@ def test_while_a_change_is_under_way_both_majorities_must_hold_an_entry() -> Non
     group.pass_time(group.timing.heartbeat_ms, "a")
     for _ in range(6):
         group.deliver()
-    assert (
-        group.core["a"].state.commit == 2
-    )  # a, b and c are a majority of abcd, and a and c one of acd
+    # a, b and c are a majority of abcd, and a and c one of acd
+    assert group.core["a"].state.commit == 2
 
 
 def test_a_membership_change_waits_until_the_new_majority_holds_all_commits() -> None:

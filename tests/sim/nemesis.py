@@ -112,9 +112,8 @@ def draw(random: Random, minutes: int) -> Plan:
         kinds.append(random.choice(WEAK_MOMENTS))
     inflight = random.choice((1, 4, 24))
     beside = Random()
-    beside.setstate(
-        random.getstate()
-    )  # so that the other seeds tell the same story with and without this fault
+    # so that the other seeds tell the same story with and without this fault
+    beside.setstate(random.getstate())
     return Plan(
         voters=random.choice((3, 5) if is_obsessed else (3, 3, 5)),
         is_sync=random.random() < 0.6,

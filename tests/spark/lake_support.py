@@ -184,9 +184,8 @@ def a_table_begins_where_the_user_says_and_keeps_that(lake: Lake) -> None:
     wanted = lake.asked("orders", startingOffsets="latest")
     assert list(lake.writer(wanted).round()) == []
     send(lake.server, "orders", ["c"])
-    lake.drain(
-        wanted
-    )  # another process: it would begin behind "c" if the table did not say where it began
+    # another process: it would begin behind "c" if the table did not say where it began
+    lake.drain(wanted)
     assert lake.bodies("orders") == ["c"]
 
 
@@ -241,9 +240,8 @@ def expiry_deletes_what_no_snapshot_names_and_nothing_else(lake: Lake, tmp_path:
     before = lake.rows("bank")
     (leftover := tmp_path / "warehouse/qmq/bank/data/day=2026-01-01").mkdir()
     (leftover / "crashed.parquet").write_bytes(b"half a file")
-    assert (
-        maintenance.expire(table, datetime.now(UTC), timedelta()).files == 0
-    )  # all are younger than a day
+    # all are younger than a day
+    assert maintenance.expire(table, datetime.now(UTC), timedelta()).files == 0
     for path in tmp_path.rglob("*.parquet"):
         os.utime(path, (time.time() - 10 * 86_400,) * 2)
     done = maintenance.expire(table, datetime.now(UTC), timedelta())

@@ -7,7 +7,6 @@ defaults.
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -23,6 +22,7 @@ from pyspark.sql.types import (
     TimestampType,
 )
 from pyspark_qmq.datasets import schema_of
+from support import eventually_sync
 
 import qmq
 from qmq.columns.files.log import FileAddress
@@ -65,18 +65,17 @@ def until_in_files(folder: Path, subject: str, count: int) -> None:
     """Wait until a node's files say that so many messages of a subject are committed: within a
     second or so.
     """
-    until = time.monotonic() + 30
-    while time.monotonic() < until:
+
+    def committed() -> int:
         log = FileAddress((str(folder),)).open()
         try:
-            if sum(queue.end for queue in log.topology([subject]).queues.values()) >= count:
-                return
+            return sum(queue.end for queue in log.topology([subject]).queues.values())
         except UnknownSubject:
-            pass
+            return 0
         finally:
             log.close()
-        time.sleep(0.05)
-    raise AssertionError(f"{subject} does not get into the files")
+
+    eventually_sync(lambda: committed() >= count)
 
 
 def create_ordered(server: str, subject: str, partitions: int = 1) -> None:

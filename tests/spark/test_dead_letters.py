@@ -365,9 +365,8 @@ def test_messages_of_a_dead_letter_subject_are_sent_again_each_once(
     argv = ["--servers", address, "--subject", "s", "--dead-subject", "dead", *names]
 
     def run(*more: str) -> dict[str, Any]:
-        assert main(dead_letters.JOB, [*argv, *more], spark) == 1, (
-            capsys.readouterr().err
-        )  # the homeless one is always left
+        # the homeless one is always left
+        assert main(dead_letters.JOB, [*argv, *more], spark) == 1, capsys.readouterr().err
         return json.loads(capsys.readouterr().out)["facts"]  # type: ignore[no-any-return]
 
     planned = run("--replay", "--dry-run")

@@ -11,7 +11,6 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -22,7 +21,7 @@ import pytest
 from lake_support import PROMISES, Lake, expiry_deletes_what_no_snapshot_names_and_nothing_else
 from publishing import send
 from pyspark_qmq.lake.catalog import CatalogAway, answering_catalog, open_catalog
-from support import NodeProcess, needs
+from support import NodeProcess, eventually_sync, needs
 from support.databases import PostgresServer
 from typer.testing import CliRunner
 
@@ -124,18 +123,18 @@ def test_a_database_that_goes_away_is_waited_for_and_each_message_is_there_once(
     running = threading.Thread(target=writer.run, args=(stopping, 0.05, lambda _: None))
     running.start()
     try:
-        until(lambda: writer.counters.rows.get("orders") == 1)
+        eventually_sync(lambda: writer.counters.rows.get("orders") == 1)
         for number in range(3):
             waits = writer.counters.waits["catalog"]
             postgres.kill()
             try:
                 send(lake.server, "orders", more := [f"{number} {each}" for each in range(10)])
                 sent += more
-                until(lambda waits=waits: writer.counters.waits["catalog"] > waits + 1)  # type: ignore[misc]
+                eventually_sync(lambda waits=waits: writer.counters.waits["catalog"] > waits + 1)  # type: ignore[misc]
                 assert writer.counters.rows["orders"] == len(sent) - len(more)
             finally:
                 postgres.start()
-            until(lambda all_sent=sent: writer.counters.rows["orders"] == len(all_sent))  # type: ignore[misc]
+            eventually_sync(lambda all_sent=sent: writer.counters.rows["orders"] == len(all_sent))  # type: ignore[misc]
     finally:
         stopping.set()
         running.join()
@@ -228,13 +227,6 @@ def listening(host: str) -> Iterator[ThreadingHTTPServer]:
         yield server
         server.shutdown()
         serving.join()
-
-
-def until(condition: Callable[[], bool]) -> None:
-    end = time.monotonic() + 60
-    while not condition():
-        assert time.monotonic() < end
-        time.sleep(0.02)
 
 
 def test_expiry_deletes_what_no_snapshot_names(lake: Lake, tmp_path: Path) -> None:

@@ -103,9 +103,8 @@ def test_what_users_wrote_is_never_markup() -> None:
     assert not [
         name for _, attributes in found.tags for name in attributes if name.startswith("on")
     ]
-    assert (
-        found.text.count("<script>alert(1)</script>") >= 5
-    )  # headline, fact, table, counterexample, command
+    # headline, fact, table, counterexample, command
+    assert found.text.count("<script>alert(1)</script>") >= 5
 
 
 def test_the_page_needs_nothing_but_itself() -> None:

@@ -157,7 +157,7 @@ def test_tasks_that_fail_in_their_middle_leave_each_row_once_when_they_are_repea
         node.create(subject, partitions=partitions)
     command = [
         sys.executable,
-        "sink_driver.py",
+        "driver_programs.py",
         "retries",
         node.address,
         ",".join(subjects),
@@ -188,7 +188,7 @@ def test_a_stream_whose_driver_is_killed_leaves_each_row_once(
     checkpoint = str(tmp_path / "checkpoint")
     command = [
         sys.executable,
-        "sink_driver.py",
+        "driver_programs.py",
         "stream",
         node.address,
         str(folder),

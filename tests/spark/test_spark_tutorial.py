@@ -8,7 +8,7 @@ from pathlib import Path
 
 from pyspark.sql import SparkSession
 from support import NodeProcess
-from support.code_blocks import blocks_of, is_shown, printed_by
+from support.code_blocks import require_shown
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "tutorial" / "spark.md"
 
@@ -16,9 +16,4 @@ PAGE = Path(__file__).resolve().parents[2] / "docs" / "tutorial" / "spark.md"
 def test_what_the_page_on_spark_shows_is_what_its_code_prints(
     spark: SparkSession, node_process: NodeProcess, tmp_path: Path
 ) -> None:
-    address = node_process.start()
-    for block in blocks_of(PAGE):
-        printed = printed_by(block, address, tmp_path)
-        assert is_shown(block.output, printed), (
-            f"{block.name} shows\n{block.output}\nand prints\n{printed}"
-        )
+    require_shown(PAGE, node_process.start(), tmp_path)

@@ -89,9 +89,8 @@ def test_a_read_starts_and_ends_where_lake_and_log_together_do(
     asked = parse({"qmq.servers": "x:1", "subscribe": "orders", **options}, is_stream=False)
     queues = Topology(log(30, 100))
     whole = joined(queues, {ONE: LakeExtent(0, 70)}, may_lag=False)
-    start, end = edges(
-        asked, whole, queues, lambda _, time_ms: min(max(time_ms // 10, 30), 100)
-    )  # a message each 10 ms
+    # a message each 10 ms
+    start, end = edges(asked, whole, queues, lambda _, time_ms: min(max(time_ms // 10, 30), 100))
     assert (start[ONE], end[ONE]) == expected
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import fast_session
 import pytest
-from standalone import LOOPBACK, Standalone, processes, standalone
+from fast_session import LOOPBACK, Standalone, processes, standalone
 from support import NodeProcess
 
 import qmq

@@ -381,9 +381,8 @@ class _Writer:
             if (hand is None or hand.partition != each.partition) and self._next(
                 each.partition, key, lane.done
             ):
-                self._pull(
-                    lane.holder, each.partition, key
-                )  # its handlers may get what it pulled before
+                # its handlers may get what it pulled before
+                self._pull(lane.holder, each.partition, key)
             lane.holder = ""
             self._add("Revoke", pp=each.partition, k=key)
 

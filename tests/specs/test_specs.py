@@ -8,8 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from specs.mistakes import PLANTED, Mistake
-from specs.model_checker import ORDERING, REPLICATION, Model, check, is_there
+from specs.model_checker import ORDERING, PLANTED, REPLICATION, Mistake, Model, check, is_there
 
 pytestmark = [
     pytest.mark.long,

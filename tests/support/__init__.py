@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 import tracemalloc
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
@@ -312,7 +313,9 @@ class NodeProcess:
             self.errors = stream.read()
 
 
-async def eventually(condition: Callable[[], object], *, within_s: float = 60.0) -> None:
+async def eventually(
+    condition: Callable[[], object], *, within_s: float = 60.0, look_s: float = 0.01
+) -> None:
     """Wait until a condition holds, which may have to be awaited; for what another process or a
     timer brings about.
     """
@@ -321,4 +324,15 @@ async def eventually(condition: Callable[[], object], *, within_s: float = 60.0)
             holds = condition()
             if await holds if isawaitable(holds) else holds:
                 return
-            await asyncio.sleep(0.01)
+            await asyncio.sleep(look_s)
+
+
+def eventually_sync(
+    condition: Callable[[], object], *, within_s: float = 60.0, look_s: float = 0.02
+) -> None:
+    """The same where no event loop runs. Raises TimeoutError."""
+    end = time.monotonic() + within_s
+    while not condition():
+        if time.monotonic() > end:
+            raise TimeoutError
+        time.sleep(look_s)

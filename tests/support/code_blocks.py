@@ -99,3 +99,12 @@ def is_shown(shown: str, printed: str) -> bool:
         re.fullmatch("".join(lines), "".join(line.rstrip() + "\n" for line in printed.splitlines()))
         is not None
     )
+
+
+def require_shown(page: Path, address: str, folder: Path) -> None:
+    """Run all blocks of a page; fails where one prints something else than the page shows."""
+    for block in blocks_of(page):
+        printed = printed_by(block, address, folder)
+        assert is_shown(block.output, printed), (
+            f"{block.name} shows\n{block.output}\nand prints\n{printed}"
+        )

@@ -11,9 +11,9 @@ from collections.abc import Iterator
 
 import pytest
 from support import needs
+from system.group import SECURE, Group, enforce_rules, running_group
 
 from qmq.security.tls import CA_VARIABLE, CERT_VARIABLE, KEY_VARIABLE
-from system.group import SECURE, Group, enforce_rules, running_group
 
 
 @pytest.fixture(scope="session")

@@ -32,6 +32,10 @@ from typing import Any, Final
 
 import grpc
 from support.etcd_process import EtcdProcess, ServerTls, free_ports
+from system import faketime
+from system.crashing import POINTS
+from system.delay_workload import ORDERED, PLAIN, DelayWorkload, Verdict, judge, out_of_order
+from system.group import master_at, settled_at, statuses_at
 
 from qmq.proto.v1 import control_pb2 as pb
 from qmq.proto.v1 import control_pb2_grpc
@@ -40,10 +44,6 @@ from qmq.rpc.server_name import any_server
 from qmq.rpc.tls_network import TlsNetwork
 from qmq.security.certificates import create_authority, issue
 from qmq.security.tls import Credentials, Tls
-from system import faketime
-from system.crashing import POINTS
-from system.delay_workload import ORDERED, PLAIN, DelayWorkload, Verdict, judge, out_of_order
-from system.group import describe
 
 ROOT: Final = Path(__file__).resolve().parents[2]
 META: Final = "meta"
@@ -214,41 +214,20 @@ class DelayCluster:
         """Address of a replica's control port."""
         return f"127.0.0.1:{self._ports[name][1]}"
 
+    def _controls(self) -> dict[str, str]:
+        return {name: self.control(name) for name in self.delays}
+
     async def statuses(self, names: Sequence[str]) -> dict[str, pb.ReplicaStatus]:
         """The statuses of all replicas that answer."""
-        found = await asyncio.gather(
-            *[describe(self.control(name), self.network) for name in names]
-        )
-        return {
-            name: status for name, status in zip(names, found, strict=True) if status is not None
-        }
+        return await statuses_at({name: self.control(name) for name in names}, self.network)
 
     async def delay_master(self, *, within_s: float = 240.0) -> str:
         """The serving master of the delay group, waited for."""
-        async with asyncio.timeout(within_s):
-            while True:
-                serving = {
-                    name: each
-                    for name, each in (await self.statuses(self.delays)).items()
-                    if each.is_serving
-                }
-                if serving:
-                    return max(serving, key=lambda name: serving[name].epoch)
-                await asyncio.sleep(0.05)
+        return await master_at(self._controls(), self.network, within_s=within_s)
 
     async def settled(self, *, within_s: float = 240.0) -> str:
         """The delay group's master, when all its replicas are there and in step."""
-        async with asyncio.timeout(within_s):
-            while True:
-                found = await self.statuses(self.delays)
-                masters = [name for name, each in found.items() if each.is_serving]
-                is_whole = len(found) == len(self.delays) and len(masters) == 1
-                if (
-                    is_whole
-                    and sum(peer.in_step for peer in found[masters[0]].peers) == len(found) - 1
-                ):
-                    return masters[0]
-                await asyncio.sleep(0.05)
+        return await settled_at(self._controls(), self.network, within_s=within_s)
 
 
 FAULTS: Final = ("kill", "crash", "stop", "off", "brokers", "hand-over", "jump")

@@ -23,6 +23,8 @@ from datetime import UTC, datetime
 from random import Random
 from typing import Final, NamedTuple
 
+from support import eventually
+
 import qmq
 from qmq.errors import MessageNotFound, Outcome, QmqError, TooLate
 from qmq.model import Order, SubjectConfig
@@ -232,9 +234,8 @@ class DelayWorkload:
                 ]
         except QmqError as failure:
             for wish in wishes:
-                wish.is_refused = (
-                    failure.outcome is Outcome.NOT_STORED and count == 1
-                )  # of many, some batch may be stored
+                # of many, some batch may be stored
+                wish.is_refused = failure.outcome is Outcome.NOT_STORED and count == 1
             return []
         acked_ms = _now_ms()
         for wish in wishes:
@@ -327,9 +328,7 @@ class DelayWorkload:
         last_ms = max((max(wish.due_times_ms) for wish in self.wishes.values()), default=0)
         await asyncio.sleep(max(last_ms - _now_ms(), 0) / 1000)
         with suppress(TimeoutError):
-            async with asyncio.timeout(within_s):
-                while self.missing:
-                    await asyncio.sleep(0.1)
+            await eventually(lambda: not self.missing, within_s=within_s, look_s=0.1)
         await asyncio.sleep(2.0)
         await self.close()
 

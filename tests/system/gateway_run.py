@@ -15,12 +15,12 @@ from random import Random
 from typing import Any, Final
 
 from support.etcd_process import free_ports
+from system.gateway_processes import Gateway, Load
+from system.ordered_workload import operation
 
 import qmq
 from qmq.errors import QmqError
 from qmq.testing import TestCluster
-from system.gateway_processes import Gateway, Load
-from system.ordered_workload import operation
 
 TOPIC: Final = "faults"
 LOGICAL_PARTITIONS: Final = 64

@@ -29,7 +29,7 @@ from typing import Any, Final, NamedTuple
 from unittest.mock import patch
 
 import grpc
-from support import NodeProcess, needs
+from support import NodeProcess, eventually, needs
 
 sys.path.append(str(Path(__file__).resolve().parents[2] / "scripts"))
 
@@ -68,6 +68,45 @@ async def describe(control: str, network: Network = NETWORK) -> pb.ReplicaStatus
         return status
 
 
+async def statuses_at(controls: Mapping[str, str], network: Network) -> dict[str, pb.ReplicaStatus]:
+    """The statuses of the replicas that answer, of these control ports."""
+    found = await asyncio.gather(*[describe(each, network) for each in controls.values()])
+    return {
+        name: status for name, status in zip(controls, found, strict=True) if status is not None
+    }
+
+
+async def master_at(
+    controls: Mapping[str, str], network: Network, *, other_than: str = "", within_s: float = 240.0
+) -> str:
+    """The serving master of the highest epoch, waited for."""
+    async with asyncio.timeout(within_s):
+        while True:
+            found = await statuses_at(controls, network)
+            serving = {name: each.epoch for name, each in found.items() if each.is_serving}
+            best = max(serving, key=lambda name: serving[name], default="")
+            if best and best != other_than:
+                return best
+            await asyncio.sleep(0.05)
+
+
+async def settled_at(
+    controls: Mapping[str, str], network: Network, *, within_s: float = 240.0
+) -> str:
+    """The master, when all these replicas are there and in step."""
+    async with asyncio.timeout(within_s):
+        while True:
+            found = await statuses_at(controls, network)
+            masters = [name for name, each in found.items() if each.is_serving]
+            if (
+                len(found) == len(controls)
+                and len(masters) == 1
+                and sum(peer.in_step for peer in found[masters[0]].peers) == len(found) - 1
+            ):
+                return masters[0]
+            await asyncio.sleep(0.05)
+
+
 def papers_of(folder: Path, member: str) -> Tls:
     """The certificate of a member of the secured cluster in a folder."""
     members = folder / "volumes" / "certs" / "members" / member
@@ -91,14 +130,13 @@ class Group:
         """Address of a replica's control port."""
         return f"{self.cluster.address(replica)}:{CONTROL_PORT}"
 
+    @property
+    def _controls(self) -> dict[str, str]:
+        return {name: self.control(name) for name in REPLICAS}
+
     async def describe_all(self) -> dict[str, pb.ReplicaStatus]:
         """Those that answer."""
-        found = await asyncio.gather(
-            *[describe(self.control(name), self.network) for name in REPLICAS]
-        )
-        return {
-            name: status for name, status in zip(REPLICAS, found, strict=True) if status is not None
-        }
+        return await statuses_at(self._controls, self.network)
 
     async def status(self, name: str, *, within_s: float = 30.0) -> pb.ReplicaStatus:
         """The status of one replica, waited for."""
@@ -109,17 +147,9 @@ class Group:
 
     async def master(self, *, other_than: str = "", within_s: float = 30.0) -> str:
         """The serving master of the highest epoch, waited for."""
-        async with asyncio.timeout(within_s):
-            while True:
-                serving = {
-                    name: each
-                    for name, each in (await self.describe_all()).items()
-                    if each.is_serving
-                }
-                best = max(serving, key=lambda name: serving[name].epoch, default="")
-                if best and best != other_than:
-                    return best
-                await asyncio.sleep(0.05)
+        return await master_at(
+            self._controls, self.network, other_than=other_than, within_s=within_s
+        )
 
     async def slave(self) -> str:
         """A replica that is not master."""
@@ -300,62 +330,37 @@ class OrderedCluster:
         self.metas = shape.meta_names
         self.server = cluster.translate(",".join(f"{name}:{META_PORT}" for name in self.metas))
 
+    def control(self, name: str) -> str:
+        """Address of a replica's control port."""
+        return f"{self.cluster.address(name)}:{CONTROL_PORT}"
+
+    def _controls(self, group: str) -> dict[str, str]:
+        return {name: self.control(name) for name in self.replicas[group]}
+
     async def statuses(self, group: str) -> dict[str, pb.ReplicaStatus]:
         """The statuses of a broker group's replicas that answer."""
-        names = self.replicas[group]
-        found = await asyncio.gather(
-            *[
-                describe(f"{self.cluster.address(name)}:{CONTROL_PORT}", self.network)
-                for name in names
-            ]
-        )
-        return {
-            name: status for name, status in zip(names, found, strict=True) if status is not None
-        }
+        return await statuses_at(self._controls(group), self.network)
 
     async def master(self, group: str, *, other_than: str = "", within_s: float = 240.0) -> str:
         """The serving master of the highest epoch, waited for."""
-        async with asyncio.timeout(within_s):
-            while True:
-                serving = {
-                    name: each
-                    for name, each in (await self.statuses(group)).items()
-                    if each.is_serving
-                }
-                best = max(serving, key=lambda name: serving[name].epoch, default="")
-                if best and best != other_than:
-                    return best
-                await asyncio.sleep(0.05)
+        return await master_at(
+            self._controls(group), self.network, other_than=other_than, within_s=within_s
+        )
 
     async def settled(self, group: str, *, within_s: float = 240.0) -> str:
         """The master, when all replicas of a broker group are there and in step."""
-        async with asyncio.timeout(within_s):
-            while True:
-                found = await self.statuses(group)
-                masters = [name for name, each in found.items() if each.is_serving]
-                is_whole = len(found) == len(self.replicas[group]) and len(masters) == 1
-                if (
-                    is_whole
-                    and sum(peer.in_step for peer in found[masters[0]].peers) == len(found) - 1
-                ):
-                    return masters[0]
-                await asyncio.sleep(0.05)
+        return await settled_at(self._controls(group), self.network, within_s=within_s)
 
     async def start(self, name: str, *, within_s: float = 90.0) -> None:
         """Start a service again, and wait until it answers. Asked from here: a health check's
         process costs more than its answer.
         """
         await self.do(self.cluster.start, name, wait=False)
-        async with asyncio.timeout(within_s):
-            while not await self._answers(name):
-                await asyncio.sleep(0.1)
+        await eventually(lambda: self._answers(name), within_s=within_s, look_s=0.1)
 
     async def _answers(self, name: str) -> bool:
         if name not in self.metas:
-            return (
-                await describe(f"{self.cluster.address(name)}:{CONTROL_PORT}", self.network)
-                is not None
-            )
+            return await describe(self.control(name), self.network) is not None
         metadata = MetadataClient(
             [f"{self.cluster.address(name)}:{META_PORT}"], network=self.network
         )

@@ -29,15 +29,10 @@ from random import Random
 from typing import Any, Protocol
 
 from binlog import OutOfOrder, Source
-from history import Recorder, load
-from history.ordered import OrderedReport, Outage
+from history.events import Recorder, load
+from history.ordered.checkers import OrderedReport
+from history.ordered.events import Outage
 from support import needs
-
-import qmq
-from qmq.client.metadata.service import MetadataClient
-from qmq.errors import QmqError
-from qmq.model import Order, SubjectConfig
-from qmq.proto.v1 import meta_pb2 as pb
 from system.group import OrderedCluster, Shape, running_cluster
 from system.ordered_workload import (
     BATCH,
@@ -55,6 +50,12 @@ from system.ordered_workload import (
     plan,
     worth_harming,
 )
+
+import qmq
+from qmq.client.metadata.service import MetadataClient
+from qmq.errors import QmqError
+from qmq.model import Order, SubjectConfig
+from qmq.proto.v1 import meta_pb2 as pb
 
 CHANGE_S = 120.0
 """A change waits for a lost group's lease, an election, and perhaps for the other one's changes."""

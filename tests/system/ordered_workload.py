@@ -61,20 +61,18 @@ from zlib import crc32
 
 from binlog import Change, MemoryReplica, Source
 from flights import flights
-from history import Note, Recorder, load
-from history.events import Operation, Type
-from history.ordered import (
+from history.events import Note, Operation, Recorder, Type, load
+from history.ordered.checkers import OrderedReport, check_ordered
+from history.ordered.events import (
     Deliver,
     Handed,
     Keyed,
-    OrderedReport,
     Part,
     Put,
     Rerouted,
     Sealed,
     Settle,
     Stored,
-    check_ordered,
 )
 from qmq_ordering.hashing import logical_partition
 

@@ -35,11 +35,11 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 import numpy.typing as npt
 from support import NodeProcess
+from system.group import secured
+from system.soak_worker import EVERY, FAILS, GROUP, LEASE_MS, SUBJECT, Runs, read_notes
 
 import qmq
 from qmq.model import OPERATORS, dead_letter_subject
-from system.group import secured
-from system.soak_worker import EVERY, FAILS, GROUP, LEASE_MS, SUBJECT, Runs, read_notes
 
 RSS_GROWTH_MAX: Final = 1.25
 RSS_SPARE_MIB: Final = 48

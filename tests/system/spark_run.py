@@ -34,10 +34,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from pyiceberg.catalog import Catalog, load_catalog
 from pyspark_qmq.lake.catalog import table_name
-
-import qmq
-from qmq.errors import MessagesExpired, QmqError
-from qmq.model import Order, SubjectConfig
+from support import eventually_sync
 from system.group import OrderedCluster, Shape, running_cluster
 from system.spark_workload import (
     Row,
@@ -49,11 +46,14 @@ from system.spark_workload import (
     source_rows,
 )
 
+import qmq
+from qmq.errors import MessagesExpired, QmqError
+from qmq.model import Order, SubjectConfig
+
 QUICK = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 """A compiler and a collector of Java for short lives."""
 ROOT = Path(__file__).resolve().parents[2]
 END_S = 900.0
-LOOK_S = 0.02
 EXECUTOR, TASK, ENDED = "an executor", "a task's process", "it had ended"
 
 
@@ -172,7 +172,10 @@ def kill_at_random(
         before = progress()
         driver.start()
         if coin.random() < 0.75:
-            _until(lambda before=before: progress() > before or not driver.is_running)
+            eventually_sync(
+                lambda before=before: progress() > before or not driver.is_running,
+                within_s=END_S,
+            )
             for _ in range(parts()):
                 _pause(coin.uniform(0.0, 1.2))
                 if kind := driver.kill_part(coin):
@@ -196,14 +199,6 @@ def kill_at_random(
 
 def _pause(seconds: float) -> None:
     time.sleep(seconds)  # a random moment is the point
-
-
-def _until(condition: Callable[[], bool]) -> None:
-    until = time.monotonic() + END_S
-    while not condition():
-        if time.monotonic() > until:
-            raise AssertionError("the driver made no progress")
-        time.sleep(LOOK_S)
 
 
 SHAPE = Shape(etcds=1, metas=1, groups=3, replicas=1)
@@ -369,7 +364,7 @@ def sink_run(
     checkpoint = folder / "checkpoint"
     driver = DriverProcess(
         [
-            str(TESTS / "system" / "spark_programs.py"),
+            str(TESTS / "spark" / "driver_programs.py"),
             "sink",
             "--server",
             found.server,
@@ -448,7 +443,7 @@ def copy_run(
             "--task-bytes",
             size,
         ]
-        return [str(TESTS / "system" / "spark_programs.py"), "copy", *asked, *more]
+        return [str(TESTS / "spark" / "driver_programs.py"), "copy", *asked, *more]
 
     moments: Counter[str] = Counter()
     wrong: list[str] = []

@@ -383,9 +383,8 @@ def arrives(cluster: Cluster, source: str, target: str) -> bool:
             [*cluster.prefix(source), sys.executable, "-c", SEND, cluster.address(target)],
             check=True,
         )
-        return (
-            receiver.communicate()[0] == "packet\n"
-        )  # its patience begins when its input ends, after the packet was sent
+        # its patience begins when its input ends, after the packet was sent
+        return receiver.communicate()[0] == "packet\n"
 
 
 def connect(cluster: Cluster, source: str, target: str) -> str:

@@ -12,11 +12,12 @@ from pathlib import Path
 import pytest
 from qmq_coordination.etcd.store import EtcdStore
 from qmq_coordination.ordered_records import FENCES
+from support import eventually
+from system.group import OrderedCluster, Shape, running_cluster
 
 from qmq.client.metadata.service import MetadataClient
 from qmq.model import Order, SubjectConfig
 from qmq.proto.v1 import meta_pb2 as pb
-from system.group import OrderedCluster, Shape, running_cluster
 
 pytestmark = pytest.mark.xdist_group("faults")
 SHAPE = Shape(etcds=1, metas=1, groups=2, replicas=1)
@@ -42,9 +43,11 @@ def places(route: pb.DescribeRouteResponse) -> list[str]:
 
 async def said(it: OrderedCluster, name: str, text: str, within_s: float = 120.0) -> None:
     """Wait until a server's log has a text."""
-    async with asyncio.timeout(within_s):
-        while text not in it.cluster.log(name).read_text(errors="replace"):
-            await asyncio.sleep(0.1)
+    await eventually(
+        lambda: text in it.cluster.log(name).read_text(errors="replace"),
+        within_s=within_s,
+        look_s=0.1,
+    )
 
 
 async def test_a_broker_group_that_starts_late_keeps_its_partitions(tmp_path: Path) -> None:

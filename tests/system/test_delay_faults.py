@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-
 from system.delay_run import DelayRun
 from system.group import SECURE
 

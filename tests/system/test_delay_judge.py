@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pytest
-
 from system.delay_workload import Sight, Wish, judge, out_of_order
 
 

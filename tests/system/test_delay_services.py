@@ -8,29 +8,14 @@ import asyncio
 from pathlib import Path
 
 import pytest
+from system.group import CONTROL_PORT, ETCD, ETCD_USERS, SECURE, Cluster, master_at, papers_of
 
-from qmq.rpc.network import NETWORK, Network
+from qmq.rpc.network import NETWORK
 from qmq.rpc.tls_network import network_of
-from system.group import CONTROL_PORT, ETCD, ETCD_USERS, SECURE, Cluster, describe, papers_of
 
 pytestmark = pytest.mark.xdist_group("faults")
 
 DELAYS = ("d1-a", "d1-b", "d1-c")
-
-
-async def master(cluster: Cluster, network: Network, *, other_than: str = "") -> str:
-    """Wait for a replica that serves as master."""
-    async with asyncio.timeout(60):
-        while True:
-            for name in DELAYS:
-                status = (
-                    await describe(f"{cluster.address(name)}:{CONTROL_PORT}", network)
-                    if name != other_than
-                    else None
-                )
-                if status is not None and status.is_serving:
-                    return name
-            await asyncio.sleep(0.05)
 
 
 async def test_the_delay_group_of_the_compose_file_survives_a_kill_of_its_master(
@@ -42,9 +27,10 @@ async def test_the_delay_group_of_the_compose_file_survives_a_kill_of_its_master
             cluster.up, (*ETCD, *(ETCD_USERS if SECURE else ()), *DELAYS), deps=False
         )
         network = network_of(papers_of(tmp_path / "cluster", "admin")) if SECURE else NETWORK
-        first = await master(cluster, network)
+        controls = {name: f"{cluster.address(name)}:{CONTROL_PORT}" for name in DELAYS}
+        first = await master_at(controls, network)
         cluster.kill(first)
-        assert await master(cluster, network, other_than=first) != first
+        assert await master_at(controls, network, other_than=first) != first
         await asyncio.to_thread(cluster.start, first)
         states = {each.service: each.state for each in cluster.status()}
         assert {name: states[name] for name in (*ETCD, *DELAYS)} == dict.fromkeys(

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pytest
-
 from system.faketime import SHARED_MEMORY, FakeTime
 
 HOUR = 3_600_000

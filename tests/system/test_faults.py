@@ -14,7 +14,6 @@ from pathlib import Path
 
 import pytest
 from support import needs
-
 from system.group import ETCD, REPLICAS, Group
 from system.workload import under_load
 

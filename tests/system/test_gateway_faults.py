@@ -8,7 +8,6 @@ import shutil
 
 import pytest
 from support import forms
-
 from system.gateway_processes import JAR
 from system.gateway_run import GatewayRun, run
 

@@ -13,10 +13,10 @@ from pathlib import Path
 
 import pytest
 from support import NodeProcess, eventually, forms
+from system.group import SECURE, secured
 
 import qmq
 from qmq.errors import AccessDenied, QmqError
-from system.group import SECURE, secured
 
 KILLS = int(os.environ.get("QMQ_KILLS", {"all": "50", "ci": "10", "gate": "4"}[forms.FORM]))
 POLL = timedelta(seconds=0.1)

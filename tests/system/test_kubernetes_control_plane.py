@@ -2,6 +2,8 @@
 under load. Only the kubelet is ours.
 
 It is one of the form `all`: the programs take six minutes of CPU to build, which CI does not have.
+`QMQ_ROLL_OUT_PRODUCERS=8 QMQ_ROLL_OUT_BATCH=200 … pytest -n 0 -s` loads more and prints the
+figures.
 """
 
 from __future__ import annotations
@@ -21,11 +23,14 @@ from kubelet.process_kubelet import (
     KubernetesApi,
     ProcessKubelet,
     apply_all,
+    make_secrets,
 )
 from support import needs
 from support.etcd_process import EtcdProcess
-
 from system.workload import Workload
+
+import qmq
+from qmq.security.certificates import issue
 
 pytestmark = [
     pytest.mark.xdist_group("faults"),
@@ -35,6 +40,7 @@ pytestmark = [
     needs.control_plane,
 ]
 GROUPS: Final = ("g1", "g2")
+SECURED: Final = ",tls.enabled=true,tls.issuer.name=test"
 RESTRICTED: Final = {
     "apiVersion": "v1",
     "kind": "Namespace",
@@ -134,14 +140,16 @@ class Operator:
         return True
 
 
+@pytest.mark.parametrize("values", ["", SECURED], ids=["plain", "secured"])
 async def test_the_real_controllers_upgrade_and_drain_without_an_error_at_a_client(
-    own_etcd: EtcdProcess, tmp_path: Path
+    own_etcd: EtcdProcess, tmp_path: Path, values: str
 ) -> None:
     plane = ControlPlane(tmp_path / "plane", own_etcd.endpoint)
     await plane.start()
     hosts = {"etcd.test:2379": own_etcd.endpoint.removeprefix("http://")}
-    first = rendered("image.tag=first", *OPTIONS, "--no-hooks")
+    first = rendered(f"image.tag=first{values}", *OPTIONS, "--no-hooks")
     kubelet = ProcessKubelet(plane.api(), tmp_path, "qmq", NODES, pod_sets(first), hosts)
+    make_secrets(first, tmp_path, kubelet.addresses)
     api = plane.api()
     operator = Operator(api, kubelet)
     try:
@@ -155,8 +163,14 @@ async def test_the_real_controllers_upgrade_and_drain_without_an_error_at_a_clie
                 "no two replicas share a node"
             )
         server = ",".join(f"{address}:20880" for address in kubelet.spare_addresses)
+        orders = await enforce_rules(server, tmp_path / "authority") if values else None
         work = Workload(
-            server, "orders", tmp_path / "history.jsonl", producers=PRODUCERS, batch=BATCH
+            server,
+            "orders",
+            tmp_path / "history.jsonl",
+            producers=PRODUCERS,
+            batch=BATCH,
+            tls=orders,
         )
         await work.start()
         begin_s = time.monotonic()
@@ -164,7 +178,7 @@ async def test_the_real_controllers_upgrade_and_drain_without_an_error_at_a_clie
         kubelet.watch(GROUPS)
 
         work.note("upgrade")
-        await apply_all(api, rendered("image.tag=second", *OPTIONS, "--no-hooks"))
+        await apply_all(api, rendered(f"image.tag=second{values}", *OPTIONS, "--no-hooks"))
         await operator.rolled_out()
         await work.wait_for_acks(500, within_s=120.0)
 
@@ -187,3 +201,18 @@ async def test_the_real_controllers_upgrade_and_drain_without_an_error_at_a_clie
     assert kubelet.fewest_ready == {"g1": 2, "g2": 2}, "the budget's one, and never more, is away"
     assert kubelet.killed == [], "every pod ends within its grace"
     assert kubelet.restarts == {}
+    assert "Traceback" not in kubelet.logs()
+
+
+async def enforce_rules(server: str, authority: Path) -> qmq.Tls:
+    """Let one application use the subject, and nobody else anything. Returns its certificate."""
+    shown = {}
+    for kind, name in (("op", "admin"), ("app", "orders")):
+        made = issue(authority, name, kind)
+        shown[name] = qmq.Tls(authority / "ca.pem", made.cert, made.key)
+    async with qmq.connect(server, tls=shown["admin"]) as admin:
+        await admin.access.put_rule("op:admin", [], "cluster")
+        await admin.access.put_rule("app:orders", [], "subject", "orders")
+        await admin.access.put_rule("app:orders", [], "group", "*")
+        await admin.access.set_mode("enforce")
+    return shown["orders"]

@@ -10,7 +10,6 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 from support import NodeProcess, forms
-
 from system.group import SECURE, secured
 from system.lake_run import BAD_EVERY, anomalies, lake_run
 

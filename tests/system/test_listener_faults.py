@@ -8,9 +8,9 @@ from datetime import timedelta
 
 import pytest
 from support import eventually
+from system.group import Group
 
 import qmq
-from system.group import Group
 
 pytestmark = pytest.mark.xdist_group("faults")
 

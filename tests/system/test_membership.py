@@ -6,10 +6,10 @@ import asyncio
 from pathlib import Path
 
 import pytest
-
-import qmq
 from system.group import REPLICAS, Group
 from system.workload import under_load
+
+import qmq
 
 pytestmark = pytest.mark.xdist_group("faults")
 

@@ -12,13 +12,13 @@ from random import Random
 from typing import Final
 
 import pytest
+from system.group import describe
 
 import qmq
 from bench.processes import ReplicaSet
 from qmq.limits import KIB, MIB
 from qmq.log.segments import segment_name
 from qmq.proto.v1 import control_pb2 as pb
-from system.group import describe
 
 pytestmark = [pytest.mark.sampled, pytest.mark.xdist_group("faults")]
 

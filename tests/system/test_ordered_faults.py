@@ -12,7 +12,6 @@ from pathlib import Path
 
 import pytest
 from support import forms
-
 from system.group import SECURE
 from system.ordered_nemesis import Options, run_in
 from system.ordered_workload import KILLS

@@ -11,14 +11,14 @@ from random import Random
 from typing import Any
 
 import pytest
-from history import Recorder, load
-from history.ordered import Outage
+from history.events import Recorder, load
+from history.ordered.events import Outage
+from system.ordered_nemesis import FREEZE_S, Changer, Nemesis, follow
+from system.ordered_workload import KILLS, Step, worth_harming
 
 from qmq.errors import NotConnected, RouteConflict
 from qmq.proto.v1 import control_pb2 as control
 from qmq.proto.v1 import meta_pb2 as pb
-from system.ordered_nemesis import FREEZE_S, Changer, Nemesis, follow
-from system.ordered_workload import KILLS, Step, worth_harming
 
 
 class FakeMetadata:

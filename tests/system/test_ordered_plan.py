@@ -15,9 +15,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from qmq_ordering.changes import merge, move, next_route, split
 from qmq_ordering.routes import LpRange, PhysicalPartition, Route
-
-from qmq.proto.v1 import control_pb2 as control
-from qmq.proto.v1 import meta_pb2 as pb
 from system.group import Shape, shaped
 from system.ordered_workload import (
     CHANGES,
@@ -29,6 +26,9 @@ from system.ordered_workload import (
     plan,
     worth_harming,
 )
+
+from qmq.proto.v1 import control_pb2 as control
+from qmq.proto.v1 import meta_pb2 as pb
 
 GROUPS = ["g1", "g2", "g3"]
 

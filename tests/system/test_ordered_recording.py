@@ -11,15 +11,8 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from history import Recorder, load
-from history.ordered import Deliver, Keyed, Part, Put, Rerouted, Sealed, Settle, Stored
-
-from qmq.client.consuming.ordered.lane import LaneState
-from qmq.client.producing.receipts import BatchReceipt, CutReceipt, Ticket
-from qmq.errors import DeadlineExceeded, LaneLost, NotConnected, Outcome, QmqError
-from qmq.model import MessageId
-from qmq.proto.v1 import control_pb2 as control
-from qmq.proto.v1 import meta_pb2 as pb
+from history.events import Recorder, load
+from history.ordered.events import Deliver, Keyed, Part, Put, Rerouted, Sealed, Settle, Stored
 from system.ordered_workload import (
     DeliveryRecorder,
     Item,
@@ -29,6 +22,13 @@ from system.ordered_workload import (
     id_of,
     is_drained,
 )
+
+from qmq.client.consuming.ordered.lane import LaneState
+from qmq.client.producing.receipts import BatchReceipt, CutReceipt, Ticket
+from qmq.errors import DeadlineExceeded, LaneLost, NotConnected, Outcome, QmqError
+from qmq.model import MessageId
+from qmq.proto.v1 import control_pb2 as control
+from qmq.proto.v1 import meta_pb2 as pb
 
 
 class FakeProducer:

@@ -12,13 +12,10 @@ from pathlib import Path
 
 import pytest
 from binlog import OutOfOrder, Source
-from history import load
-from history.ordered import Deliver, OrderedReport
-from support import NodeProcess
-
-import qmq
-from qmq.model import Order, SubjectConfig
-from qmq.proto.v1 import meta_pb2 as pb
+from history.events import load
+from history.ordered.checkers import OrderedReport
+from history.ordered.events import Deliver
+from support import NodeProcess, eventually
 from system.ordered_workload import (
     ConsumerProcess,
     Follower,
@@ -29,6 +26,10 @@ from system.ordered_workload import (
     followed,
     parse,
 )
+
+import qmq
+from qmq.model import Order, SubjectConfig
+from qmq.proto.v1 import meta_pb2 as pb
 
 ROWS = int(os.environ.get("QMQ_BINLOG_ROWS", "20000"))
 SLOW_S = 120.0
@@ -182,11 +183,11 @@ async def test_a_killed_or_stopped_consumer_leaves_a_history_that_keeps_every_pr
 
 async def given(path: Path, group: str, count: int) -> None:
     """Wait until the history has this many deliveries to a group."""
-    async with asyncio.timeout(240.0):
-        while (
-            sum(isinstance(event, Deliver) and event.group == group for event in load(path)) < count
-        ):
-            await asyncio.sleep(0.1)
+
+    def seen() -> int:
+        return sum(isinstance(event, Deliver) and event.group == group for event in load(path))
+
+    await eventually(lambda: seen() >= count, within_s=240.0, look_s=0.1)
 
 
 def test_a_body_names_its_sender() -> None:

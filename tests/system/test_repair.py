@@ -14,11 +14,11 @@ from pathlib import Path
 
 import pytest
 from support import needs
+from system.group import Group
+from system.workload import under_load
 
 import qmq
 from qmq.errors import DeadlineExceeded, Outcome
-from system.group import Group
-from system.workload import under_load
 
 pytestmark = pytest.mark.xdist_group("faults")
 

@@ -13,11 +13,11 @@ import pytest
 from qmq_coordination.etcd.channel import EtcdTls
 from qmq_coordination.etcd.store import EtcdStore
 from support import needs
+from system.group import ETCD, REPLICAS, Group, running_group
 
 import qmq
 from qmq.errors import AccessDenied, CoordinationError, CoordinationUnavailable, NotConnected
 from qmq.security.tls import CA_VARIABLE, CERT_VARIABLE, KEY_VARIABLE
-from system.group import ETCD, REPLICAS, Group, running_group
 
 pytestmark = [pytest.mark.xdist_group("faults"), needs.etcd]
 

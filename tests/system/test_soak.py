@@ -7,7 +7,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-
 from system.group import SECURE
 from system.soak_run import Report, Runs, Sample, Soak, judge_messages, judge_samples
 

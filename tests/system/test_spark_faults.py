@@ -11,7 +11,6 @@ from pathlib import Path
 
 import pytest
 from support import forms
-
 from system.group import SECURE
 from system.spark_run import archive_run, cluster, copy_run, sink_run
 

@@ -8,6 +8,7 @@ import asyncio
 from contextlib import closing
 
 import pytest
+from system.group import Group
 
 import qmq
 from qmq.columns.model import QueueKey, QueuePiece, ReadSelection
@@ -20,7 +21,6 @@ from qmq.wire import frame_payloads as wire
 from qmq.wire.batch import BatchView, encode
 from qmq.wire.batch_columns import Columns
 from qmq.wire.frame import FrameKind
-from system.group import Group
 
 pytestmark = pytest.mark.xdist_group("faults")
 

@@ -14,10 +14,10 @@ from pathlib import Path
 import pytest
 from cluster_runner import Cluster
 from support import NodeProcess, forms, wheels
-
-import qmq
 from system.group import ETCD, METAS, REPLICAS, Group
 from system.workload import Workload
+
+import qmq
 
 pytestmark = [pytest.mark.xdist_group("faults"), pytest.mark.history, pytest.mark.long]
 PROGRAM = Path(__file__).with_name("release_program.py")

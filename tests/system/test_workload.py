@@ -10,11 +10,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from history import check_all, load
+from history.checkers import check_all
+from history.events import load
+from system.workload import ALONE, BATCH, Workload
 
 import qmq
 from qmq.testing import TestCluster
-from system.workload import ALONE, BATCH, Workload
 
 
 class SomeOf:

@@ -16,11 +16,12 @@ from contextlib import asynccontextmanager, suppress
 from datetime import timedelta
 from pathlib import Path
 
-from history import Ack, Note, Poll, Record, Recorder, Report, Send, check_all, load
+from history.checkers import Report, check_all
+from history.events import Ack, Note, Poll, Record, Recorder, Send, load
+from system.group import Group
 
 import qmq
 from qmq.errors import Outcome, QmqError, StaleDelivery
-from system.group import Group
 
 BATCH = 20
 POLL = 500

@@ -142,9 +142,8 @@ def test_what_applications_import_is_documented() -> None:
         if node.name not in public or node.col_offset or path.name == "errors.py":
             continue
         seen.add(node.name)
-        is_class = isinstance(node, ast.ClassDef) and not node.name.startswith(
-            "Base"
-        )  # a base without effect is explained by its protocol
+        # a base without effect is explained by its protocol
+        is_class = isinstance(node, ast.ClassDef) and not node.name.startswith("Base")
         parts = node.body if is_class else []
         methods = [
             each

@@ -69,9 +69,8 @@ from functools import cached_property
 from itertools import accumulate
 from typing import ClassVar, NamedTuple
 
-from qmq_ordering.hashing import logical_partition
-
 from history.events import Operation, Reset, Type, learn
+from qmq_ordering.hashing import logical_partition
 
 
 class Keyed(NamedTuple):

@@ -31,22 +31,21 @@ from itertools import count
 from typing import Any, NamedTuple
 
 import pytest
-
 from history.events import Note, Operation, Reset, Type
-from history.ordered import (
+from history.ordered.checkers import Pauses, check_ordered
+from history.ordered.events import (
     Deliver,
     Handed,
     Keyed,
     OrderedHistory,
+    Outage,
     Part,
     Put,
     Rerouted,
+    Sealed,
     Settle,
     Stored,
-    check_ordered,
 )
-from history.ordered.checkers import Pauses
-from history.ordered.events import Outage, Sealed
 
 LPS = 8
 STEP_NS = 10

@@ -20,6 +20,7 @@ from typing import Final
 from qmq_coordination.etcd.store import EtcdStore
 from qmq_coordination.view import ClusterView
 from qmq_replication.ready import Timing
+from support import eventually
 
 import qmq
 from qmq.backup.create import BackupCreator
@@ -178,7 +179,6 @@ TIMING: Final = Timing(
 SEGMENT_BYTES: Final = 64 * KIB
 """Small, so that logs have sealed segments."""
 GROUPS: Final = {"b1": ("b1-a",), "b2": ("b2-a",), DELAY: ("d-a",)}
-WITHIN_S: Final = 60.0
 
 
 class LiveCluster:
@@ -258,11 +258,12 @@ class LiveCluster:
         await self.nodes[name].start()
 
     async def until_master(self, group: str) -> None:
-        async with asyncio.timeout(WITHIN_S):
-            while self._view.group(group).master is None or not any(
-                self.nodes[name].broker.is_serving for name in self.groups[group]
-            ):
-                await asyncio.sleep(0.02)
+        await eventually(
+            lambda: (
+                self._view.group(group).master is not None
+                and any(self.nodes[name].broker.is_serving for name in self.groups[group])
+            )
+        )
 
     @asynccontextmanager
     async def client(self) -> AsyncIterator[qmq.Client]:

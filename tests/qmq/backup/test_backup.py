@@ -20,6 +20,7 @@ from live_cluster import (
     rest,
     running,
 )
+from support import eventually
 
 import qmq
 from qmq.backup.manifest import BackedUpSchedule, manifest_name
@@ -138,9 +139,9 @@ async def test_replicas_join_a_restored_group(
     async with running(empty_cluster) as restored, restored.client() as mq:
         await restored.start_replica("b1", "north-4")
         await mq.metadata.add_replica("b1", "north-4")
-        async with asyncio.timeout(60):
-            while "north-4" not in restored.nodes["north-1"].driver.core.state.membership.voters:
-                await asyncio.sleep(0.05)
+        await eventually(
+            lambda: "north-4" in restored.nodes["north-1"].driver.core.state.membership.voters
+        )
         await mq.metadata.transfer("b1", "north-4")
         assert {body for _, body in await rest(mq, PLAIN, GROUP)} == set(history.plain)
 

@@ -16,6 +16,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from live_cluster import PLAIN, History, LiveCluster, objects_in, rest, running
+from support import eventually
 
 from qmq.backup.manifest import (
     VERSION,
@@ -191,9 +192,8 @@ def test_a_prune_that_dies_at_any_call_leaves_whole_backups_and_is_continued(
         except StoreAway:
             assert is_whole(objects, new)
             assert old.id not in objects.ids() or is_whole(objects, old)
-            later = BackupPruner(
-                objects, now_ms=lambda: NOW_MS + HOUR_MS
-            )  # when the mark that it left no longer counts
+            # when the mark that it left no longer counts
+            later = BackupPruner(objects, now_ms=lambda: NOW_MS + HOUR_MS)
             later.prune(KeepRule(1))
             assert is_whole(objects, new)
             assert len(objects.chunk_names()) == 3
@@ -292,9 +292,7 @@ async def test_a_backup_waits_for_a_prune_and_fails_if_its_mark_was_taken(
     now_ms = round(datetime.now(UTC).timestamp() * 1000)
     prune = marks.put(Work.PRUNE, now_ms)
     making = asyncio.ensure_future(cluster.back_up(objects))
-    async with asyncio.timeout(30):
-        while len(objects.store.names("running")) < 2:
-            await asyncio.sleep(0.02)
+    await eventually(lambda: len(objects.store.names("running")) >= 2)
     assert objects.ids() == []
     marks.take(prune)
     made = await making

@@ -242,11 +242,12 @@ async def test_a_flush_that_fails_while_the_broker_stops_is_reported_once(tmp_pa
     await stopping
     await eventually(lambda: fatal)
     store.close()
+    # asyncio reports a failure that was not retrieved when its future is collected
     del (
         running,
         stopping,
         store,
-    )  # asyncio reports a failure that was not retrieved when its future is collected
+    )
     gc.collect()
     assert [type(each) for each in fatal] == [FlushFailed]
     assert reported == []

@@ -64,9 +64,8 @@ async def failed_twice(mq: qmq.Client, *, others: int = 0) -> qmq.Receipt:
                 await mq.send("s", b"%d" % number)
                 await (await take(consumer)).ack_sync()
             if name == "a":
-                message.nack(
-                    timedelta(seconds=0.5), "once"
-                )  # it goes before the message may come again
+                # it goes before the message may come again
+                message.nack(timedelta(seconds=0.5), "once")
             else:
                 message.reject("no stock")
     return receipt
@@ -234,9 +233,8 @@ async def test_a_delayed_message_is_followed_from_the_delay_group_to_its_consume
         )
         assert not inquiry.is_incomplete
 
-        monkeypatch.setattr(
-            history, "HEADS_MAX", 0
-        )  # a look that is cut short finds what the delay group has, and says so
+        # a look that is cut short finds what the delay group has, and says so
+        monkeypatch.setattr(history, "HEADS_MAX", 0)
         found = await mq.metadata.find_every(str(soon.id))
         assert (
             [each.due_ms > 0 for each in (found.message, *found.others)],

@@ -115,9 +115,8 @@ async def test_a_message_with_an_unreadable_attempt_counts_as_new(node: Node) ->
 async def test_an_unreadable_batch_of_a_lane_is_an_error_that_names_the_next_sequence(
     node: Node,
 ) -> None:
-    store(
-        node, region_of("a create time before 1970", subject=b"o"), "o", 1
-    )  # it has no keys and no logical partitions
+    # it has no keys and no logical partitions
+    store(node, region_of("a create time before 1970", subject=b"o"), "o", 1)
     queue = node.broker.store.open_queue("o", 1)
     node.broker.store.act(LaneBegin("o", 1, "g", "", 0, 64, 0, 0))
     reader = LaneResultReader(

@@ -29,13 +29,11 @@ def index_of(folder: Path, batches: list[tuple[int, int]], first: int = 0) -> Co
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_any_ranges_are_counted_as_message_by_message(
-    tmp_path: Path, seed: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(pull, "_ENTRIES", 7)
+def test_any_ranges_are_counted_as_message_by_message(tmp_path: Path, seed: int) -> None:
+    """Of more batches than one look at the index finds."""
     draw = random.Random(seed)
-    batches = [(draw.randint(1, 20), draw.randint(1, 10_000)) for _ in range(100)]
-    gone = draw.randint(0, 50)
+    batches = [(draw.randint(1, 20), draw.randint(1, 10_000)) for _ in range(10_000)]
+    gone = draw.randint(0, 5_000)
     sizes = [
         size / count if number >= gone else 0.0
         for number, (count, size) in enumerate(batches)

@@ -9,6 +9,7 @@ from datetime import datetime
 from typing import Any
 
 import pytest
+from support import eventually
 from typer.testing import CliRunner
 
 import qmq
@@ -97,8 +98,7 @@ async def test_the_oldest_letter_has_an_age_before_anybody_has_read_the_queue() 
     async with TestCluster(clock=virtual()) as cluster:
         mq = cluster.client()
         await die(mq, "orders", [b"1"], "no")
-        while not await mq.metadata.dead_letter_queues("billing"):
-            await asyncio.sleep(0.01)
+        await eventually(lambda: mq.metadata.dead_letter_queues("billing"))
         await cluster.clock.advance(hours=1)
         (found,) = await mq.metadata.dead_letter_queues("billing")
         assert found.oldest_ago_ms >= 3_600_000

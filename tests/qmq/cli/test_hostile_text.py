@@ -73,9 +73,8 @@ def test_reasons_clients_and_keys_of_others_are_printed_harmlessly(
 @pytest.mark.sampled
 @pytest.mark.parametrize("text", hostile.TEXTS, ids=range(len(hostile.TEXTS)))
 def test_an_error_s_text_is_printed_harmlessly(meta: FakeMeta, qmq: Command, text: str) -> None:
-    meta.answers["ListSubjects"] = InvalidArgument(
-        text.replace("\0", "")
-    )  # gRPC's trailers carry no NUL
+    # gRPC's trailers carry no NUL
+    meta.answers["ListSubjects"] = InvalidArgument(text.replace("\0", ""))
     assert not CONTROLS & set(qmq.error("subject", "list")[1])
 
 

@@ -89,9 +89,8 @@ def test_a_reader_made_from_the_specification_finds_the_due_times() -> None:
 
 async def test_the_client_sends_what_the_golden_bytes_say(monkeypatch: pytest.MonkeyPatch) -> None:
     now_ns = time.time_ns()
-    monkeypatch.setattr(
-        time, "time_ns", lambda: now_ns
-    )  # messages made in two milliseconds have one more column
+    # messages made in two milliseconds have one more column
+    monkeypatch.setattr(time, "time_ns", lambda: now_ns)
     async with delay_cluster() as it:
         await it.mq.delayed_producer("s").send_many(
             [b"x", b"yy"], ["a", "b"], due_ms=[1_800_000_000_000, 1_800_003_600_000]

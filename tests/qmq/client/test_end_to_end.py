@@ -118,9 +118,8 @@ async def test_a_consumer_that_holds_all_it_may_does_not_keep_the_others_waiting
 ) -> None:
     async with qmq.connect(node.address) as mq:
         await mq.send_many("s", [b"%d" % number for number in range(30)])
-        full = mq.consumer(
-            "s", "g", prefetch=100, ack="explicit"
-        )  # it asks for more than the broker lets it hold
+        # it asks for more than the broker lets it hold
+        full = mq.consumer("s", "g", prefetch=100, ack="explicit")
         monkeypatch.setattr("qmq.limits.CONSUMER_UNACKED_MAX", 10)
         assert len(await full.pull(10)) == 10
         await eventually(lambda: any(state.waiters for state in node.broker.dispatch.groups))

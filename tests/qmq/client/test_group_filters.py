@@ -67,9 +67,8 @@ async def test_when_the_others_are_gone_a_group_may_ask_for_other_tags(
         await consumer.join()
     async with mq.consumer("s", "g", name="n", tags_any=["b"]) as consumer:
         await consumer.join()
-        again = cluster.client().consumer(
-            "s", "g", name="n", tags_any=["c"]
-        )  # the same consumer, restarted
+        # the same consumer, restarted
+        again = cluster.client().consumer("s", "g", name="n", tags_any=["c"])
         await again.join()
 
 
@@ -132,9 +131,8 @@ async def test_another_gateway_is_refused_another_filter_for_the_group(
     await same.receive(first, 1, 1.0)
     await one.close()
     await same.close()
-    await other.receive(
-        first._replace(wanted=wanted), 1, 1.0
-    )  # nobody has the first condition any more
+    # nobody has the first condition any more
+    await other.receive(first._replace(wanted=wanted), 1, 1.0)
     await other.close()
 
 

@@ -139,9 +139,8 @@ async def test_when_no_group_takes_messages_the_error_says_so(is_told: bool) -> 
         for group in it.groups:
             group.is_writable = not is_told
             group.refuse(ReadOnly("drained"))
-        producer = it.mq.producer(
-            "s", delivery_timeout_s=4
-        )  # a busy machine reaches the groups late, too
+        # a busy machine reaches the groups late, too
+        producer = it.mq.producer("s", delivery_timeout_s=4)
         with pytest.raises(DeadlineExceeded, match="E308") as refused:
             await producer.send(b"x")
         assert refused.value.outcome is NOT_STORED

@@ -400,9 +400,8 @@ async def test_a_batch_is_acknowledged_except_messages_with_another_verdict(node
             await mq.send("s", Order(number))
         async with mq.listening() as listening:
             await mq.send_many("s", [qmq.payload.encode(Order(number)) for number in range(4, 9)])
-            await eventually(
-                lambda: len(batches) == 1
-            )  # what decodes comes again, and waits for a tenth
+            # what decodes comes again, and waits for a tenth
+            await eventually(lambda: len(batches) == 1)
             await mq.send("s", Order(9))
             await listening.wait()
         assert [sorted(each) for each in batches] == [list(range(9)), list(range(10))]

@@ -72,9 +72,8 @@ async def test_the_application_gets_a_message_before_the_next_pull_is_prepared(
             taking = asyncio.create_task(take())
             await mq.send("s", b"x")
             assert await taking == 0
-            await asyncio.sleep(
-                0
-            )  # until this round has ended, in which the receipt may have come, too
+            # until this round has ended, in which the receipt may have come, too
+            await asyncio.sleep(0)
             assert consumer.attachments[0].asked > 0
 
 

@@ -54,10 +54,11 @@ async def test_a_paused_consumer_hands_out_nothing_and_pulls_nothing_until_it_is
         assert not await consumer.pull(50, SHORT)
         for message in seen:
             await message.ack_sync()
+        # there was room for three more
         assert (list(await consumer.pull(50, SHORT)), handed_out(node, consumer)) == (
             [],
             10,
-        )  # there was room for three more
+        )
         draining = asyncio.create_task(drained(consumer, 47))
         await asyncio.sleep(0)
         consumer.resume()
@@ -163,9 +164,8 @@ async def test_a_paused_ordered_consumer_keeps_its_lanes_and_continues_in_order(
             for number in range(1, 20):
                 await mq.send("o", b"%d" % number, key="k")
             (reader,), lanes = consumer.readers, consumer.lanes
-            await eventually(
-                lambda: reader.core.open > 0
-            )  # the pull that was under way brought something, and it waits here
+            # the pull that was under way brought something, and it waits here
+            await eventually(lambda: reader.core.open > 0)
             assert (len(seen), len(lanes), consumer.is_paused) == (1, 1, True)
             consumer.resume()
             await eventually(lambda: len(seen) == 20)

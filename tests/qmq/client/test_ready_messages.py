@@ -522,9 +522,8 @@ async def test_a_dropped_consumer_is_freed_with_its_messages(form: Any) -> None:
     loop = Loop(form)
     loop.ready.begin(loop.part(6), 5, NEVER_S)
     loop.ready.take()
-    loop.refills = [
-        await anext(loop.ready)
-    ]  # a cycle: loop, message, acknowledgements, and the loop that they tell
+    # a cycle: loop, message, acknowledgements, and the loop that they tell
+    loop.refills = [await anext(loop.ready)]
     assert loop.held is not None
     assert len(loop.held.close()) == 1
     seen = weakref.ref(loop)

@@ -151,9 +151,8 @@ async def test_what_was_missed_while_no_stream_stood_is_asked_for() -> None:
 async def test_clients_work_with_a_metaserver_that_does_not_push() -> None:
     async with cluster(1, metas=2) as it:
         await it.mq.send("s", b"0")
-        await eventually(
-            lambda: any(each.is_watched.is_set() for each in it.metas)
-        )  # it asked, and is refused
+        # it asked, and is refused
+        await eventually(lambda: any(each.is_watched.is_set() for each in it.metas))
         it.groups[0].fail_over()
         await it.mq.send("s", b"1")
         assert it.bodies == [b"0", b"1"]

@@ -201,9 +201,8 @@ async def test_a_thread_acknowledges_only_its_own_messages(cluster: TestCluster)
 
     held, seen = await asyncio.to_thread(run)
     assert len({held, *seen}) == 4
-    again = await bodies_until(
-        plain(mq), aiter, {held, seen[-1]}
-    )  # the thread that ended did not ask for another message
+    # the thread that ended did not ask for another message
+    again = await bodies_until(plain(mq), aiter, {held, seen[-1]})
     assert not {*seen[:2]} & {*again}
 
 

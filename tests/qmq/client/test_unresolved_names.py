@@ -19,7 +19,7 @@ from typing import Any
 
 import pytest
 from support import cli_process, node_config, running
-from support.first_calls import CALLS, KnownMasters
+from support.clusters import CALLS, KnownMasters
 
 import qmq
 from qmq.client.connection.connection import ClientTiming

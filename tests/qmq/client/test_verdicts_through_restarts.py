@@ -11,11 +11,48 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
-from support.server_cluster import cluster
+from support.clusters import cluster
 
 import qmq
 
-WORKER = Path(__file__).with_name("failing_worker.py")
+WORKER = """
+import asyncio, sys
+from datetime import timedelta
+import qmq
+
+async def work(address, count):
+    async with qmq.connect(address) as mq:
+        consumer, taken = mq.consumer("s", "ops", ack="explicit"), []
+        while len(taken) < count:
+            taken += await consumer.pull()
+        print("taken", flush=True)
+        while command := (await asyncio.to_thread(sys.stdin.readline)).split():
+            if command[0] == "take":
+                (message,) = await consumer.pull(1)
+                await message.ack_sync()
+                print(message.body.decode(), flush=True)
+            else:
+                say([message for message in taken if message.broker_group == command[1]])
+                await asyncio.sleep(0)  # verdicts of one round of the loop are written in the next
+                print("failed", flush=True)
+
+def say(messages):
+    for number, message in enumerate(messages):
+        if number % 4 == 0:
+            message.ack_later()
+        elif number % 4 == 1:
+            message.nack(timedelta(seconds=0.5), f"engine {message.body.decode()}")
+        elif number % 4 == 2:
+            message.reject(ValueError(f"no flight {message.body.decode()}"))
+
+asyncio.run(work(sys.argv[1], int(sys.argv[2])))
+"""
+"""Takes so many messages of "s" for group "ops", prints "taken", and reads commands, one a line:
+
+fail GROUP     settles the messages of that broker group: every fourth is done, failed, rejected,
+               unsettled; then prints "failed"
+take           takes one more message, acknowledges it, and prints its body
+"""
 TWO = {"g1": ("g1-a",), "g2": ("g2-a",)}
 
 
@@ -24,7 +61,8 @@ async def worker(address: str, count: int) -> AsyncIterator[asyncio.subprocess.P
     """The client's process; killed at the end."""
     process = await asyncio.create_subprocess_exec(
         sys.executable,
-        str(WORKER),
+        "-c",
+        WORKER,
         address,
         str(count),
         stdin=asyncio.subprocess.PIPE,

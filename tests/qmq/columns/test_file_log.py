@@ -320,9 +320,8 @@ def test_sealed_partition_ends_at_its_command_message_which_is_not_given(
         assert (found[key("o", 2)].end, found[key("o", 2)].is_sealed) == (1, False)
         assert rows_of(each.pieces(key("o", 1), 0, 2, 100)) == [(0, b"one"), (1, b"two")]
         assert each.find_time(key("o", 1), 1 << 60) == 2
-        assert (
-            found == log.topology(["o"]).queues
-        )  # the same bytes, too: the command message does not count
+        # the same bytes, too: the command message does not count
+        assert found == log.topology(["o"]).queues
     with pytest.raises(LogDamaged, match="messages up to 2 are needed"):
         log.pieces(key("o", 1), 0, 3, 100)
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from file_support import opened, rows_of
 from support import eventually
-from support.server_cluster import REPLICATED, THREE, cluster
+from support.clusters import REPLICATED, THREE, cluster
 
 import qmq
 from qmq.cli.route import routes_of

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from pyspark.serializers import CPickleSerializer
 from qmq_ordering.routes import LpRange
-from support.server_cluster import REPLICATED, ServerCluster, bodies, cluster, read_all
+from support.clusters import REPLICATED, ServerCluster, bodies, cluster, read_all
 
 import qmq
 from qmq import limits

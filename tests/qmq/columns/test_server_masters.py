@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 from support import eventually, node_config, running
-from support.server_cluster import REPLICATED, cluster
+from support.clusters import REPLICATED, cluster
 
 import qmq
 from qmq.columns.servers.connection import BlockingConnection
@@ -217,9 +217,8 @@ async def test_uncommitted_actions_are_not_reported(tmp_path: Path) -> None:
             lambda: list(committed_actions(address, node.config.broker.name))
         )
         store = node.broker.store
-        await eventually(
-            lambda: store.is_flushed
-        )  # the end of a flush is a turn, which commits everything
+        # the end of a flush is a turn, which commits everything
+        await eventually(lambda: store.is_flushed)
         committed, store.committed_index = store.committed_index, whole[1][0].index
         assert (
             await asyncio.to_thread(

@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator
 from urllib.parse import urlencode
 
 import pytest
+from support import eventually
 from support.console import COOKIE, KEY, PlainBrowser, clients_of, csrf_of, site_of
 
 from qmq.console import app as console_app
@@ -252,8 +253,7 @@ async def test_a_token_that_the_proxy_renews_keeps_the_session_its_forms_and_its
     await mq.send("orders", b"one")
     async with mq.consumer("orders", "billing", ack="explicit") as consumer:
         (await anext(consumer)).reject("broken")
-    while not await mq.metadata.dead_letter_queues("billing"):
-        await asyncio.sleep(0.01)
+    await eventually(lambda: mq.metadata.dead_letter_queues("billing"))
     old, new, other = [
         await mq.access.create_token(name) for name in ("op:alice", "op:alice", "op:bob")
     ]

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support import hostile, needs
+from support import eventually, hostile, needs
 from support.console import Stage, parked_subject
 
 from qmq.client.consuming.ordered.message import OrderedMessage
@@ -90,9 +90,8 @@ async def test_a_screen_fits_every_width_and_has_no_accessibility_violation(
 async def take_pictures(page: Any, name: str) -> None:
     """The pictures of the documentation: of each screen, and of some on a phone in the dark."""
     if name in CURVES:
-        await page.locator(".chart canvas").first.wait_for(
-            timeout=130_000
-        )  # two looks at the cluster of a busy machine
+        # two looks at the cluster of a busy machine
+        await page.locator(".chart canvas").first.wait_for(timeout=130_000)
     await page.screenshot(path=PICTURES / f"console-{name}.png", scale="css")
     if name in ("overview", "delays"):
         await page.emulate_media(color_scheme="dark")
@@ -164,9 +163,8 @@ async def test_a_new_subject_appears_without_a_reload(stage: Stage, page: Any) -
     await page.goto(f"{stage.base}/subjects?q=newcomer")
     assert await page.locator("tbody tr").count() == 0
     await stage.mq.send("newcomer", b"hello")
-    await page.locator("tbody tr", has_text="newcomer").wait_for(
-        timeout=65_000
-    )  # a busy machine rests longest
+    # a busy machine rests longest
+    await page.locator("tbody tr", has_text="newcomer").wait_for(timeout=65_000)
 
 
 async def test_the_page_says_that_the_console_does_not_answer_until_it_does(
@@ -381,14 +379,11 @@ async def test_a_parked_key_is_replayed_in_order_and_another_skipped_by_its_name
         await page.locator(
             ".note", has_text="2 messages of the key customer-1 are given back, in order."
         ).wait_for()
-        async with asyncio.timeout(20):
-            while len(consuming.seen) < 2:
-                await asyncio.sleep(0.01)
+        await eventually(lambda: len(consuming.seen) >= 2)
         assert consuming.seen == [b"to customer-1", b"later"]
         await skip(page, "")
-        assert (
-            await page.locator(".note").count() == 1
-        )  # the browser asks for the key: this is the note of the replay
+        # the browser asks for the key: this is the note of the replay
+        assert await page.locator(".note").count() == 1
         await skip(page, "customer-1")
         assert "Nothing was done" in await page.locator(".failure").inner_text()
         page.complaints.clear()  # the browser logs that the answer was an error

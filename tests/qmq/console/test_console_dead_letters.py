@@ -9,6 +9,7 @@ import re
 from collections.abc import AsyncIterator, Sequence
 
 import pytest
+from support import eventually
 from support.console import PlainBrowser, site_of
 
 from qmq.client.client import Client
@@ -123,8 +124,7 @@ async def test_a_replay_that_is_stopped_leaves_the_rest_for_the_next_one(
         "/dead-letters/billing", {"verb": "replay", "rate": "1", "error": "timeout"}
     )
     job = operator.site.sessions.callers().pop().jobs[0]
-    while job.count < 1:
-        await asyncio.sleep(0.01)
+    await eventually(lambda: job.count >= 1)
     path = re.search(r'action="(/jobs/\w+/stop)"', page.text)
     assert path is not None
     assert "stopped" in (await operator.post(path[1], {})).text

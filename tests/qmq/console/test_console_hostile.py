@@ -137,9 +137,8 @@ class TestInChromium:
         )
         assert "/jobs/" in answer.url
         await check(page, answer.url)
-        command = shlex.quote(
-            visible(form["error"])
-        )  # as the command line that does the same has it
+        # as the command line that does the same has it
+        command = shlex.quote(visible(form["error"]))
         assert command in await page.locator("main").evaluate("each => each.textContent")
         await page.context.clear_cookies()
         for address in (
@@ -209,9 +208,8 @@ class TestInChromium:
         assert await page.evaluate(PLANT) is None
         assert page.url.startswith(stage.base)
         refused = [each for each in page.complaints if "Content Security Policy" in each]
-        assert len(refused) >= 3, (
-            page.complaints
-        )  # the inline script, the event handler, the javascript: address
+        # the inline script, the event handler, the javascript: address
+        assert len(refused) >= 3, page.complaints
         page.complaints.clear()
 
 

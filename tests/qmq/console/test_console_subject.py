@@ -63,9 +63,8 @@ async def test_a_search_says_where_it_stopped_and_continues_there(
     cluster: TestCluster, browser: PlainBrowser, monkeypatch
 ) -> None:
     monkeypatch.setattr(message, "LOOKED_MAX", 5)
-    monkeypatch.setattr(
-        message, "LOOK_S", 600.0
-    )  # a busy machine must not end the search before the count does
+    # a busy machine must not end the search before the count does
+    monkeypatch.setattr(message, "LOOK_S", 600.0)
     await cluster.client().send_many("orders", [b"hay"] * 10)
     page = await browser.get("/subjects/orders?key=nobody")
     assert "0 found in 5 messages" in page.text

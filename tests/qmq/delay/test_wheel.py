@@ -75,6 +75,16 @@ def test_a_message_takes_nine_bytes_at_most_and_memory_follows_what_left() -> No
     wheel.check()
 
 
+def test_a_long_run_leaves_in_order_while_the_memory_of_its_beginning_is_given_back() -> None:
+    wheel, every = Wheel(10), many(20_000)
+    wheel.add(every)
+    left: list[Row] = []
+    for now_ms in range(ERA, ERA + 3_700_000, 60_000):
+        left += rows(wheel.advance(now_ms))
+        wheel.check()
+    assert left == sorted(rows(every))
+
+
 @pytest.mark.parametrize(("floor", "cut"), [(-1, 4), (5, 5)])
 def test_nothing_is_given_back_at_or_before_what_left_or_before_the_floor(
     floor: int, cut: int
@@ -95,7 +105,6 @@ class Ticking(RuleBasedStateMachine):
         self.patches = [
             patch.object(wheel_module, "BASKET", 5),
             patch.object(wheel_module, "RUN_MESSAGES_MAX", 16),
-            patch.object(wheel_module, "_TRIM_MIN", 2),
         ]
         for each in self.patches:
             each.start()

@@ -8,7 +8,7 @@ from datetime import timedelta
 from pathlib import Path
 
 import pytest
-from support.server_cluster import REPLICATED, ServerCluster, cluster
+from support.clusters import REPLICATED, ServerCluster, cluster
 
 import qmq
 from qmq.errors import StaleDelivery

@@ -161,9 +161,8 @@ def push_consumer(address: str, topic: str, group: str) -> object:
     )
     consumer.startup()
     enough.wait(60)
-    time.sleep(
-        0.5
-    )  # for the last acknowledgement, which the client sends after its listener has returned
+    # for the last acknowledgement, which the client sends after its listener has returned
+    time.sleep(0.5)
     consumer.shutdown()
     return seen
 

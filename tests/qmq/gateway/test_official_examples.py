@@ -148,9 +148,8 @@ async def test_javas_examples_of_producers_and_consumers_work_as_they_are(tmp_pa
                 _has_said(log.read_text(), name, what) for name, what in JAVA_CONSUMERS.items()
             ):
                 await gateway.mq.send("yourTopic", b"one more", tags=[TAG])  # both are of one group
-                await asyncio.sleep(
-                    0.1
-                )  # without a pause the messages keep the consumers from what is asserted
+                # without a pause the messages keep the consumers from what is asserted
+                await asyncio.sleep(0.1)
 
 
 def _has_said(log: str, name: str, what: str) -> bool:

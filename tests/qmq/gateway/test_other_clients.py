@@ -65,9 +65,10 @@ async def run(command: list[str], home: Path) -> list[tuple[str, list[Seen]]]:
     """The messages that each program of a process received."""
     environment = {**os.environ, "HOME": str(home)}  # there the clients write their logs
     pipe = asyncio.subprocess.PIPE
+    # a warning does not cut a line
     process = await asyncio.create_subprocess_exec(
         *command, env=environment, stdout=pipe, stderr=pipe
-    )  # a warning does not cut a line
+    )
     try:
         out, errors = await asyncio.wait_for(process.communicate(), PROGRAM_S)
     except TimeoutError:

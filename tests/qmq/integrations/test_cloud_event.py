@@ -38,32 +38,6 @@ def test_an_event_comes_back_from_structured_mode(extensions: dict[str, str], da
     assert cloud_event.of_structured(json.loads(json.dumps(event.structured()))) == event
 
 
-@given(
-    st.dictionaries(
-        st.sampled_from(["id", "source", "x", "datacontenttype"]) | st.text(max_size=5),
-        st.text(max_size=9),
-        max_size=4,
-    ),
-    st.binary()
-    | st.sampled_from(
-        [b"1e999", b'"\\ud800"', b"[" * 5_000, b"[" * 900 + b"]" * 900, b"NaN", b"1" * 5_000]
-    ),
-    st.sampled_from(["application/json", "text/plain", "x/y+json", ""]),
-)
-def test_any_message_is_an_event_that_can_be_written_or_none(
-    headers: dict[str, str], data: bytes, media: str
-) -> None:
-    given_headers = {
-        **{f"ce-{name}": value for name, value in {**REQUIRED, **headers}.items()},
-        "content-type": media,
-    }
-    try:
-        event = cloud_event.of_headers(given_headers, data)
-    except InvalidArgument:
-        return
-    json.dumps(event.structured(), allow_nan=False, ensure_ascii=False).encode()
-
-
 @pytest.mark.parametrize(
     "found",
     [

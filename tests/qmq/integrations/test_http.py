@@ -445,9 +445,10 @@ async def test_schemathesis_finds_no_answer_that_the_description_does_not_name(
     pytest.importorskip("schemathesis", reason="needs schemathesis")
     found = (await http.get("/openapi.json")).text
     assert f'"maximum":{WAIT_S_MAX}' in found
+    # so that it does not wait for messages
     (tmp_path / "openapi.json").write_text(
         found.replace(f'"maximum":{WAIT_S_MAX}', '"maximum":0.01')
-    )  # so that it does not wait for messages
+    )
     checks = (
         "not_a_server_error,status_code_conformance,content_type_conformance,"
         "response_schema_conformance"

@@ -11,8 +11,6 @@ from typing import Any
 from uuid import uuid4
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 kombu = pytest.importorskip("kombu", reason="needs kombu: pip install 'qmq[celery]'")
 
@@ -23,33 +21,6 @@ import qmq.integrations.kombu  # noqa: E402
 from qmq.integrations.kombu import envelope  # noqa: E402
 
 SOON_S = 20
-PARTS = (
-    *(
-        "content-type",
-        "content-encoding",
-        "headers",
-        "properties",
-        "delivery_info",
-        "body_encoding",
-        "expiration",
-        "task",
-        "id",
-        "eta",
-    ),
-    *(
-        "expires",
-        "root_id",
-        "group",
-        "shadow",
-        "timelimit",
-        "retries",
-        "stamped_headers",
-        "stamps",
-        "group_index",
-        "chord",
-        "errbacks",
-    ),
-)
 
 
 @pytest.fixture
@@ -267,22 +238,6 @@ def test_nothing_comes_from_an_empty_queue(connection: Any, queue: Any) -> None:
         connection.drain_events(timeout=0.1)
 
 
-JSON = st.recursive(
-    st.none()
-    | st.booleans()
-    | st.integers()
-    | st.floats()
-    | st.text()
-    | st.sampled_from(["x", "1e9", "²", "2026-13-01"]),
-    lambda inner: (
-        st.lists(inner, max_size=4)
-        | st.dictionaries(
-            st.text() | st.sampled_from([*PARTS, "__type__", "__value__"]), inner, max_size=6
-        )
-    ),
-)
-
-
 def a_header(headers: dict[str, Any] | None = None, **properties: Any) -> dict[str, Any]:
     delivery = {"exchange": "", "routing_key": "q"}
     kinds = {"content-type": "application/json", "content-encoding": "utf-8"}
@@ -291,35 +246,6 @@ def a_header(headers: dict[str, Any] | None = None, **properties: Any) -> dict[s
         "headers": headers or {},
         "properties": {"delivery_info": delivery, **properties},
     }
-
-
-@given(
-    st.binary()
-    | JSON.map(json.dumps).map(str.encode)
-    | st.sampled_from([b"[" * 5_000, b"[]", b"7", b'{"properties": null}']),
-    st.sampled_from(PARTS) | st.none(),
-    JSON,
-)
-def test_any_header_is_a_message_or_a_reason(header: bytes, part: str | None, value: Any) -> None:
-    if part is not None:
-        whole = a_header({"task": "t", "id": "i"}, expiration="5")
-        place = next(
-            (each for each in (whole, whole["properties"]) if part in each), whole["headers"]
-        )
-        place[part] = value
-        header = json.dumps(whole).encode()
-    try:
-        found = envelope.unpacked(b"body", header, tag="tag", attempt=2)
-    except envelope.NotKombu:
-        return
-    assert envelope.expired(found, 0, 0) in (True, False)
-    assert found["properties"]["delivery_info"]["redelivered"] is True
-    hash((found["headers"].get("task"), found["headers"].get("id")))
-
-
-@given(st.binary() | JSON.map(json.dumps).map(str.encode))
-def test_any_command_revokes_tasks_by_their_names(command: bytes) -> None:
-    assert all(isinstance(each, str) for each in envelope.revoked_tasks(command))
 
 
 def test_a_message_that_no_worker_can_read_is_set_aside_alone(

@@ -4,10 +4,10 @@ holds for a dead-letter queue.
 
 from __future__ import annotations
 
-import asyncio
 from datetime import timedelta
 
 import pytest
+from support import eventually
 
 from qmq.client.client import Client
 from qmq.errors import InvalidArgument, NotConnected, QmqError, UnknownSubject
@@ -122,9 +122,7 @@ async def test_a_dead_letter_queue_is_deleted_and_takes_what_dies_later() -> Non
             async with mq.consumer("s", "g") as consumer:
                 for message in await consumer.pull(1):
                     message.reject("no")
-            async with asyncio.timeout(20):
-                while not await mq.metadata.dead_letter_queues("g"):
-                    await asyncio.sleep(0.01)
+            await eventually(lambda: mq.metadata.dead_letter_queues("g"))
             assert await mq.metadata.delete_dead_letters("g") == 1
             assert await mq.metadata.dead_letter_queues("g") == []
         with pytest.raises(InvalidArgument, match="qmq dlq delete"):

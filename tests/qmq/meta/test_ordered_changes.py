@@ -185,9 +185,8 @@ async def test_of_two_changes_at_once_one_is_prepared_and_the_other_refused(seed
         *[run(world, name) for name in ("split", "move")], return_exceptions=True
     )
     (told,) = [each for each in found if isinstance(each, BaseException)]
-    assert isinstance(
-        told, RouteConflict | UnknownPartition
-    )  # both close partition 1: under way, or gone
+    # both close partition 1: under way, or gone
+    assert isinstance(told, RouteConflict | UnknownPartition)
     await world.check(latest=2)
 
 
@@ -308,9 +307,8 @@ async def test_a_fence_holds_against_a_master_that_won_and_died_meanwhile() -> N
     changes = world.changes(arrow=arrow)
     await changes.prepare(SUBJECT, operation("move", "x"))
     await changes.carry_on(SUBJECT, 2)
-    assert (
-        next(epochs, None) is None
-    )  # two fences failed since the epoch was another one, the third was put
+    # two fences failed since the epoch was another one, the third was put
+    assert next(epochs, None) is None
     assert (await world.check(latest=2)).fenced == [1]
 
 

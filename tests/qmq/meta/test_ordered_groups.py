@@ -636,17 +636,17 @@ async def test_messages_replayed_in_a_partition_that_was_left_come_before_newer_
     part = (await world.state()).partition(1)
     assert part is not None
     await world.placing().set_back(SUBJECT, "g", part, 60, "first")
-    await world.placing().set_back(
-        SUBJECT, "g", part, 60, "first"
-    )  # the same attempt again, behind a lost answer
+    # the same attempt again, behind a lost answer
+    await world.placing().set_back(SUBJECT, "g", part, 60, "first")
     assert not (await world.record()).is_ready
     with pytest.raises(LaneNotOpen, match="being started or moved"):
         await world.placing().set_back(SUBJECT, "g", part, 61, "second")
+    # what a replay does
     world.brokers.parts[1].done["g"] = [
         [0, 60, 11],
         [60, 61, 3],
         [61, 100, 11],
-    ]  # what a replay does
+    ]
     await world.placing().make_ready(SUBJECT, "g")
     await world.round()
     assert await world.pieces() == [(0, 60, 3), (60, 61, 1), (61, 100, 3)]

@@ -16,6 +16,7 @@ from qmq_coordination.ordered_records import LEADER, MemberRecord, member_key
 from qmq_ordering.changes import first_route
 from qmq_ordering.lanes import Assignment, Lane, Readable
 from qmq_ordering.routes import LpRange, PhysicalPartition
+from support import eventually
 from support.stores import Fault, FaultyStore
 
 from qmq.errors import CoordinationError, CoordinationUnavailable, StaleDelivery
@@ -229,14 +230,11 @@ async def test_a_leader_that_cannot_reach_the_store_leads_no_more(
     leader = ControllerElection(store, "it", lease_s=0.03)  # type: ignore[arg-type]
     leader.start()
     async with asyncio.timeout(10):
-        while not leader.is_leader:
-            await asyncio.sleep(0.005)
+        await eventually(lambda: leader.is_leader)
         store.cut("get", failure=failure)
-        while leader.is_leader:
-            await asyncio.sleep(0.005)
+        await eventually(lambda: not leader.is_leader)
         store.heal()
-        while not leader.is_leader:
-            await asyncio.sleep(0.005)
+        await eventually(lambda: leader.is_leader)
     await leader.stop()
     await embedded.close()
 

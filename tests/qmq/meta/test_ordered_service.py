@@ -142,6 +142,11 @@ class Here:
         found = (await self.locate()).route.partitions
         return [(each.number, each.lps.first, each.lps.end, each.broker_group) for each in found]
 
+    async def until_route(self, parts: list[tuple[int, int, int, str]]) -> None:
+        async with asyncio.timeout(20):
+            while await self.route() != parts:
+                await asyncio.sleep(0.02)
+
     async def split(
         self, partition: int, *at: int, groups: tuple[str, ...] = (), **more: Any
     ) -> Any:
@@ -276,11 +281,12 @@ async def test_routes_are_split_merged_and_moved_and_located_at_once(
         merge = pb.MergeOperation(partitions=[5, 4])
         await here.call("ChangeRoute", pb.ChangeRouteRequest(subject="s", merge=merge))
         assert await here.route() == [(2, 0, 20, "a"), (6, 20, 100, "c")]
+        # older versions are still read there
         assert {each.broker_group for each in (await here.locate()).routes} == {
             "a",
             "b",
             "c",
-        }  # older versions are still read there
+        }
         history = (await here.call("RouteHistory", pb.RouteHistoryRequest(subject="s"))).changes
         assert [
             (each.kind, each.to_version, list(each.sources), each.reason) for each in history
@@ -417,9 +423,7 @@ async def test_with_fencing_by_majority_a_request_ends_and_its_change_continues(
         with pytest.raises(RouteConflict, match="under way"):
             await here.move(1, "b", from_version=1)
         here.lanes.down.clear()
-        async with asyncio.timeout(20):
-            while await here.route() != [(2, 0, 100, "b")]:
-                await asyncio.sleep(0.02)
+        await here.until_route([(2, 0, 100, "b")])
 
 
 async def test_a_change_whose_metaserver_died_is_carried_on_by_the_leader(
@@ -431,9 +435,7 @@ async def test_a_change_whose_metaserver_died_is_carried_on_by_the_leader(
             store, here.lanes, sleep=asyncio.sleep, now_ms=lambda: 1, new_id=lambda: "x"
         )
         await dead.prepare("s", lambda route: move(route, 1, "b", change_id="of the dead"))
-        async with asyncio.timeout(20):
-            while await here.route() != [(2, 0, 100, "b")]:
-                await asyncio.sleep(0.02)
+        await here.until_route([(2, 0, 100, "b")])
         assert (await store.get(LEADER)) is not None
 
 
@@ -451,10 +453,11 @@ async def test_consumers_are_dealt_lanes_and_hear_at_once_when_they_change(
         assert await here.sync("x", generation=first.generation, wait_ms=50) == first, "no news"
         waiting = asyncio.create_task(here.sync("x", generation=first.generation))
         known = await here.sync("y")
+        # what was dealt before it came
         assert (known.generation, lanes_of(known)) == (
             first.generation,
             [],
-        )  # what was dealt before it came
+        )
         second = await here.sync("y", generation=known.generation)
         assert lanes_of(await waiting) == [(1, 0, 50, 1)]
         assert lanes_of(second) == [(1, 50, 100, 1)]
@@ -567,17 +570,13 @@ async def test_a_stopping_metaserver_answers_waiters_and_others_continue_its_cha
                 asyncio.create_task(here.sync("x", call=doomed, generation=known.generation)),
                 asyncio.create_task(doomed("ChangeRoute", request)),
             ]
-            async with asyncio.timeout(20):
-                while "a" not in here.lanes.down:
-                    await asyncio.sleep(0.01)
+            await eventually(lambda: "a" in here.lanes.down)
         found = await asyncio.gather(*waiting, return_exceptions=True)
         assert [type(each) for each in found] == [Stopping, Stopping]
         await doomed.channel.close()
         here.lanes.before_seal = _nothing
         here.lanes.down.clear()
-        async with asyncio.timeout(20):
-            while await here.route() != [(2, 0, 100, "b")]:
-                await asyncio.sleep(0.02)
+        await here.until_route([(2, 0, 100, "b")])
 
 
 async def _nothing(_: str) -> None:
@@ -631,9 +630,7 @@ async def test_a_group_from_latest_is_placed_at_the_partitions_ends_before_it_ex
         here.lanes.append(1, 5)
         here.lanes.down.add("b")
         waiting = asyncio.create_task(here.sync("x", start="latest", gate="strict"))
-        async with asyncio.timeout(20):
-            while "PlaceLanes" not in here.brokers["b"].asked:
-                await asyncio.sleep(0.01)
+        await eventually(lambda: "PlaceLanes" in here.brokers["b"].asked)
         record = await store.get(group_record_key("s", "g"))
         assert record is not None
         assert not GroupRecord.decode(record.value).is_ready

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from metric_pages import Values, read
 from support import eventually
-from support.server_cluster import REPLICATED, ServerCluster, cluster
+from support.clusters import REPLICATED, ServerCluster, cluster
 from support.stores import FaultyStore
 
 import qmq

@@ -295,9 +295,8 @@ async def test_delayed_messages_are_shown_from_being_stored_to_being_delivered(
     assert values("qmq_delay_lateness_seconds_sum", **DELAYED) > 0
     assert values("qmq_delay_waiting_messages", **DELAYED) == 0
     assert values("qmq_delay_schedule_bytes", **DELAYED) > 0
-    await once(
-        metered, "qmq_stored_messages_total", 1, subject="flights", broker_group="broker-0"
-    )  # a page is not of one moment
+    # a page is not of one moment
+    await once(metered, "qmq_stored_messages_total", 1, subject="flights", broker_group="broker-0")
 
 
 async def test_a_node_shows_what_the_table_says_and_nothing_else(
@@ -370,9 +369,8 @@ async def test_a_metaserver_shows_groups_requests_and_the_coordination_store(
     await mq.send("flights", b"x")
     with pytest.raises(qmq.errors.UnknownSubject):
         await mq.metadata.describe_route("nowhere")
-    await eventually(
-        lambda: bool(metered.meta.calls.failures)
-    )  # the answer leaves before it is counted
+    # the answer leaves before it is counted
+    await eventually(lambda: bool(metered.meta.calls.failures))
     values = await page(metered)
     assert values("qmq_broker_group_has_master", broker_group="broker-0") == 1
     assert values("qmq_broker_group_present_replicas", broker_group="delay") == 1

@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from delay_support import SHORT, DelayCluster, delay_config, running_delay
 from qmq_replication.ready import Role
 from support import eventually
+from support.clusters import SHORT, DelayCluster, delay_config, running_delay
 
 import qmq
 from qmq.delay.files import ReplicaScheduleFiles

@@ -7,9 +7,9 @@ from datetime import timedelta
 from pathlib import Path
 
 import pytest
-from delay_support import NAMES, SETTINGS, broker_config, delay_config, running_delay
 from qmq_coordination.broker_groups import DelaySettings
 from support import eventually
+from support.clusters import NAMES, SETTINGS, delay_config, replica_config, running_delay
 from support.stores import FaultyStore
 
 import qmq
@@ -127,7 +127,9 @@ async def test_replicas_that_disagree_on_the_group_are_refused_and_the_group_con
                     delay_config(tmp_path / "new", "new", settings=settings), cluster.store
                 ).start()
         with pytest.raises(InvalidArgument, match="d is a delay group"):
-            await broker_node(broker_config(tmp_path, "new", "d"), cluster.store).start()
+            await broker_node(
+                replica_config(tmp_path, "new", ("new",), group="d"), cluster.store
+            ).start()
         with pytest.raises(InvalidArgument, match="g is a broker group"):
             await delay_node(delay_config(tmp_path / "new", "x", group="g"), cluster.store).start()
         await cluster.master()
@@ -151,7 +153,7 @@ async def test_a_replica_keeps_to_its_groups_settings_while_the_store_is_away(
             await delay_node(changed, silent, environment=environment).start()
         with pytest.raises(InvalidArgument, match="is a delay group"):
             await broker_node(
-                broker_config(tmp_path, "b", "d"), silent, environment=environment
+                replica_config(tmp_path, "b", ("b",), group="d"), silent, environment=environment
             ).start()
 
 

@@ -44,9 +44,8 @@ async def test_delayed_messages_are_listed_beside_those_that_cannot_be_read(tmp_
             store_poison(node, lie, f"s{number}", in_s=86_400)
         listed = await mq.metadata.list_delayed(delay_pb2.ListDelayedRequest(messages_max=100))
         assert str(receipt.delayed_id) in [each.id for each in listed.messages]
-        assert (
-            len(listed.messages) == 1 + len(LIES) - 2
-        )  # those that claim to be compressed cannot be read
+        # those that claim to be compressed cannot be read
+        assert len(listed.messages) == 1 + len(LIES) - 2
         assert sum([each.pending for each in (await mq.delayed.stats()).groups]) == 1 + len(LIES)
 
 

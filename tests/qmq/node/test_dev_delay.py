@@ -39,9 +39,8 @@ async def test_a_delayed_message_is_delivered_and_not_before_it_is_due(tmp_path:
                 found += list(got)
                 await got.ack_sync()
         assert [message.body for message in found] == [b"now", b"later"]
-        assert (
-            found[1].append_time_ms >= receipt.due_ms - 5
-        )  # the broker goes by another clock than the delay group
+        # the broker goes by another clock than the delay group
+        assert found[1].append_time_ms >= receipt.due_ms - 5
 
 
 async def test_schedules_survive_a_restart(tmp_path: Path) -> None:

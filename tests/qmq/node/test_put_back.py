@@ -18,8 +18,8 @@ from qmq_coordination.broker_groups import CLUSTER, ReplicaRecord, replica_key
 from qmq_coordination.coordination_store import Put
 from qmq_coordination.ordered_records import stale_prefix
 from support import eventually
+from support.clusters import NAMES, ThreeReplicas, replica_config
 from support.stores import FaultyStore
-from three_replicas import NAMES, ThreeReplicas, replica_config
 
 import qmq
 from qmq.errors import CoordinationUnavailable, Unavailable, WrongServer

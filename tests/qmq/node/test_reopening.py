@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 from support import eventually
-from three_replicas import NAMES, ThreeReplicas
+from support.clusters import NAMES, ThreeReplicas
 
 import qmq
 from qmq.errors import QmqError, Unavailable

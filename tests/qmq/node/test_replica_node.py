@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 from qmq_coordination.view import ROOT, ClusterView
 from support import cli_process, eventually
+from support.clusters import NAMES, ThreeReplicas
 from support.stores import FaultyStore
-from three_replicas import NAMES, ThreeReplicas
 
 import qmq
 from qmq.errors import CoordinationError, FolderInUse, InvalidArgument, LogDamaged, NotMaster

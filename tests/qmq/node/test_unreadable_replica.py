@@ -11,8 +11,8 @@ from datetime import timedelta
 from pathlib import Path
 
 from support import eventually
+from support.clusters import NAMES, ThreeReplicas, replica_config
 from support.disks import BadSectors
-from three_replicas import NAMES, ThreeReplicas, replica_config
 
 import qmq
 from qmq.log.disk import BLOCK_BYTES

@@ -421,12 +421,10 @@ def test_the_console_says_each_finding_in_chinese(case: Case) -> None:
     for each in found_in(case):
         if each.code == code_of(case):
             for text in (each.about, each.what, each.why):
-                said = translated(text, "zh").removesuffix(
-                    "op:bob may not describe the cluster"
-                )  # a server's own words
-                assert (
-                    said != text or text == f"metaserver {text.split()[-1]}"
-                )  # the word is the same in both languages
+                # a server's own words
+                said = translated(text, "zh").removesuffix("op:bob may not describe the cluster")
+                # the word is the same in both languages
+                assert said != text or text == f"metaserver {text.split()[-1]}"
                 assert re.search(r"[a-z]{2,} [a-z]{2,} [a-z]{2,}", said) is None, said
 
 

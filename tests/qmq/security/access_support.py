@@ -6,6 +6,7 @@ of.
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -300,3 +301,46 @@ def jwks(**keys: Any) -> bytes:
 def token(key: Any = EC, algorithm: str = "ES256", kid: str = "one", **claims: Any) -> str:
     whole = {name: value for name, value in {**CLAIMS, **claims}.items() if value is not None}
     return jwt.encode(whole, key, algorithm=algorithm, headers={"kid": kid})
+
+
+class Relay(NamedTuple):
+    """An address that leads to another one, and what went through it."""
+
+    address: str
+    cut: asyncio.Event
+    """Once it is set, the relay holds all bytes, as after a pulled cable."""
+    said: list[bytes]
+    """By clients."""
+
+
+@asynccontextmanager
+async def relayed(address: str) -> AsyncIterator[Relay]:
+    host, _, port = address.rpartition(":")
+    cut, said, pumps = asyncio.Event(), list[bytes](), list[asyncio.Task[None]]()
+
+    async def pump(
+        reader: asyncio.StreamReader, writer: asyncio.StreamWriter, heard: list[bytes]
+    ) -> None:
+        try:
+            while data := await reader.read(65_536):
+                heard.append(data)
+                if not cut.is_set():
+                    writer.write(data)
+        finally:
+            writer.close()
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        there_reader, there_writer = await asyncio.open_connection(host, int(port))
+        pumps.extend(
+            asyncio.ensure_future(each)
+            for each in (pump(reader, there_writer, said), pump(there_reader, writer, []))
+        )
+
+    server = await asyncio.start_server(serve, HOST, 0)
+    try:
+        yield Relay(f"{HOST}:{server.sockets[0].getsockname()[1]}", cut, said)
+    finally:
+        server.close()
+        for each in pumps:
+            each.cancel()
+        await asyncio.gather(*pumps, return_exceptions=True)

@@ -16,7 +16,7 @@ from tempfile import gettempdir
 from typing import Any
 
 import pytest
-from access_support import Papers, handshakes
+from access_support import Papers, handshakes, relayed
 from support import eventually, node_config, running
 
 from qmq.broker.control import ControlService, ProcessParts, serve_control
@@ -73,9 +73,7 @@ class ControlPort:
         """Returns when a call is served. On a loaded machine a connection may take longer than the
         two seconds that a channel gives it.
         """
-        async with asyncio.timeout(60):
-            while not await self.is_served():
-                await asyncio.sleep(0.01)
+        await eventually(self.is_served)
 
     async def is_served(self) -> bool:
         try:
@@ -138,38 +136,6 @@ class Stranger:
 
     def close(self) -> None:
         self._socket.close()
-
-
-@asynccontextmanager
-async def relayed(port: int) -> AsyncIterator[tuple[int, asyncio.Event]]:
-    """A port that passes bytes on in both directions until the event is set; then it holds them, as
-    after a pulled cable.
-    """
-    cut, pumps = asyncio.Event(), list[asyncio.Task[None]]()
-
-    async def pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        try:
-            while data := await reader.read(65_536):
-                if not cut.is_set():
-                    writer.write(data)
-        finally:
-            writer.close()
-
-    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        there_reader, there_writer = await asyncio.open_connection(HOST, port)
-        pumps.extend(
-            asyncio.ensure_future(each)
-            for each in (pump(reader, there_writer), pump(there_reader, writer))
-        )
-
-    server = await asyncio.start_server(serve, HOST, 0)
-    try:
-        yield server.sockets[0].getsockname()[1], cut
-    finally:
-        server.close()
-        for each in pumps:
-            each.cancel()
-        await asyncio.gather(*pumps, return_exceptions=True)
 
 
 @pytest.mark.parametrize("is_encrypted", [False, True])
@@ -310,9 +276,7 @@ async def test_without_tls_too_many_connections_and_silent_ones_keep_no_other_ma
             strangers = [Stranger(port.port) for _ in range(8)]
             for each in strangers:
                 await each.ended()
-            async with asyncio.timeout(30):
-                while not await port.is_served():
-                    await asyncio.sleep(0.01)
+            await eventually(port.is_served)
 
 
 @pytest.mark.parametrize("role", ["meta", "broker"])
@@ -376,13 +340,13 @@ async def test_a_client_whose_idle_connection_was_ended_connects_again(tmp_path:
 async def test_who_vanished_while_a_call_was_under_way_is_forgotten(tmp_path: Path) -> None:
     async with (
         listening(tmp_path, "meta", replace(BOUNDS, ping_ms=200, ping_timeout_ms=200)) as port,
-        relayed(port.port) as (relay, cut),
+        relayed(port.address) as relay,
     ):
-        mq = MetadataClient([f"{HOST}:{relay}"])
+        mq = MetadataClient([relay.address])
         watch = mq.watch()
         await anext(watch)
         assert port.watchers() == 1
-        cut.set()
+        relay.cut.set()
         await eventually(lambda: port.watchers() == 0)
         await mq.close()
 

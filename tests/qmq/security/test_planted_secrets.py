@@ -35,7 +35,7 @@ import pytest
 from access_support import EC, ISSUER, Papers, jwks
 from access_support import token as jwt_of
 from cryptography.hazmat.primitives import serialization
-from standalone import MESSAGES, drive, variables
+from fast_session import MESSAGES, drive, variables
 from support import NodeProcess, cli_process
 from support.secret_scan import plant
 

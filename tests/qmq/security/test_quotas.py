@@ -305,9 +305,8 @@ async def test_a_principal_creates_so_many_subjects_and_no_more(tmp_path: Path) 
             with pytest.raises(QuotaExceeded, match="app:one has created 2 subjects"):
                 await one.metadata.create_subject(qmq.SubjectConfig("c", created_by="app:other"))
             await other.send("c", b"x")
-            await other.metadata.create_subject(
-                qmq.SubjectConfig("a")
-            )  # it exists, with the same settings: nothing is created
+            # it exists, with the same settings: nothing is created
+            await other.metadata.create_subject(qmq.SubjectConfig("a"))
             await one.metadata.delete_subject("a")
             await eventually(lambda: view.subject("a") is None)
             await one.send("d", b"x")

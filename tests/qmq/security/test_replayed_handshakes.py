@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, suppress
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
-from access_support import Papers, secured
+from access_support import Papers, relayed, secured
 from support import eventually
 
 import qmq
@@ -17,45 +16,10 @@ from qmq.rpc.tls_network import network_of
 from qmq.wire.frame import FrameKind
 from qmq.wire.frame_payloads import Find
 
-HOST = "127.0.0.1"
-
 
 @pytest.fixture
 def papers(tmp_path: Path) -> Papers:
     return Papers(tmp_path / "papers")
-
-
-@asynccontextmanager
-async def overheard(address: str) -> AsyncIterator[tuple[str, list[bytes]]]:
-    """An address that leads to the given one, and the bytes that clients sent through it."""
-    host, _, port = address.rpartition(":")
-    said, pumps = list[bytes](), list[asyncio.Task[None]]()
-
-    async def pump(
-        reader: asyncio.StreamReader, writer: asyncio.StreamWriter, heard: list[bytes]
-    ) -> None:
-        try:
-            while data := await reader.read(65_536):
-                heard.append(data)
-                writer.write(data)
-        finally:
-            writer.close()
-
-    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        there_reader, there_writer = await asyncio.open_connection(host, int(port))
-        pumps.extend(
-            asyncio.ensure_future(each)
-            for each in (pump(reader, there_writer, said), pump(there_reader, writer, []))
-        )
-
-    server = await asyncio.start_server(serve, HOST, 0)
-    try:
-        yield f"{HOST}:{server.sockets[0].getsockname()[1]}", said
-    finally:
-        server.close()
-        for each in pumps:
-            each.cancel()
-        await asyncio.gather(*pumps, return_exceptions=True)
 
 
 async def replay(address: str, said: list[bytes]) -> None:
@@ -78,7 +42,7 @@ async def test_a_replayed_handshake_is_refused(tmp_path: Path, papers: Papers) -
         async with qmq.connect(node.address, tls=papers.client) as mq:
             await mq.send("s", b"x")
         server = node.running.data
-        async with overheard(node.data_address) as (address, said):
+        async with relayed(node.data_address) as (address, _, said):
             connection = await connect(address, "victim", network_of(papers.client))
             await connection.call(FrameKind.FIND, Find("s", 0, "0" * 16, 1, 1).pack(), timeout_s=20)
             assert sum(server.throttle.connections.values()) == 1

@@ -95,9 +95,8 @@ async def test_peers_that_break_off_in_any_state_leave_no_descriptor_and_no_name
             await eventually(lambda: bool(door.peers))
             under_way.cancel()
         await eventually(lambda: not door.peers and not relay.connections)
-        await eventually(
-            lambda: len(os.listdir("/proc/self/fd")) <= before + 2
-        )  # gRPC's own for its client
+        # gRPC's own for its client
+        await eventually(lambda: len(os.listdir("/proc/self/fd")) <= before + 2)
 
 
 async def test_a_peer_that_cannot_be_passed_on_is_closed_and_that_is_logged_once(

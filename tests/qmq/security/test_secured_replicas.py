@@ -18,17 +18,13 @@ import pytest
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
-from qmq_coordination.view import ClusterView
 from qmq_replication.links import Mesh, PeerHello, Secret
 from support import cli_process, eventually
-from support.stores import SharedStore
+from support.clusters import ThreeReplicas
 
 import qmq
 from qmq.errors import AccessDenied, QmqError
-from qmq.meta.server import MetaConfig, MetaServer
-from qmq.node.broker import broker_node
-from qmq.node.process import EtcdOptions, environment_with
-from qmq.node.replica.context import ReplicaConfig
+from qmq.node.process import Environment, environment_with
 from qmq.node.replica.node import ReplicaNode
 from qmq.proto.v1 import control_pb2 as pb
 from qmq.proto.v1 import control_pb2_grpc
@@ -44,7 +40,6 @@ from qmq.wire.frame_payloads import unpack_error
 from qmq.wire.frame_stream import FrameStream
 
 HOST = "127.0.0.1"
-NAMES = ("a", "b", "c")
 
 
 def papers(folder: Path, name: str, kind: str, *hosts: str) -> Tls:
@@ -52,43 +47,26 @@ def papers(folder: Path, name: str, kind: str, *hosts: str) -> Tls:
     return Tls(folder / "ca.pem", made.cert, made.key)
 
 
+class SecuredReplicas(ThreeReplicas):
+    """Each server has its certificate."""
+
+    def __init__(self, folder: Path) -> None:
+        self.papers = folder / "papers"
+        create_authority(self.papers)
+        super().__init__(
+            folder, environment_with(papers(self.papers, "meta0", "meta", HOST)).network
+        )
+
+    def environment_of(self, name: str) -> Environment:
+        return environment_with(papers(self.papers, name, "node", HOST))
+
+
 @asynccontextmanager
-async def secured(tmp_path: Path) -> AsyncIterator[tuple[dict[str, ReplicaNode], str, Tls]]:
-    folder = tmp_path / "papers"
-    create_authority(folder)
-    store, nodes = SharedStore(), dict[str, ReplicaNode]()
-    view = ClusterView(store)
-    await view.start()
-    meta = MetaServer(
-        store,
-        view,
-        MetaConfig(HOST, 0),
-        network=environment_with(papers(folder, "meta0", "meta", HOST)).network,
-    )
-    await meta.start()
-    try:
-        for name in NAMES:
-            config = ReplicaConfig(
-                "g",
-                name,
-                NAMES,
-                tmp_path / name,
-                EtcdOptions((f"{HOST}:1",)),
-                host=HOST,
-                data_port=0,
-                control_port=0,
-            )
-            nodes[name] = broker_node(
-                config, store, environment=environment_with(papers(folder, name, "node", HOST))
-            )
-            await nodes[name].start()
-        yield nodes, meta.address, papers(folder, "orders", "app")
-    finally:
-        for node in nodes.values():
-            await node.stop()
-        await meta.stop()
-        await view.stop()
-        await store.end()
+async def secured(folder: Path) -> AsyncIterator[tuple[dict[str, ReplicaNode], str, Tls]]:
+    """The nodes, the metaserver's address, and the certificate of an application."""
+    cluster = SecuredReplicas(folder)
+    async with cluster.running() as address:
+        yield cluster.nodes, address, papers(cluster.papers, "orders", "app")
 
 
 async def test_what_a_secured_group_acknowledged_survives_the_loss_of_its_master(

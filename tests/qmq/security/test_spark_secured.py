@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 from access_support import Papers
-from standalone import MESSAGES, drive, standalone, variables
+from fast_session import MESSAGES, drive, standalone, variables
 from support import eventually, node_config
 
 import qmq

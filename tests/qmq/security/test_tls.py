@@ -227,9 +227,8 @@ async def ask_over_tls(port: int, path: str, context: ssl.SSLContext | None) -> 
 
 
 async def test_remote_readers_of_metrics_need_a_certificate(tmp_path: Path, papers: Papers) -> None:
-    config = replace(
-        node_config(tmp_path / "data"), metrics_port=0, metrics_host="127.1"
-    )  # counts as another machine's address
+    # counts as another machine's address
+    config = replace(node_config(tmp_path / "data"), metrics_port=0, metrics_host="127.1")
     node = Node(config, network=TlsNetwork(Credentials(papers.server)))
     await node.start()
     try:

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from access_support import HOST, Papers, node_with, wrong_clients
 from support import eventually, node_config
-from support.first_calls import CALLS, KnownMasters
+from support.clusters import CALLS, KnownMasters
 
 import qmq
 from qmq.client.connection.connection import ClientTiming

@@ -4,7 +4,6 @@ acknowledged, and the effect is there once.
 
 from __future__ import annotations
 
-import asyncio
 import threading
 from datetime import timedelta
 from pathlib import Path
@@ -29,9 +28,7 @@ async def is_done(mq: qmq.Client, subject: str, group: str) -> bool:
 
 
 async def until_done(mq: qmq.Client, subject: str, group: str) -> None:
-    async with asyncio.timeout(60):
-        while not await is_done(mq, subject, group):
-            await asyncio.sleep(0.02)
+    await eventually(lambda: is_done(mq, subject, group))
 
 
 async def test_a_handler_that_fails_twice_has_its_effect_at_the_third_attempt(

@@ -84,9 +84,10 @@ async def test_a_message_that_cannot_be_sent_is_set_aside_and_holds_up_no_other(
                     ],
                 )
                 with engine.begin() as connection:
+                    # as if a column had cut it
                     connection.execute(
                         text("UPDATE qmq_outbox SET content_bytes = 99 WHERE id = 2")
-                    )  # as if a column had cut it
+                    )
                 async with watching(mq, engine):
                     assert await bodies(mq, "order", 1) == [b"second"]
                     await eventually(lambda: [row.state for row in left(engine, "state")] == [1, 1])

@@ -107,9 +107,8 @@ async def test_a_server_that_stops_by_itself_fails_the_test() -> None:
 
 @pytest.mark.sampled
 def test_the_plugin_gives_each_test_a_cluster_as_its_marker_says(pytester: pytest.Pytester) -> None:
-    pytester.makeconftest(
-        "from qmq.testing.plugin import pytest_configure, qmq_cluster"
-    )  # what the entry point does otherwise
+    # what the entry point does otherwise
+    pytester.makeconftest("from qmq.testing.plugin import pytest_configure, qmq_cluster")
     pytester.makepyfile(
         """
         import pytest

@@ -7,6 +7,7 @@ from datetime import timedelta
 from pathlib import Path
 
 import pytest
+from support import eventually
 
 import qmq
 from qmq.errors import InvalidArgument, NotConnected, QmqError
@@ -42,8 +43,7 @@ async def test_a_kill_of_the_master_loses_nothing_that_was_acknowledged(
             sent.append(b"%d" % number)
 
     sending = asyncio.gather(*[send(first) for first in range(4)])
-    while len(sent) < 50:
-        await asyncio.sleep(0.001)
+    await eventually(lambda: len(sent) >= 50)
     await qmq_cluster.kill(before)
     assert await qmq_cluster.until_master(other_than=before) != before
     await sending

@@ -193,9 +193,8 @@ async def test_acknowledgements_of_a_stranger_do_not_count(qmq_cluster: TestClus
     core, slaves = nodes[name].driver.core, [each for each in NAMES if each != name]
     places = nodes[name].broker.store
     mq = qmq_cluster.client(at=name)
-    await mq.send(
-        "s", b"second"
-    )  # A master without slaves gives up after a time: connect before they are cut off.
+    # A master without slaves gives up after a time: connect before they are cut off.
+    await mq.send("s", b"second")
     nodes, last = await settled(qmq_cluster), core.state.history.last_index
     heal = [qmq_cluster.cut(name, slave) for slave in slaves]
     sending = asyncio.ensure_future(mq.send("s", b"nowhere else"))

@@ -169,9 +169,8 @@ async def test_an_ordered_consumer_that_hangs_leaves_its_lanes_to_others(
         other = mq.ordered_consumer("orders", group="g", name="other")
         assert (await anext(aiter(other))).body == b"1"
         await clock.advance(days=1)
-        await mq.send(
-            "orders", b"2", key="k"
-        )  # the master's lease, and with it its right to take this, was kept
+        # the master's lease, and with it its right to take this, was kept
+        await mq.send("orders", b"2", key="k")
 
 
 async def test_time_passes_for_every_sleeper_of_the_loop(qmq_cluster: TestCluster) -> None:

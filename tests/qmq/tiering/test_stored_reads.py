@@ -106,8 +106,7 @@ async def test_a_store_that_is_away_fails_the_read_and_a_later_one_succeeds(tmp_
         with pytest.raises(Overloaded, match="in this test") as failure:
             await through_cold_reads(stored.read, INDEX, 0, 10)
         assert failure.value.retry_after_ms == 1000
-        while objects.calls < 3:
-            await asyncio.sleep(0.01)
+        await eventually(lambda: objects.calls >= 3)
         assert await through_cold_reads(stored.read, INDEX, 0, 10) == DATA[:10]
 
 

@@ -161,9 +161,8 @@ def test_full_batches_are_received_without_new_memory(is_shared: bool) -> None:
             buffer[:count] = stream[at : at + count]
             reader.received(count)
             at += count
-        assert (
-            tracemalloc.get_traced_memory()[1] < 400 * 1024
-        )  # one more buffer, while the first keeps the beginning of a frame
+        # one more buffer, while the first keeps the beginning of a frame
+        assert tracemalloc.get_traced_memory()[1] < 400 * 1024
     finally:
         tracemalloc.stop()
 

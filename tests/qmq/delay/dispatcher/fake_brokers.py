@@ -18,11 +18,13 @@ from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
 from dataclasses import dataclass, field
 from enum import Enum, auto
+from functools import wraps
 from typing import Any, TypeVar
 
 from qmq_ordering.hashing import logical_partition
 from qmq_ordering.routes import LpRange, PhysicalPartition
 from qmq_ordering.routes import Route as OrderedRoute
+from support import eventually
 
 from qmq.client.connection.pool import ConnectionPool
 from qmq.client.metadata.cache import MetadataCache, Ordering, Placement, Pushed, SubjectRoute
@@ -95,11 +97,19 @@ def play(scene: Callable[[], Coroutine[Any, Any, T]]) -> T:
     return result
 
 
+def played(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., None]:
+    """A test in time that jumps."""
+
+    @wraps(test)
+    def run(*given: Any, **named: Any) -> None:
+        play(lambda: test(*given, **named))
+
+    return run
+
+
 async def until(condition: Callable[[], bool], within_s: float = 600.0) -> None:
     """Wait, in time that jumps."""
-    async with asyncio.timeout(within_s):
-        while not condition():
-            await asyncio.sleep(0.005)
+    await eventually(condition, within_s=within_s, look_s=0.005)
 
 
 def due(ordinal: int, subject: str = "s", **fields: Any) -> DueMessage:

@@ -1,5 +1,11 @@
-"""Streaming queries, as programs that a test kills: `spark_programs.py copy ...`, with slow rows,
-small tasks and small batches, and `spark_programs.py sink ...`.
+"""Drivers that a test runs in a separate process, and kills: `python driver_programs.py WHAT ...`.
+
+stream SERVERS INPUT CHECKPOINT EVEN,ODD   all files of a folder, one an epoch; lines to two
+                                           subjects
+retries SERVERS SUBJECT,... ROWS           for each subject a batch whose tasks fail in their
+                                           middle, twice each
+copy OPTIONS, sink OPTIONS                 streaming queries, with slow rows, small tasks and
+                                           small batches
 """
 
 from __future__ import annotations
@@ -8,11 +14,81 @@ import argparse
 import sys
 
 import fast_session
+from pyspark.sql import SparkSession
 from pyspark.sql import functions as f
+from pyspark.sql.types import StringType
+from pyspark.taskcontext import TaskContext
 from pyspark_qmq.session import session
 
-FAILURES = 40
+FAILURES = 2
+PADDING = 4_000
+"""So that Spark cannot hand a task all its rows before the task has begun to work."""
+SLOWNESS = 20_000
+"""So that an epoch takes a while, and is killed in its middle: a millisecond a row, about."""
+DEATHS = 40
 """Of a task: its Python process is killed, too."""
+
+
+def _session() -> SparkSession:
+    conf = fast_session.conf() | {"spark.sql.execution.arrow.maxRecordsPerBatch": "200"}
+    return session("sink", master=f"local[2,{FAILURES + 1}]", conf=conf)
+
+
+def stream(servers: str, folder: str, checkpoint: str, subjects: str) -> None:
+    """All files of a folder, one an epoch; lines to two subjects."""
+    spark = _session()
+    even, odd = subjects.split(",")
+    lines = spark.readStream.schema("value string").option("maxFilesPerTrigger", 1).text(folder)
+    slow = f.expr(
+        f"aggregate(sequence(1, {SLOWNESS} + length(value)), 0L, (sum, each) -> sum + each % 7)"
+    )
+    is_even = f.substring("value", 7, 1).isin(*"02468")
+    subject = f.when(is_even, even).otherwise(odd).alias("subject")
+    rows = lines.filter(slow > 0).select(
+        f.rpad("value", PADDING, ".").alias("value"),
+        f.substring("value", 1, 4).alias("key"),
+        subject,
+    )
+    spark.conf.set("spark.sql.execution.arrow.maxRecordsPerBatch", 20)
+    writer = (
+        rows.writeStream.format("qmq")
+        .option("qmq.servers", servers)
+        .option("qmq.batchMessages", 40)
+    )
+    writer.option("checkpointLocation", checkpoint).trigger(
+        availableNow=True
+    ).start().awaitTermination()
+    spark.stop()
+
+
+def retries(servers: str, subjects: str, rows: str) -> None:
+    """For each subject a batch whose tasks fail in their middle, twice each."""
+    spark = _session()
+    partition = int(rows) // 2
+
+    def fail_at(row: int) -> str:
+        context = TaskContext.get()
+        assert context is not None
+        if (
+            context.attemptNumber() < FAILURES
+            and row % partition == partition * (4 - context.attemptNumber()) // 5
+        ):
+            raise RuntimeError("this attempt fails, as it shall")
+        return f"{row:06d}" + "." * PADDING
+
+    body = f.udf(fail_at, StringType())(f.col("id"))
+    found = spark.range(0, int(rows), numPartitions=2).select(
+        body.alias("body"), (f.col("id") % 50).cast("string").alias("key")
+    )
+    writer = (
+        found.write.format("qmq")
+        .mode("append")
+        .option("qmq.servers", servers)
+        .option("qmq.batchMessages", 100)
+    )
+    for subject in subjects.split(","):
+        writer.option("subject", subject).save()
+    spark.stop()
 
 
 def copy(words: list[str]) -> None:
@@ -38,13 +114,13 @@ def copy(words: list[str]) -> None:
     chosen = options.parse_args(words)
     conf = fast_session.conf() | {"spark.sql.execution.arrow.maxRecordsPerBatch": "20"}
     conf |= {
-        "spark.task.maxFailures": str(FAILURES),
+        "spark.task.maxFailures": str(DEATHS),
         "spark.deploy.maxExecutorRetries": "-1",
         "spark.executor.memory": "512m",
     }
     spark = session(
         "copy",
-        master="local-cluster[2,1,512]" if chosen.executors else f"local[2,{FAILURES}]",
+        master="local-cluster[2,1,512]" if chosen.executors else f"local[2,{DEATHS}]",
         conf=conf,
     )
     source = (
@@ -121,4 +197,8 @@ def sink(words: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    {"copy": copy, "sink": sink}[sys.argv[1]](sys.argv[2:])
+    what, *rest = sys.argv[1:]
+    if what in ("copy", "sink"):
+        {"copy": copy, "sink": sink}[what](rest)
+    else:
+        {"stream": stream, "retries": retries}[what](*rest)

@@ -1,1 +1,0 @@
-"""Tests of whole processes: kills, faults, files, the command line."""
