@@ -9,6 +9,7 @@ within five seconds, no name is offered.
 
 from __future__ import annotations
 
+import gc
 import inspect
 import os
 import sys
@@ -173,10 +174,15 @@ def _widely(is_wide: bool, call: Call) -> Any:
 
 
 def _remembered(callback: Callable[..., Any]) -> Callable[..., Any]:
-    """The same command; it also records its arguments, which error messages quote."""
+    """The same command; it also records its arguments, which error messages quote, and begins with
+    the collector of garbage, which `main` disables. What was imported is never garbage.
+    """
 
     @wraps(callback)
     def command(*positional: Any, **named: Any) -> Any:
+        if not gc.isenabled():
+            gc.freeze()  # so that no later search looks at it
+            gc.enable()
         Given.values, Given.words = named, sys.argv[1:]
         return callback(*positional, **named)
 

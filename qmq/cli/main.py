@@ -13,10 +13,6 @@ import qmq
 from qmq.cli import missing
 
 GRPC_VERBOSITY: Final = "GRPC_VERBOSITY"
-GARBAGE_OBJECTS: Final = 100_000
-"""The start makes some hundred thousand objects, and no garbage: with Python's threshold of 700,
-looking for garbage takes a fifteenth of it.
-"""
 
 
 def main() -> None:
@@ -24,7 +20,9 @@ def main() -> None:
     if sys.argv[1:] == ["--version"]:  # scripts ask for it: without the libraries of the commands
         sys.stdout.write(f"{qmq.__version__}\n")
         return
-    gc.set_threshold(GARBAGE_OBJECTS)
+    # The start makes some hundred thousand objects and no garbage: looking for garbage would take a
+    # fifteenth of it. The command begins with the collector (qmq/cli/added_options.py).
+    gc.disable()
     # gRPC reads this variable when it is imported. Otherwise gRPC writes a line to standard error
     # for each failed TLS handshake.
     os.environ.setdefault(GRPC_VERBOSITY, "ERROR")

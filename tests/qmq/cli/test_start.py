@@ -10,6 +10,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from cli_support import serving
@@ -29,11 +30,11 @@ LATE = {"qmq.client.client", "qmq.console.app", "qmq.gateway.server", "rich.prog
 """Modules that few commands need, or a node at the first request for them."""
 
 PROGRAM = """
-import json, os, signal, sys, threading
+import gc, json, os, signal, sys, threading
 before = set(sys.modules)
 def tell():
     new = set(sys.modules) - before
-    print(json.dumps(sorted(new)), flush=True)
+    print(json.dumps({"modules": sorted(new), "collects": gc.isenabled()}), flush=True)
 def tell_and_end():
     sys.stdin.readline()
     tell()
@@ -49,14 +50,14 @@ except SystemExit as end:
 if not is_server:
     tell()
 """
-"""Runs the command line, and prints the modules that it has loaded; a server prints them as soon as
-a line comes on its standard input.
+"""Runs the command line, and prints the modules that it has loaded, and whether the collector of
+garbage works; a server prints that as soon as a line comes on its standard input.
 """
 
 
-def packages(line: str) -> set[str]:
-    """The third-party packages among the printed modules."""
-    names = {each.partition(".")[0] for each in json.loads(line)}
+def packages(told: dict[str, Any]) -> set[str]:
+    """The third-party packages among the modules."""
+    names = {each.partition(".")[0] for each in told["modules"]}
     return {
         each
         for each in names - sys.stdlib_module_names - {"cython_runtime"}
@@ -64,8 +65,8 @@ def packages(line: str) -> set[str]:
     }
 
 
-def run(*words: str, **variables: str) -> list[str]:
-    """The lines of standard output; the last one has the modules."""
+def run(*words: str, **variables: str) -> tuple[list[str], dict[str, Any]]:
+    """The lines of standard output, and what the program says of itself."""
     done = subprocess.run(
         [sys.executable, "-c", PROGRAM, *words],
         capture_output=True,
@@ -75,21 +76,22 @@ def run(*words: str, **variables: str) -> list[str]:
         env={**os.environ, **variables},
     )
     assert done.returncode == 0, done.stderr
-    return done.stdout.splitlines()
+    *lines, told = done.stdout.splitlines()
+    return lines, json.loads(told)
 
 
 def test_the_version_is_told_without_any_library() -> None:
-    version, modules = run("--version")
-    assert version == qmq.__version__
-    assert packages(modules) == set()
-    assert "qmq.cli.app" not in json.loads(modules)
+    lines, told = run("--version")
+    assert lines == [qmq.__version__]
+    assert packages(told) == set()
+    assert "qmq.cli.app" not in told["modules"]
 
 
 def test_the_list_of_commands_loads_no_command() -> None:
-    *_, modules = run("--help")
-    assert packages(modules) <= OF_TYPER
+    _, told = run("--help")
+    assert packages(told) <= OF_TYPER
     places = {each.place.partition(":")[0] for each in COMMANDS.values()}
-    assert places & set(json.loads(modules)) == {"qmq.cli.added_options"}
+    assert places & set(told["modules"]) == {"qmq.cli.added_options"}
 
 
 def test_a_question_to_the_metaservers_loads_no_client_and_no_checks_of_values() -> None:
@@ -101,10 +103,11 @@ def test_a_question_to_the_metaservers_loads_no_client_and_no_checks_of_values()
         meta.answers["DescribeGroups"] = control.DescribeGroupsResponse(
             groups=[control.Group(subject="orders", group="billing")]
         )
-        *lines, modules = run("group", "lag", "orders", "billing", QMQ_SERVER=address)
+        lines, told = run("group", "lag", "orders", "billing", QMQ_SERVER=address)
     assert lines
-    assert packages(modules) <= OF_TYPER | OF_GRPC | OF_CLIENTS
-    assert LATE & set(json.loads(modules)) == set()
+    assert packages(told) <= OF_TYPER | OF_GRPC | OF_CLIENTS
+    assert LATE & set(told["modules"]) == set()
+    assert told["collects"]
 
 
 @pytest.fixture
@@ -131,9 +134,10 @@ def test_an_idle_node_has_loaded_no_console_and_no_gateway(node: subprocess.Pope
     assert node.stdout.readline().startswith("the console is at ")
     node.stdin.write("\n")
     node.stdin.flush()
-    modules = node.stdout.readline()
-    assert packages(modules) <= OF_TYPER | OF_GRPC | OF_CLIENTS | OF_NODES
-    assert LATE & set(json.loads(modules)) == set()
+    told = json.loads(node.stdout.readline())
+    assert packages(told) <= OF_TYPER | OF_GRPC | OF_CLIENTS | OF_NODES
+    assert LATE & set(told["modules"]) == set()
+    assert told["collects"]
     assert node.wait(60) == 0
 
 
