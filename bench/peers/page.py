@@ -21,7 +21,14 @@ PAGES: Final = ("README.md", "docs/PEERS.md", "docs/BENCH.md", "docs/zh/README.m
 BLOCK: Final = re.compile(r"(<!-- peers: ([a-z ]+) -->\n).*?(<!-- end of peers -->)", re.DOTALL)
 OURS: Final = "QMQ"
 
+SOURCE: Final = "{command}, commit {commit}, {runs} runs: medians (least to most); {machine}"
+
 Whole = Mapping[str, Any]
+Range = tuple[float, float, float]
+
+CHINESE: Final[dict[str, str]] = json.loads(
+    Path(__file__).with_name("words.zh.json").read_text(encoding="utf-8")
+)
 
 
 def number(value: float) -> str:
@@ -33,7 +40,7 @@ def number(value: float) -> str:
     return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
 
 
-def ranged(value: tuple[float, float, float]) -> str:
+def ranged(value: Range) -> str:
     """The median, and the least and most."""
     return f"{number(value[0])} ({number(value[1])} to {number(value[2])})"
 
@@ -69,24 +76,56 @@ def table(name: str, systems: Mapping[str, list[verdict.Figures]]) -> str:
     return "\n".join(lines)
 
 
-def short(whole: Whole) -> str:
-    """Each row in one line: QMQ, the best of the others, and the ratio of the medians."""
-    lines = ["| | QMQ | the best peer | | QMQ / it |", "|---|---|---|---|---|"]
+def best_of(
+    found: Mapping[str, Mapping[str, Range]], figure: str
+) -> tuple[str, Range, float] | None:
+    """The best of the others by a figure: its name, its figure, and how many times as good QMQ
+    is.
+    """
+    others = {
+        name: (figures[figure], verdict.times_as_good(figure, found[OURS], figures))
+        for name, figures in found.items()
+        if name != OURS and figure in figures
+    }
+    if not others:
+        return None
+    name = min(others, key=lambda each: others[each][1])
+    return name, *others[name]
+
+
+def short(whole: Whole, said_as: Callable[[str], str] = str) -> str:
+    """Each row in one line: QMQ, the best of the others, and the ratio of the medians. A row that
+    QMQ loses is bold. `said_as` gives a row's, a figure's or a heading's words.
+    """
+    head = [said_as(each) for each in ("QMQ", "the best peer", "times as good")]
+    lines = [f"| | {head[0]} | {head[1]} | | {head[2]} |", "|---|---|---|---|---|"]
     for name, systems in whole["rows"].items():
         found = {system: verdict.summary(runs) for system, runs in systems.items()}
-        others = {system: figures for system, figures in found.items() if system != OURS}
-        if OURS not in found or not others or verdict.RATE not in found[OURS]:
-            continue
-        best = min(others, key=lambda each: verdict.ratio(found[OURS], others[each]))
-        times = verdict.ratio(found[OURS], others[best])
-        shown = verdict.P50 if verdict.P50 in found[OURS] else verdict.RATE
-        unit = " ms" if shown == verdict.P50 else "/s"
-        bold = "**" if times < 1 else ""
-        ours, theirs = number(found[OURS][shown][0]) + unit, number(others[best][shown][0]) + unit
-        lines.append(
-            f"| {bold}{name}{bold} | {ours} | {best} | {theirs} | {bold}{times:.2g}{bold} |"
-        )
+        for figure in verdict.said_first(found.get(OURS, {})):
+            best = best_of(found, figure)
+            if best is None:
+                continue
+            system, theirs, times = best
+            bold = "**" if times < 1 else ""
+            lines.append(
+                f"| {bold}{said_as(name)}{bold}: {said_as(figure)} | {ranged(found[OURS][figure])} "
+                f"| {system} | {ranged(theirs)} | {bold}{times:.2g}{bold} |"
+            )
+    lines += [
+        "",
+        said_as(SOURCE).format(
+            command=f"`{whole['command']}`",
+            commit=whole["commit"][:12],
+            runs=whole["runs"],
+            machine=of_machine(whole),
+        ),
+    ]
     return "\n".join(lines)
+
+
+def chinese(words: str) -> str:
+    """The words of the short table on the Chinese page. Raises KeyError for words that it lacks."""
+    return CHINESE[words]
 
 
 def left_out(whole: Whole) -> str:
@@ -96,15 +135,19 @@ def left_out(whole: Whole) -> str:
     )
 
 
+def of_machine(whole: Whole) -> str:
+    machine = whole["machine"]
+    return f"{machine['cores']} cores, {machine['processor']}, {machine['memory, GiB']} GiB"
+
+
 def said(whole: Whole) -> str:
     """Command, machine, commit, versions and settings."""
-    machine = whole["machine"]
     lines = [
         (
             f"* `{whole['command']}` of {whole['date']}, commit {whole['commit'][:12]}, "
             f"{whole['runs']} runs; medians, least and most."
         ),
-        f"* {machine['cores']} cores, {machine['processor']}, {machine['memory, GiB']} GiB.",
+        f"* {of_machine(whole)}.",
         "* " + ", ".join(f"{name} {version}" for name, version in whole["versions"].items()) + ".",
     ]
     lines += [
@@ -114,7 +157,11 @@ def said(whole: Whole) -> str:
     return "\n".join(lines)
 
 
-BLOCKS: Final[dict[str, Callable[[Whole], str]]] = {"all": tables, "short": short, "said": said}
+BLOCKS: Final[dict[str, Callable[[Whole], str]]] = {
+    "all": tables,
+    "short": short,
+    "short zh": lambda whole: short(whole, chinese),
+}
 
 
 def filled(text: str, whole: Whole) -> str:

@@ -13,6 +13,7 @@ Figures = dict[str, float]
 
 RATE: Final = "messages/s"
 P50: Final = "p50, ms"
+P99: Final = "p99, ms"
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,12 +67,30 @@ def summary(runs: Sequence[Figures]) -> dict[str, tuple[float, float, float]]:
     }
 
 
+def said_first(figures: Mapping[str, object]) -> list[str]:
+    """What a short table says of a row: median and p99 where the rate is given, else the rate, else
+    all.
+    """
+    if P50 in figures:
+        return [each for each in (P50, P99) if each in figures]
+    return [RATE] if RATE in figures else list(figures)
+
+
+def times_as_good(
+    figure: str,
+    ours: Mapping[str, tuple[float, float, float]],
+    theirs: Mapping[str, tuple[float, float, float]],
+) -> float:
+    """By medians. More is better of a rate, less of a time and of memory."""
+    if figure == RATE:
+        return ours[figure][0] / max(theirs[figure][0], 1e-9)
+    return theirs[figure][0] / max(ours[figure][0], 1e-9)
+
+
 def ratio(
     ours: Mapping[str, tuple[float, float, float]], theirs: Mapping[str, tuple[float, float, float]]
 ) -> float:
     """How many times as good the first is:
     by rate, or by median latency where the rate is given.
     """
-    if P50 in ours and P50 in theirs:
-        return theirs[P50][0] / max(ours[P50][0], 1e-9)
-    return ours[RATE][0] / max(theirs[RATE][0], 1e-9)
+    return times_as_good(P50 if P50 in ours and P50 in theirs else RATE, ours, theirs)

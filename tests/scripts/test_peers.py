@@ -59,7 +59,12 @@ def whole() -> dict[str, object]:
 
     rows = {
         "won": {"QMQ": figures(3e6), "Kafka": figures(1e6), "NATS": figures(2e6)},
-        "lost": {"QMQ": figures(1e5), "NATS": figures(2e5)},
+        "lost": {"QMQ": figures(100), "NATS": figures(200)},
+        "late": {
+            "QMQ": [{"messages/s": 1e3, "p50, ms": 1.0, "p99, ms": 4.0, "p99.9, ms": 9.0}],
+            "NATS": [{"messages/s": 1e3, "p50, ms": 2.0, "p99, ms": 2.0, "p99.9, ms": 9.0}],
+        },
+        "started": {"QMQ": [{"idle, MiB": 90.0}], "NATS": [{"idle, MiB": 9.0}]},
     }
     return {
         **{
@@ -79,16 +84,29 @@ def whole() -> dict[str, object]:
 def test_the_short_table_has_the_best_peer_of_each_row_and_the_rows_that_we_lose() -> None:
     lines = page.short(whole()).splitlines()[2:]
     assert lines == [
-        "| won | 3 M/s | NATS | 2 M/s | 1.5 |",
-        "| **lost** | 100 k/s | NATS | 200 k/s | **0.5** |",
+        "| won: messages/s | 3 M (3 M to 3 M) | NATS | 2 M (2 M to 2 M) | 1.5 |",
+        "| **lost**: messages/s | 100 (100 to 100) | NATS | 200 (200 to 200) | **0.5** |",
+        "| late: p50, ms | 1 (1 to 1) | NATS | 2 (2 to 2) | 2 |",
+        "| **late**: p99, ms | 4 (4 to 4) | NATS | 2 (2 to 2) | **0.5** |",
+        "| **started**: idle, MiB | 90 (90 to 90) | NATS | 9 (9 to 9) | **0.1** |",
+        "",
+        "`scripts/bench --peers`, commit 000000000000, 1 runs: medians (least to most); "
+        "2 cores, a processor, 24 GiB",
     ]
 
 
+def test_the_chinese_table_has_words_for_each_row_and_figure() -> None:
+    assert {row.name for row in (*ROWS, *SPARK_ROWS)} <= set(page.CHINESE)
+    if page.RECORD.exists():
+        record = json.loads(page.RECORD.read_text())
+        assert len(page.short(record, page.chinese)) > 0
+
+
 def test_blocks_of_a_page_come_from_the_record() -> None:
-    text = "# Peers\n<!-- peers: said -->\nan old figure\n<!-- end of peers -->\nrest\n"
+    text = "# Peers\n<!-- peers: short -->\nan old figure\n<!-- end of peers -->\nrest\n"
     found = page.filled(text, whole())
     assert "an old figure" not in found
-    assert "`scripts/bench --peers` of 2026-01-01" in found
+    assert "`scripts/bench --peers`, commit" in found
     assert page.filled(found, whole()) == found
 
 
