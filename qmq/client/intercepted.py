@@ -395,6 +395,9 @@ class InterceptedOrderedConsumer(OrderedConsumer):
         self._chain = chain
         self._handlings = _Handlings(chain, self.name, self.group)
 
+    def __aiter__(self) -> AsyncIterator[OrderedMessage]:
+        return self
+
     def __anext__(self) -> Coroutine[Any, Any, OrderedMessage]:
         return self._handlings.next(super().__anext__())
 

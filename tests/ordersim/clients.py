@@ -160,6 +160,7 @@ class ConsumerProcess(ClientProcess):
     def __init__(self, simulation: Simulation, name: str, group: str, gate: str) -> None:
         self.group, self._gate = group, gate
         self.consumer: OrderedConsumer | None = None
+        self._leaves = False
         super().__init__(simulation, name)
 
     async def _run(self) -> None:
@@ -183,9 +184,9 @@ class ConsumerProcess(ClientProcess):
                 await consumer.run(self._handle, concurrency=plan.concurrency)
             async for message in consumer:
                 await self._handle_or_fail(message)
-        except ClientClosed:
-            return  # it leaves
         except QmqError as failure:
+            if self._leaves and isinstance(failure, ClientClosed):
+                return
             self.tell(f"ends: {failure}")
             self.kill()
             simulation.nemesis.start_later(self.name)
@@ -218,6 +219,7 @@ class ConsumerProcess(ClientProcess):
         """Go in order."""
         if self.consumer is not None and self.is_up:
             self.tell("leaves")
+            self._leaves = True
             self.loop.create_task(self._leave(self.consumer))
 
     async def _leave(self, consumer: OrderedConsumer) -> None:

@@ -85,7 +85,7 @@ OTHERS: Final[dict[str, str]] = {
     "qmq.client.producing.delayed.DelayedMessage.key": "says that it raises UnicodeDecodeError; nothing of QMQ calls it",  # noqa: E501
     "qmq.client.producing.delayed.checked": NUMBER_ALREADY,
     "qmq.client.consuming.ordered.lane.unpack_keys": BY_SERVERS,
-    "qmq.client.consuming.ordered.message.LaneMessage.logical_partition": NUMBER_ALREADY,
+    "qmq.client.consuming.ordered.message.MessageOfLane.logical_partition": NUMBER_ALREADY,
     "qmq.console.app.ConsoleSite._failure": NUMBER_ALREADY,
     "qmq.console.pages.delays.show_delays": NUMBER_ALREADY,
     "qmq.console.pages.subject.TailPace.take": NUMBER_ALREADY,

@@ -245,8 +245,10 @@ class DeliveryRecorder:
 
     async def ack(self, message: OrderedMessage) -> None:
         """Acknowledge it, and write down what is known of that. Raises nothing."""
+        found = message.run.working.get(message.sequence)
+        cells = [] if found is None else [found]
         await self._ack(
-            message.ack_sync, [message.cell], message.partition, message.token, [message.sequence]
+            message.ack_sync, cells, message.partition, message.token, [message.sequence]
         )
 
     async def ack_in_bulk(self, messages: OrderedMessages) -> None:
@@ -268,7 +270,7 @@ class DeliveryRecorder:
         token: int,
         sequences: Sequence[int],
     ) -> None:
-        is_void = all(cell.state is LaneState.VOID for cell in cells)
+        is_void = bool(cells) and all(cell.state is LaneState.VOID for cell in cells)
         began_ns = time.monotonic_ns()
         end: Type = "ok"
         try:

@@ -291,6 +291,22 @@ async def test_a_loop_is_around_each_message_until_it_comes_back(node: Node) -> 
         assert (again.body, again.attempt) == (b"3", 2)
 
 
+async def test_a_loop_over_an_ordered_subject_is_around_each_message(node: Node) -> None:
+    story: list[str] = []
+    async with qmq.connect(node.address, interceptors=[Recorder(story, "a")]) as mq:
+        await mq.metadata.create_subject(
+            SubjectConfig("ordered", order=Order.STRICT, logical_partitions=64)
+        )
+        await mq.send_many("ordered", [b"1", b"2"], keys=["k", "k"])
+        story.clear()
+        async with mq.ordered_consumer("ordered", "g") as consumer:
+            async for message in consumer:
+                story.append(message.body.decode())
+                if message.body == b"2":
+                    break
+        assert story == ["a in g", "1", "a out", "a in g", "2", "a out"]
+
+
 class Settled(BaseInterceptor):
     """Records the verdicts that it gets."""
 

@@ -174,6 +174,26 @@ async def test_a_paused_ordered_consumer_keeps_its_lanes_and_continues_in_order(
             await asyncio.gather(running, return_exceptions=True)
 
 
+async def test_a_loop_over_an_ordered_subject_gets_nothing_while_it_is_paused(
+    node: Node,
+) -> None:
+    async with qmq.connect(node.address) as mq:
+        await mq.metadata.create_subject(
+            SubjectConfig("o", order=Order.STRICT, logical_partitions=8)
+        )
+        await mq.send_many("o", [b"%d" % number for number in range(9)], keys=["k"] * 9)
+        async with mq.ordered_consumer("o", "g") as consumer:
+            assert (await anext(consumer)).body == b"0"
+            consumer.pause()
+            for _ in range(2):
+                with pytest.raises(TimeoutError):
+                    await asyncio.wait_for(anext(consumer), SHORT.total_seconds())
+            consumer.resume()
+            assert [(await anext(consumer)).body for _ in range(8)] == [
+                b"%d" % number for number in range(1, 9)
+            ]
+
+
 async def test_an_ordered_subject_is_paused_and_resumed_by_operators(node: Node) -> None:
     async with qmq.connect(node.address) as mq:
         await mq.metadata.create_subject(

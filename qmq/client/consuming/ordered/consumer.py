@@ -186,7 +186,7 @@ class OrderedConsumer:
             self._held = TaskMessages(
                 self.name, self._loop, _ack, self._abandoned, options.lease_ms / 1000
             )
-        self.ready = ReadyMessages(
+        self.ready: ReadyMessages[OrderedMessage] = ReadyMessages(
             OrderedMessage,
             clock_of(self._loop),
             self._next_in_sequence,
@@ -230,7 +230,7 @@ class OrderedConsumer:
         """
         message = self._next_ready(in_sequence=self._held is not None)
         run = self._by_key.in_sequence
-        if run is not None and run.count:
+        if message is not None and run is not None and run.count:
             self.ready.begin(run, run.count, run.lane.sure_until_s)
         return message
 
@@ -394,7 +394,8 @@ class OrderedConsumer:
                 finally:
                     busy.discard(task)
         finally:
-            if self._held is not None:
+            # Of a worker that is dropped unfinished, another task may be the running one.
+            if self._held is not None and asyncio.current_task() is task:
                 self._held.take()  # it has a verdict
 
     async def _handle(self, handler: Handler, message: OrderedMessage) -> None:
@@ -406,7 +407,7 @@ class OrderedConsumer:
                 log.warning("%s: the handler of %r cancelled itself", self.name, message)
                 message.fail()
                 return
-            message.release()
+            self._put_back(message)
             raise
         except Exception:
             log.warning("%s: the handler of %r failed", self.name, message, exc_info=True)
@@ -629,11 +630,13 @@ class OrderedConsumer:
 
     def _put_back(self, message: OrderedMessage | OrderedMessages) -> None:
         """Hand the message out again, as if it had not been handed out."""
-        if isinstance(message, OrderedMessage):
-            message.release()
-        elif not message.is_settled:
-            message.is_settled = True
+        if message.is_settled:
+            return
+        message.is_settled = True
+        if isinstance(message, OrderedMessages):
             self._in_bulk.put_back(message)
+        else:
+            self._inbox.release(message.run, message.pull_sequence)
 
     async def __aenter__(self) -> OrderedConsumer:
         return self

@@ -58,6 +58,7 @@ from qmq.client.consuming.ordered.message import (
     OrderedMessage,
     OrderedMessages,
 )
+from qmq.errors import InvalidArgument
 
 L = TypeVar("L")
 M = TypeVar("M")
@@ -257,12 +258,13 @@ class KeyDispatcher:
         return None
 
     def _may_begin(self, run: LaneRun) -> bool:
-        return (
-            run.is_gapless
-            and self._keys.is_empty
-            and not self._tries
-            and run.batch.readable_bodies is not None
-        )
+        if not run.is_gapless or self._tries or not self._keys.is_empty:
+            return False
+        try:
+            return run.batch.readable_bodies is not None
+        except InvalidArgument:  # a library is not installed: the run keeps its place
+            self._runs.setdefault(run.lane, deque()).appendleft(run)
+            raise
 
     def _divide(self, run: LaneRun) -> None:
         """Give each of the run's messages its place behind others of its key."""
@@ -291,6 +293,7 @@ class KeyDispatcher:
         self._stop()
         run.settle_acks()
         run.is_in_sequence = False
+        assert run.pull - run.unsettled <= 1, "two messages in sequence without a verdict"
         cell, core = run.cell, run.lane.core
         if run.unsettled < run.pull:
             if run.count:
@@ -324,7 +327,7 @@ class KeyDispatcher:
             run.cell = core.split(cell, last, last + 1, count)
         core.begin(cell)
         core.done(cell)
-        run.acked(cell)
+        run.decided(cell)
 
     def done(self, run: LaneRun, sequence: int) -> bool:
         """The message is finished; False if it has a verdict."""
@@ -332,7 +335,7 @@ class KeyDispatcher:
         if cell is None:
             return False
         run.lane.core.done(cell)
-        run.acked(cell)
+        run.decided(cell)
         self._over(run, cell)
         return True
 
@@ -348,6 +351,7 @@ class KeyDispatcher:
             self._tries[cell] = run, sequence - run.batch.view.base_sequence, cell
             self.review(run.lane)
         else:
+            run.decided(cell)
             self._over(run, cell)
         return True
 
@@ -358,6 +362,7 @@ class KeyDispatcher:
             return False
         self._divide_all(run.lane)
         run.lane.core.rejected(cell)
+        run.decided(cell)
         self._over(run, cell)
         return True
 

@@ -300,7 +300,7 @@ class LaneInbox:
     def __init__(
         self,
         name: str,
-        at_end: Callable[[Callable[[], None]], object],
+        at_end: Callable[[Callable[[], None]], None],
         stop: Callable[[], object],
     ) -> None:
         """`at_end` calls at the end of this round of the event loop.
@@ -749,6 +749,7 @@ class LaneReader:
 
     def granted(self, answer: wire.LaneAttached) -> None:
         """The lane was granted: resumed, or granted again."""
+        self._inbox.by_key.end_sequence()  # the lease may be shorter now
         is_resumed, parked = bool(answer.is_resumed), unpack_keys(answer.parked)
         if not is_resumed:
             self._void(self.core.lost)

@@ -34,7 +34,9 @@ from qmq.client.consuming.ordered.lane import Cell, LaneCore
 log = logging.getLogger("qmq.client")
 
 ACKS_MAX: Final = 64
-"""Acknowledgements that a run gathers before they are settled."""
+"""Acknowledgements that a run gathers before they are settled; a quarter of the run if that is
+less, so that pulls leave in time.
+"""
 
 
 class LaneSource(Protocol):
@@ -196,6 +198,11 @@ class OrderedMessage(MessageFields, MessageOfLane):
     _settler: LaneSettler
 
     @property
+    def run(self) -> LaneRun:
+        """What it came with."""
+        return self._settler.run
+
+    @property
     def lane(self) -> LaneSource:  # type: ignore[override]  # read only here
         return self._settler.run.lane
 
@@ -290,7 +297,7 @@ class LaneRun(GatheredAcks):
     """
 
     __slots__ = (
-        "_acked",
+        "_decided",
         "_verdicts",
         "attempt",
         "batch",
@@ -327,8 +334,8 @@ class LaneRun(GatheredAcks):
         self.is_in_sequence = False
         self.working: dict[int, Cell] = {}
         """By sequence."""
-        self._acked: list[Cell] = []
-        """The cells of acknowledged messages."""
+        self._decided: list[Cell] = []
+        """The cells of messages that are acknowledged or parked."""
 
     @property
     def run(self) -> LaneRun:
@@ -373,7 +380,7 @@ class LaneRun(GatheredAcks):
             self._verdicts.finish(self, sequence)
         elif sequence == self.unsettled:  # another one has a verdict
             self.ack_first = self.ack_last = sequence
-            self.ack_limit = sequence + ACKS_MAX - 1
+            self.ack_limit = sequence + max(1, min(ACKS_MAX, len(self.indices) // 4)) - 1
             self._verdicts.at_end(self.settle_acks)
 
     def settle_acks(self) -> None:
@@ -392,14 +399,14 @@ class LaneRun(GatheredAcks):
     def release(self, sequence: int) -> None:
         self._verdicts.release(self, sequence)
 
-    def acked(self, cell: Cell) -> None:
-        """The cell's messages are acknowledged."""
-        self._acked.append(cell)
+    def decided(self, cell: Cell) -> None:
+        """The cell's messages have a verdict."""
+        self._decided.append(cell)
 
     async def confirmed(self, sequence: int) -> None:
-        """Returns when the broker has the acknowledgement. Raises as `OrderedMessage.ack_sync`."""
+        """Returns when the broker has the verdict. Raises as `OrderedMessage.ack_sync`."""
         self.settle_acks()
-        for cell in reversed(self._acked):
+        for cell in reversed(self._decided):
             if cell.first <= sequence <= cell.sequence:
                 await self.lane.confirmed(cell)
                 return
