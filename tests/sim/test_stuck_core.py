@@ -20,7 +20,7 @@ CALLS = (
     "flushed",
     "disconnected",
     "master_gone",
-    "looked_up",
+    "on_lookup",
     "campaign_won",
     "campaign_lost",
     "superseded",

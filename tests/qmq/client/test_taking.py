@@ -1,5 +1,5 @@
 """Consumers for who asks now and then: `OrderedConsumer.take`, `OrderedMessage.reject`,
-`Consumer.rest`, and `GroupReading` over both.
+`Consumer.pause_and_return`, and `GroupReading` over both.
 """
 
 from __future__ import annotations

@@ -41,7 +41,7 @@ def arrange(point: str) -> None:
     if point == "committed":
         OutboxSender.send_committed = die  # type: ignore[method-assign]
     elif point == "watchdog_took_the_lease":
-        Watchdog.look = die  # type: ignore[method-assign]
+        Watchdog.start_deliveries = die  # type: ignore[method-assign]
     elif point in ("sent", "deleted", "watchdog_sent"):
         Operations.settle = settle_sent  # type: ignore[method-assign]
 
