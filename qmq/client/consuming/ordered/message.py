@@ -204,14 +204,17 @@ class OrderedMessage(MessageFields, MessageOfLane):
 
     @property
     def lane(self) -> LaneSource:  # type: ignore[override]  # read only here
+        """The lane that the message came from."""
         return self._settler.run.lane
 
     @property
     def token(self) -> int:  # type: ignore[override]
+        """The fencing token of the lane."""
         return self._settler.run.token
 
     @property
     def route_version(self) -> int:  # type: ignore[override]
+        """The version of the route under which the message was read."""
         return self._settler.run.route_version
 
     @property
