@@ -354,7 +354,8 @@ class World:
     def look(self) -> None:
         """Query Spark's ordered queues for their content."""
         done = Done()
-        done.add(np.array(sorted(self.log.values())), frozenset())
+        rows = np.array(sorted(self.log.values()), np.int64)
+        done.add(rows, np.zeros(len(rows), np.uint64), frozenset())
         before = [self.kind.serial(packet) for packet in self.kind.window.flight]
         self.kind.window.looked(self.following[1], done, self.now)
         left = [self.kind.serial(packet) for packet in self.kind.window.flight]
