@@ -167,7 +167,7 @@ def _record(data: bytes, at: int, kind: int, count: int) -> DispatchRecord:
 class ScheduledBatch(NamedTuple):
     """A batch of delayed messages as the log's entry brought it, or a piece of one."""
 
-    index: int
+    log_index: int
     append_ms: int
     region: bytes
     crc: int

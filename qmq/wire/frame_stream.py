@@ -50,7 +50,7 @@ class FrameStream(asyncio.BufferedProtocol):
         self._on_made = on_made
         self.reader = FrameReader(frame_bytes_max, shared=shared, partial=partial)
         # asyncio calls the reader itself: one call fewer for each read.
-        self.get_buffer = self.reader.get_buffer  # type: ignore[method-assign]
+        self.get_buffer = self.reader.get_buffer  # type: ignore[assignment, method-assign]
         self.is_writable = True
         self.is_held = False
         """Whether our side has stopped reading."""
