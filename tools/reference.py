@@ -58,7 +58,15 @@ ABOUT_COMMANDS = (
 )
 SENDING = {"send", "send_many", "full", "drain", "flush", "close"}
 CONSUMING = {"pull", "batches", "held", "is_paused", "pause", "resume", "close"}
-INTERNAL = {"run", "settle_through", "settler", "slices", "counters", "lane", "unanswered_verdicts"}
+INTERNAL = {
+    "lane_run",
+    "settle_through",
+    "settler",
+    "slices",
+    "counters",
+    "lane",
+    "unanswered_verdicts",
+}
 MEMBERS = {
     "Producer": SENDING,
     "OrderedProducer": SENDING,

@@ -245,7 +245,7 @@ class DeliveryRecorder:
 
     async def ack(self, message: OrderedMessage) -> None:
         """Acknowledge it, and write down what is known of that. Raises nothing."""
-        found = message.run.working.get(message.sequence)
+        found = message.lane_run.working.get(message.sequence)
         cells = [] if found is None else [found]
         await self._ack(
             message.ack_sync, cells, message.partition, message.token, [message.sequence]

@@ -132,7 +132,7 @@ class FakeMessage:
         self.sequence = sequence
         self.body = body_of("p0", sequence, b"x")
         self.id = MessageId(1, 0, sequence)
-        self.run = SimpleNamespace(working={sequence: SimpleNamespace(state=state)})
+        self.lane_run = SimpleNamespace(working={sequence: SimpleNamespace(state=state)})
         self._failure = failure
 
     async def ack_sync(self) -> None:

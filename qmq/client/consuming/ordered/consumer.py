@@ -636,7 +636,7 @@ class OrderedConsumer:
         if isinstance(message, OrderedMessages):
             self._in_bulk.put_back(message)
         else:
-            self._inbox.release(message.run, message.pull_sequence)
+            self._inbox.release(message.lane_run, message.pull_sequence)
 
     async def __aenter__(self) -> OrderedConsumer:
         return self

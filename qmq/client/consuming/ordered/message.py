@@ -198,7 +198,7 @@ class OrderedMessage(MessageFields, MessageOfLane):
     _settler: LaneSettler
 
     @property
-    def run(self) -> LaneRun:
+    def lane_run(self) -> LaneRun:
         """What it came with."""
         return self._settler.run
 
