@@ -122,7 +122,7 @@ async def test_only_the_leader_moves_and_only_by_a_fresh_view(it: Setting) -> No
     it.controller.leader.is_leader = True
     await it.look()
     it.clock.now_ms += 60_000
-    it.evacuation.look()
+    it.evacuation.check()
     assert it.evacuation.moving == {}
 
 
