@@ -347,12 +347,18 @@ class SessionLoop(Generic[GrantedT]):
         self._user.attached(self.session)
 
     async def _stay_attached(self) -> None:
-        """Send heartbeats until the session ends."""
+        """Send heartbeats until the session ends. The first one comes at a random time: hundreds of
+        consumers that attached together would send all of theirs at once, for ever, and delay
+        everything else meanwhile.
+        """
+        period_s = self._lease_ms / 3000
+        wait_s = period_s * random.random()  # noqa: S311 - jitter, not a secret
         while (session := self.session) is not None:
             try:
-                async with asyncio.timeout(self._lease_ms / 3000):
+                async with asyncio.timeout(wait_s):
                     await self._ended.wait()
             except TimeoutError:
+                wait_s = period_s
                 sent_s = self._loop.time()
                 await session.connection.call(
                     FrameKind.HEARTBEAT, wire.pack_session(session.number), timeout_s=ANSWER_S

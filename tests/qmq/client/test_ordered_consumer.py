@@ -558,6 +558,21 @@ async def test_signs_of_life_of_a_lane_go_by_the_lease_that_was_granted() -> Non
         await consumer.close()
 
 
+async def test_the_first_sign_of_life_comes_at_a_random_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Else consumers that attached together would send all of theirs at once, for ever."""
+    monkeypatch.setattr("qmq.client.consuming.session.random.random", lambda: 0.0)
+    async with lane_cluster() as c:
+        c.broker.append(1, [(b"a", b"0")])
+        c.assignments.assign(a=[lane()])
+        consumer = ordered(c, ack="explicit", lease_ms=3_600_000)
+        message = await anext(consumer)
+        await eventually(lambda: c.broker.heartbeats == 1)
+        await message.ack_sync()
+        await consumer.close()
+
+
 async def test_closing_does_not_wait_for_ever_for_a_handler() -> None:
     async with one_lane((b"a", b"0")) as c:
         handler = Recorder()
