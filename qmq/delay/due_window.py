@@ -87,7 +87,7 @@ from qmq.wire.frame_payloads import Produced
 
 WINDOW: Final = 8
 """Enough to hide a commit and an answer behind full batches; far below the broker's window of
-remembered batches (qmq/log/producers.py).
+remembered batches (qmq/log/queue.py).
 """
 
 

@@ -27,7 +27,7 @@ this window. The outbox sends through a client's producers.
     Spark sink   `BalancedRows` or  `PacketWindow` 8           without gaps, if  the task fails
                  `PartitionedRows`                             ordered
 
-32 is half the number of batches that a broker remembers of a producer (qmq/log/producers.py), so it
+32 is half the number of batches that a broker remembers of a producer (qmq/log/queue.py), so it
 remembers every retried batch.
 
 Why nothing is stored twice, and order holds:

@@ -52,8 +52,7 @@ from qmq.log.history import (
     where,
 )
 from qmq.log.lane_state import GroupLaneState
-from qmq.log.producers import birth_ms
-from qmq.log.queue import Queue
+from qmq.log.queue import Queue, birth_ms
 from qmq.log.recent_writes import ACTIONS
 from qmq.log.segments import Segments
 from qmq.model import (

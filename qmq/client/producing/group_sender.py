@@ -307,7 +307,7 @@ class MasterConnection(Generic[B]):
 
 
 INFLIGHT_BATCHES_MAX: Final = 32
-"""Half of the batches that a broker remembers for each producer (qmq/log/producers.py), so that it
+"""Half of the batches that a broker remembers for each producer (qmq/log/queue.py), so that it
 always recognises a retry.
 """
 

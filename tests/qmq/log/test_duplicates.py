@@ -12,7 +12,7 @@ from support import ManualClock, intake
 
 from qmq.log.checkpoint import begin_checkpoint
 from qmq.log.log_config import LogConfig
-from qmq.log.producers import CLOCKS_MS, WINDOW
+from qmq.log.queue import CLOCKS_MS, WINDOW
 from qmq.log.recovery import open_store
 from qmq.wire.batch_columns import BatchFlag
 

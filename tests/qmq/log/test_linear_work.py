@@ -35,8 +35,7 @@ from qmq.log.actions import (
 from qmq.log.group_state import GroupState
 from qmq.log.lane_state import FAILURES_MAX, GroupLaneState, LaneProgress
 from qmq.log.log_config import LogConfig
-from qmq.log.producers import PRODUCERS_MAX, Producers
-from qmq.log.queue import apply_to
+from qmq.log.queue import PRODUCERS_MAX, Producers, apply_to
 from qmq.log.recovery import open_store
 from qmq.wire.frame_payloads import Produced, Verdict
 

@@ -170,7 +170,7 @@ def choose(items: Sequence[_T], chosen: Sequence[int]) -> list[_T]:
 
 
 WINDOW: Final = 32
-"""Half of the batches that a broker remembers for each producer (qmq/log/producers.py)."""
+"""Half of the batches that a broker remembers for each producer (qmq/log/queue.py)."""
 
 
 class Stream(InFlightWindow[OrderedBatch]):
