@@ -95,7 +95,7 @@ class ProducerWindow:
 
     def __init__(self) -> None:
         self.stored: dict[int, Produced] = {}
-        """The newest numbers, with their places."""
+        """The newest numbers, with the places of their batches."""
         self.newest = -1
         """The highest number that was ever stored. On a partition of an ordered subject the next
         one must be its successor.
@@ -103,10 +103,6 @@ class ProducerWindow:
         self.last_ms = 0
         self.oldest_ever = 0
         """Below this number the window does not know whether a batch was stored."""
-
-    def find(self, batch_sequence: int) -> Produced | None:
-        """The position of the batch, if the window has it."""
-        return self.stored.get(batch_sequence)
 
     def may_have_forgotten(self, batch_sequence: int) -> bool:
         """True if a batch may have been stored although its number is not in the window."""
@@ -154,11 +150,9 @@ class Producers:
 
     def __init__(self) -> None:
         self.windows: OrderedDict[int, ProducerWindow] = OrderedDict()
-        """The producer that was silent for the longest time comes first."""
-
-    def window(self, producer_id: int) -> ProducerWindow | None:
-        """The producer's window; None if the producer did not send to this queue lately."""
-        return self.windows.get(producer_id)
+        """By producer id: those that sent to this queue lately. The one that was silent for the
+        longest time comes first.
+        """
 
     def add(self, producer_id: int, batch_sequence: int, produced: Produced) -> None:
         """Remember a stored batch of a producer."""
@@ -329,7 +323,7 @@ class Queue:
             # nearly always so: this decides without the window's dict, which is out of the caches
             if number > window.newest:
                 return None
-            found = window.find(number)
+            found = window.stored.get(number)
             if (
                 found is not None
                 or number >= window.tells_from

@@ -146,7 +146,7 @@ class MessageSearch:
             self._broker.subjects.settings(subject)
         queues = [queue for queue in store.queues.values() if subject in ("", queue.id.subject)]
         queues.sort(
-            key=lambda queue: (queue.producers.window(message_id.producer_id) is None, queue.id)
+            key=lambda queue: (message_id.producer_id not in queue.producers.windows, queue.id)
         )
         found = [
             each for queue in queues async for each in self.of_producer(store, queue, message_id)
