@@ -38,8 +38,7 @@ from qmq.client.connection.pool import ConnectionPool
 from qmq.client.metadata.cache import Master, described
 from qmq.client.producing.batch import Batch, BatchPool, DecidedBatch, SenderWindow
 from qmq.delivery.balancer import Balancer
-from qmq.delivery.in_flight_batch import InFlightBatch
-from qmq.delivery.window import InFlightWindow
+from qmq.delivery.window import InFlightBatch, InFlightWindow
 from qmq.errors import (
     CallerError,
     NotConnected,
