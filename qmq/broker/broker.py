@@ -219,10 +219,9 @@ class BrokerTurn:
                     answers.append((each.peer, answer))
                 else:
                     awaits_flush = awaits_flush or each.awaits_flush
-                    broker.responses.add(
-                        PendingAnswer(index, each.peer, each.request_id, answer),
-                        for_flush=each.awaits_flush,
-                    )
+                    responses = broker.responses
+                    waiting = responses.for_flush if each.awaits_flush else responses.for_commit
+                    waiting.append(PendingAnswer(index, each.peer, each.request_id, answer))
             if awaits_flush:
                 store.flush_wanted = index
                 broker.committer.flush_wanted(index)

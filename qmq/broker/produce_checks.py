@@ -173,7 +173,7 @@ class Admission:
             (id(queue), header.producer_id), self._newest.get((id(queue), header.producer_id))
         )
         if last is None:
-            window = queue.producers.window(header.producer_id)
+            window = queue.producers.windows.get(header.producer_id)
             last = window.newest if window is not None else self._last_before_silence(queue, header)
         number = header.batch_sequence
         if session_of(number) < session_of(last):

@@ -76,9 +76,8 @@ from typing import Final, NamedTuple
 from qmq import model
 from qmq.delay.batches import DueMessage, SchedulePlace
 from qmq.delay.plan_log import Draft
-from qmq.delivery.in_flight_batch import InFlightBatch
 from qmq.delivery.retries import DELAY_SERVER, RetryRules
-from qmq.delivery.window import ASK_S, InFlightWindow
+from qmq.delivery.window import ASK_S, InFlightBatch, InFlightWindow
 from qmq.errors import NotConnected, QmqError
 from qmq.log.actions import PlanAction
 from qmq.wire.batch import columns_of_copies, encode
@@ -87,7 +86,7 @@ from qmq.wire.frame_payloads import Produced
 
 WINDOW: Final = 8
 """Enough to hide a commit and an answer behind full batches; far below the broker's window of
-remembered batches (qmq/log/producers.py).
+remembered batches (qmq/log/queue.py).
 """
 
 

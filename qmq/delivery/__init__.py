@@ -1,10 +1,9 @@
 """The delivery core: sends numbered batches to one destination, and sends them again until the
 outcome of each is known.
 
-Window             (window.py)             which batch is sent next, and what an answer means. Pure
-In-flight batch    (in_flight_batch.py)    the state of one batch. Pure
-Retries            (retries.py)            which refusals are retried, after which pause, and the
-                                           final error
+Window             (window.py)             which batch is sent next, what an answer means, the
+                                           state of each batch, and its final error. Pure
+Retries            (retries.py)            which refusals are retried, after which pause
 Balancer           (balancer.py)           which broker group takes a batch. Pure
 Partitioner        (partitioner.py)        which partition of the route takes which messages. Pure
 Master connection  (qmq/client/producing/group_sender.py)
@@ -27,7 +26,7 @@ this window. The outbox sends through a client's producers.
     Spark sink   `BalancedRows` or  `PacketWindow` 8           without gaps, if  the task fails
                  `PartitionedRows`                             ordered
 
-32 is half the number of batches that a broker remembers of a producer (qmq/log/producers.py), so it
+32 is half the number of batches that a broker remembers of a producer (qmq/log/queue.py), so it
 remembers every retried batch.
 
 Why nothing is stored twice, and order holds:

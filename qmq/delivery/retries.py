@@ -1,5 +1,5 @@
-"""The rules of a retry for all senders of batches: which refusals are retried, after which pause,
-and the final error. Pure but for jitter.
+"""The rules of a retry for all senders of batches: which refusals are retried, and after which
+pause. Pure but for jitter.
 
     sender                            sent again under its number      pause after refusals in a row
     `PRODUCER`: ordered or not        what `is_worth_another_try`      `backoff_s`: 20 ms to 1 s, or
@@ -21,14 +21,11 @@ import random
 from collections.abc import Callable
 from typing import Final, NamedTuple
 
-from qmq.delivery.in_flight_batch import InFlightBatch
 from qmq.errors import (
     CorruptBatch,
-    DeadlineExceeded,
     InvalidArgument,
     NeverReached,
     NumberTaken,
-    Outcome,
     QmqError,
     Unavailable,
     UnknownSubject,
@@ -44,33 +41,6 @@ def is_worth_another_try(failure: QmqError) -> bool:
     broker may learn of a new subject later than the sender.
     """
     return isinstance(failure, Unavailable | CorruptBatch | UnknownSubject)
-
-
-def final(failure: QmqError | None, batch: InFlightBatch) -> QmqError:
-    """The error of a batch that failed. If a try is unanswered, the outcome is unknown, for any
-    last refusal, and the text says so.
-    """
-    outcome = Outcome.UNKNOWN if batch.is_uncertain else Outcome.NOT_STORED
-    if failure is None or isinstance(failure, Unavailable):
-        last = failure or "no broker group took or refused them"
-        text = (
-            "it is not known whether the messages are stored: no answer in time"
-            if batch.is_uncertain
-            else "not stored in time"
-        )
-        error = DeadlineExceeded(
-            f"{text} after {batch.attempts} tries; the last: {last}", outcome=outcome
-        )
-        error.__cause__ = failure
-        return error
-    if batch.is_uncertain and failure.outcome is Outcome.NOT_STORED:
-        text = (
-            "it is not known whether an earlier try stored the messages; the last was refused: "
-            f"{failure.message}"
-        )
-        code, failure = failure.code, type(failure)(text, outcome=outcome)
-        failure.code = code
-    return failure
 
 
 def backoff_s(refusals: int, failure: QmqError) -> float:

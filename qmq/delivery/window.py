@@ -26,17 +26,95 @@ overrides the hooks in the section "what a kind of window says".
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 from typing import Final, Generic, TypeVar
 
-from qmq.delivery.in_flight_batch import InFlightBatch
 from qmq.delivery.retries import RetryRules
-from qmq.errors import Outcome, OutOfSequence, QmqError, RouteChanged
+from qmq.errors import (
+    DeadlineExceeded,
+    Outcome,
+    OutOfSequence,
+    QmqError,
+    RouteChanged,
+    Unavailable,
+)
 
 ASK_S: Final = 0.5
 """How long a fenced partition is asked before the sender gives up the batches that
 may be stored there.
 """
 UNLIMITED: Final = 1 << 40
+
+
+@dataclass(slots=True, eq=False, kw_only=True)
+class InFlightBatch:
+    """The state of one batch in flight, for all senders.
+
+    A batch is *certainly not stored* when every try was answered by a refusal. A try without an
+    answer, or with an unknown outcome, makes the batch uncertain: then only its destination can
+    decide.
+    """
+
+    size: int
+    """The approximate bytes of the messages."""
+    until: float = math.inf
+    """When the batch times out, by the clock of its window."""
+    attempts: int = 0
+    unanswered: int = 0
+    """Tries whose answer may still come."""
+    is_uncertain: bool = False
+    """Whether the outcome of any try is unknown."""
+    is_out: bool = False
+    """Whether a sealed partition answered that the batch is not stored there: then earlier tries do
+    not matter.
+    """
+    first_question: int = 0
+    """The first attempt after the window learned that the partition is no longer in
+    the route; 0: none.
+    """
+    run: int = 0
+    """The run of sending in which the batch was sent last."""
+    is_gone: bool = False
+    """Whether the batch is decided, or its messages are in another batch:
+    late answers are ignored.
+    """
+    failure: QmqError | None = None
+    """The error of the last try."""
+    encoded: tuple[bytes, ...] | None = None
+    """The encoded batch, kept so that a retry sends the same bytes."""
+
+    @property
+    def is_certain(self) -> bool:
+        """Whether the batch is certainly not stored, and no earlier try can change that."""
+        return self.is_out or not (self.unanswered or self.is_uncertain)
+
+
+def final(failure: QmqError | None, batch: InFlightBatch) -> QmqError:
+    """The error of a batch that failed. If a try is unanswered, the outcome is unknown, for any
+    last refusal, and the text says so.
+    """
+    outcome = Outcome.UNKNOWN if batch.is_uncertain else Outcome.NOT_STORED
+    if failure is None or isinstance(failure, Unavailable):
+        last = failure or "no broker group took or refused them"
+        text = (
+            "it is not known whether the messages are stored: no answer in time"
+            if batch.is_uncertain
+            else "not stored in time"
+        )
+        error = DeadlineExceeded(
+            f"{text} after {batch.attempts} tries; the last: {last}", outcome=outcome
+        )
+        error.__cause__ = failure
+        return error
+    if batch.is_uncertain and failure.outcome is Outcome.NOT_STORED:
+        text = (
+            "it is not known whether an earlier try stored the messages; the last was refused: "
+            f"{failure.message}"
+        )
+        code, failure = failure.code, type(failure)(text, outcome=outcome)
+        failure.code = code
+    return failure
+
 
 B = TypeVar("B", bound=InFlightBatch)
 

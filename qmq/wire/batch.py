@@ -38,7 +38,7 @@ from typing import Final, NamedTuple
 from google_crc32c import value as crc32c  # type: ignore[import-untyped,unused-ignore]
 
 from qmq import limits
-from qmq.errors import CorruptBatch, InvalidArgument, MessageTooLarge, check
+from qmq.errors import CorruptBatch, InvalidArgument, InvariantBroken, MessageTooLarge
 from qmq.wire.batch_columns import (
     ALIGN,
     REGION,
@@ -221,10 +221,10 @@ def wrap(
     if len(region) < 56:
         region += bytes(56 - len(region))
     total = ENVELOPE_BYTES + len(region)
-    check(
-        total <= limits.BATCH_BYTES_MAX,
-        f"an entry of kind {kind} with {total} bytes: no server of release 0.2 could read it",
-    )
+    if total > limits.BATCH_BYTES_MAX:  # not `check`, for which each entry would make the text
+        raise InvariantBroken(
+            f"an entry of kind {kind} with {total} bytes: no server of release 0.2 could read it"
+        )
     return [place(kind, total, crc32c(region), count, epoch, index, time_ms, flushed), region]
 
 

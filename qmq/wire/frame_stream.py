@@ -16,8 +16,7 @@ from typing import Final, cast
 from qmq import limits
 from qmq.errors import ProtocolViolation
 from qmq.wire import reachable
-from qmq.wire.frame import Frame, FrameReader, SharedBuffer
-from qmq.wire.partial_frames import PartialFrames
+from qmq.wire.frame import Frame, FrameReader, PartialFrames, SharedBuffer
 
 SOCKET_BYTES: Final = 2 * limits.MIB
 WRITE_HIGH_BYTES: Final = 4 * limits.MIB

@@ -13,7 +13,7 @@ from pyspark_qmq.sink.writer import arrow_stream_writer, arrow_writer
 from sink_node import fields_of, schema_of
 
 from qmq.errors import InvalidArgument, InvalidName
-from qmq.log.producers import birth_ms
+from qmq.log.queue import birth_ms
 from qmq.model import MessageId
 from qmq.wire.batch_columns import Compression
 

@@ -44,9 +44,8 @@ from qmq.security.principal import UNIX_PEER
 from qmq.security.quotas import RateMeter
 from qmq.wire import frame as frames
 from qmq.wire import frame_payloads as wire
-from qmq.wire.frame import HEADER, HEADER_BYTES, Frame, FrameKind, SharedBuffer
+from qmq.wire.frame import HEADER, HEADER_BYTES, Frame, FrameKind, PartialFrames, SharedBuffer
 from qmq.wire.frame_stream import FrameStream
-from qmq.wire.partial_frames import PartialFrames
 
 CHECKS: Final = 6
 """Consecutive checks without progress that end a connection."""

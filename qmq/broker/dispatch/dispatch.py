@@ -76,6 +76,7 @@ log = logging.getLogger("qmq.broker")
 
 _DUE_WAIT_MS: Final = 60_000
 _FAILED: Final = (Verdict.NACK, Verdict.DEAD)
+_UNLIMITED: Final = 1 << 62
 
 
 class Served(Enum):
@@ -111,9 +112,8 @@ class Dispatch:
         self._leases: CheckTimes[QueueGroup] = CheckTimes()
         """When a lease in each group may end."""
         self.dead_letters = DeadLetterWriter(broker)
-        self._cold_reads = ColdReads(
-            broker.store, broker.loop, self.wake, recent_bytes=broker.config.recent_bytes
-        )
+        self._cold_reads = ColdReads(broker.store, broker.loop, self.wake)
+        self._recent_bytes = broker.config.recent_bytes
         for queue in broker.store.queues.values():
             for group in queue.shares:
                 state = self.groups.state(queue, group)
@@ -291,7 +291,7 @@ class Dispatch:
             return Served.BLOCKED
         if share.next_sequence >= queue.visible_sequence and not share.requeued:
             return Served.NOT
-        warm_bytes = self._cold_reads.allowance(state)
+        warm_bytes = self._warm_bytes(state)
         if not warm_bytes:
             return Served.NOT
         bytes_max = min(waiter.bytes_max, room_bytes, warm_bytes)
@@ -334,6 +334,18 @@ class Dispatch:
         state.counters.handed_out(found.messages, found.bytes, found.retried)
         self._broker.schedule()
         return Served.YES
+
+    def _warm_bytes(self, state: QueueGroup) -> int:
+        """How many bytes of the group's new messages the event loop may read now; 0 means wait
+        until the group is woken.
+        """
+        number = state.reader.number_of(state.share.next_sequence)
+        if state.share.requeued or number >= state.queue.index.count:
+            return _UNLIMITED
+        entry = state.reader.entry(number)
+        if self._store.messages.end - entry.position <= self._recent_bytes:
+            return _UNLIMITED
+        return self._cold_reads.allowance(state, number, entry.cumulative_bytes)
 
     def _found(self, session: Session, messages_max: int, bytes_max: int) -> PullResult:
         """The result of this consumer's next pull."""

@@ -113,22 +113,18 @@ class PendingResponses:
     """Answers in the order of their indexes, and coroutines of this process that wait for a commit.
     An answer waits in one of three ways, and one that waits for a flush does not delay the others:
 
-        unwritten           the index is not known yet: the entry is written at the end of the turn
-        held for a commit   answered when its index is committed
-        held for a flush    answered when its index is flushed on a majority
+        unwritten     the index is not known yet: the entry is written at the end of the turn
+        for_commit    answered when its index is committed
+        for_flush     answered when its index is flushed on a majority
     """
 
     def __init__(self) -> None:
         self.unwritten: list[PendingAnswer] = []
         """Answers to entries that are not written yet; they get their index then."""
         self._unwritten_waiters: list[asyncio.Future[None]] = []
-        self._for_commit: deque[PendingAnswer] = deque()
-        self._for_flush: deque[PendingAnswer] = deque()
+        self.for_commit: deque[PendingAnswer] = deque()
+        self.for_flush: deque[PendingAnswer] = deque()
         self._waiters: deque[tuple[int, asyncio.Future[None]]] = deque()
-
-    def add(self, answer: PendingAnswer, *, for_flush: bool = False) -> None:
-        """Send the answer when its index is committed, or flushed."""
-        (self._for_flush if for_flush else self._for_commit).append(answer)
 
     def wait(self, waiter: asyncio.Future[None], index: int | None) -> None:
         """Set the future when `index` is committed; None: the index of the unwritten entries."""
@@ -147,17 +143,17 @@ class PendingResponses:
         unwritten, self.unwritten = self.unwritten, []
         for held in unwritten:
             held.index = index
-        self._for_commit.extend(unwritten)
+        self.for_commit.extend(unwritten)
         if self._unwritten_waiters:
             self._waiters.extend([(index, waiter) for waiter in self._unwritten_waiters])
             self._unwritten_waiters.clear()
 
     def release(self, committed_index: int, flushed_index: int) -> None:
         """Send the answers that are due."""
-        if self._for_commit:
-            self._answer(self._for_commit, committed_index)
-        if self._for_flush:
-            self._answer(self._for_flush, flushed_index)
+        if self.for_commit:
+            self._answer(self.for_commit, committed_index)
+        if self.for_flush:
+            self._answer(self.for_flush, flushed_index)
         while self._waiters and self._waiters[0][0] <= committed_index:
             waiter = self._waiters.popleft()[1]
             if not waiter.done():
@@ -176,12 +172,12 @@ class PendingResponses:
         for waiter in (*self._unwritten_waiters, *[waiter for _, waiter in self._waiters]):
             if not waiter.done():
                 waiter.set_exception(failure())
-        left = [*self._for_commit, *self._for_flush, *self.unwritten]
+        left = [*self.for_commit, *self.for_flush, *self.unwritten]
         for held in (
             self._unwritten_waiters,
             self._waiters,
-            self._for_commit,
-            self._for_flush,
+            self.for_commit,
+            self.for_flush,
             self.unwritten,
         ):
             held.clear()

@@ -4,7 +4,8 @@ page cache (`ColdReads`), and a coroutine waits for bytes that are only in the o
 
 The loop reads batches itself when it answers a pull. Near the end of the log they are in memory;
 far behind they may be on the disk only, and a read there would delay producers and all other
-consumers. Rules, for a group that is more than `recent_bytes` behind:
+consumers. Rules, for a group that is more than `BrokerConfig.recent_bytes` behind (the dispatcher
+asks for no other):
 
 * It is served only from its *window*: batches that a thread has read, or found in the page cache. A
   pull that finds the window used up waits until the next one is read.
@@ -38,7 +39,6 @@ log = logging.getLogger("qmq.broker")
 
 WINDOW_BYTES: Final = 16 * limits.MIB
 LOADS_MAX: Final = 2
-UNLIMITED: Final = 1 << 62
 _ENTRIES: Final = 256
 _GAP_BYTES: Final = 256 * limits.KIB
 """Batches that are closer together are read as one piece."""
@@ -61,29 +61,21 @@ class ColdReads:
         loop: asyncio.AbstractEventLoop,
         wake: Callable[[QueueGroup], None],
         *,
-        recent_bytes: int,
         window_bytes: int = WINDOW_BYTES,
     ) -> None:
         self._store = store
         self._loop = loop
         self._wake = wake
-        self._recent_bytes = recent_bytes
         self._window_bytes = window_bytes
         self._waiting: deque[QueueGroup] = deque()
         self._loads = 0
 
-    def allowance(self, state: QueueGroup) -> int:
+    def allowance(self, state: QueueGroup, number: int, at: int) -> int:
         """How many bytes of the group's new messages the event loop may read now; 0 means wait
-        until the group is woken.
+        until the group is woken. The messages begin in entry `number` of the consume log, at byte
+        `at` of the queue.
         """
-        queue, share = state.queue, state.share
-        number = state.reader.number_of(share.next_sequence)
-        if share.requeued or number >= queue.index.count:
-            return UNLIMITED
-        entry = state.reader.entry(number)
-        if self._store.messages.end - entry.position <= self._recent_bytes:
-            return UNLIMITED
-        window, at = state.window, entry.cumulative_bytes
+        window = state.window
         left = window.end - at if window.first <= at < window.end else 0
         if left <= self._window_bytes // 2 and not window.is_loading:
             window.is_loading = True

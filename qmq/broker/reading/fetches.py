@@ -292,7 +292,7 @@ class Fetching:
         producer_id = int(request.producer_id, 16)
         found, down_to = _of_window(queue, producer_id, request)
         key = queue.id, producer_id
-        absent, is_there = self._absent.get(key, 0), queue.producers.window(producer_id) is not None
+        absent, is_there = self._absent.get(key, 0), producer_id in queue.producers.windows
         before = queue.index.count
         while before > max(queue.index.first, absent):
             before, sent = queue.index.of_producer(producer_id, before)
@@ -337,7 +337,7 @@ def _of_window(
     """The numbers in the producer's window, without counts; and the sequence down to which the
     consume log must be searched as well.
     """
-    window = queue.producers.window(producer_id)
+    window = queue.producers.windows.get(producer_id)
     if window is None:
         return {}, 0
     known = [

@@ -52,8 +52,7 @@ from qmq.log.history import (
     where,
 )
 from qmq.log.lane_state import GroupLaneState
-from qmq.log.producers import birth_ms
-from qmq.log.queue import Queue
+from qmq.log.queue import Queue, birth_ms
 from qmq.log.recent_writes import ACTIONS
 from qmq.log.segments import Segments
 from qmq.model import (
@@ -147,7 +146,7 @@ class MessageSearch:
             self._broker.subjects.settings(subject)
         queues = [queue for queue in store.queues.values() if subject in ("", queue.id.subject)]
         queues.sort(
-            key=lambda queue: (queue.producers.window(message_id.producer_id) is None, queue.id)
+            key=lambda queue: (message_id.producer_id not in queue.producers.windows, queue.id)
         )
         found = [
             each for queue in queues async for each in self.of_producer(store, queue, message_id)

@@ -39,9 +39,8 @@ from typing import NamedTuple
 
 from qmq import limits
 from qmq.client.producing.receipts import Ticket
-from qmq.delivery.in_flight_batch import InFlightBatch
-from qmq.delivery.retries import PRODUCER, RetryRules, final
-from qmq.delivery.window import InFlightWindow
+from qmq.delivery.retries import PRODUCER, RetryRules
+from qmq.delivery.window import InFlightBatch, InFlightWindow, final
 from qmq.errors import InvalidArgument, MessageTooLarge, QmqError
 from qmq.model import PREFIX, texts, utf8
 from qmq.process.event_loop import EventLoopTick

@@ -38,8 +38,7 @@ from qmq.client.connection.pool import ConnectionPool
 from qmq.client.metadata.cache import Master, described
 from qmq.client.producing.batch import Batch, BatchPool, DecidedBatch, SenderWindow
 from qmq.delivery.balancer import Balancer
-from qmq.delivery.in_flight_batch import InFlightBatch
-from qmq.delivery.window import InFlightWindow
+from qmq.delivery.window import InFlightBatch, InFlightWindow
 from qmq.errors import (
     CallerError,
     NotConnected,
@@ -307,7 +306,7 @@ class MasterConnection(Generic[B]):
 
 
 INFLIGHT_BATCHES_MAX: Final = 32
-"""Half of the batches that a broker remembers for each producer (qmq/log/producers.py), so that it
+"""Half of the batches that a broker remembers for each producer (qmq/log/queue.py), so that it
 always recognises a retry.
 """
 

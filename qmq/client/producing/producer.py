@@ -51,7 +51,7 @@ from qmq.client.producing.group_sender import (
     GroupSenders,
 )
 from qmq.client.producing.receipts import BatchReceipt, Ticket, Tickets
-from qmq.delivery.in_flight_batch import InFlightBatch
+from qmq.delivery.window import InFlightBatch
 from qmq.errors import BufferFull, ClientClosed, InvalidArgument, Outcome, QmqError
 from qmq.process.event_loop import ms_of
 from qmq.wire.batch_columns import Columns, Compression

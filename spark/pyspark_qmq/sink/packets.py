@@ -38,9 +38,8 @@ from qmq_ordering.hashing import logical_partition
 from pyspark_qmq.sink import arrow_vectors, row_identity
 from pyspark_qmq.sink.options import Fields
 from pyspark_qmq.sink.row_identity import ID_BYTES, ROWS_MAX, Ids, Rows, RowTarget
-from qmq.delivery.in_flight_batch import InFlightBatch
 from qmq.delivery.retries import RetryRules
-from qmq.delivery.window import InFlightWindow
+from qmq.delivery.window import InFlightBatch, InFlightWindow
 from qmq.errors import (
     DeadlineExceeded,
     InvalidArgument,

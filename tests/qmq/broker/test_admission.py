@@ -14,8 +14,7 @@ from support import ManualClock
 from qmq.broker.produce_checks import Admission
 from qmq.errors import NumberTaken, Outcome, OutOfSequence, ProducerFenced
 from qmq.log.log_config import LogConfig
-from qmq.log.producers import WINDOW
-from qmq.log.queue import Queue
+from qmq.log.queue import WINDOW, Queue
 from qmq.log.recovery import open_store
 from qmq.log.store import Intake, Store
 from qmq.model import begins_session, next_session, session_of

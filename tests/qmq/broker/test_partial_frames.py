@@ -14,8 +14,7 @@ import qmq
 from qmq.broker.config import BrokerConfig
 from qmq.limits import KIB, MIB
 from qmq.wire import frame_payloads as wire
-from qmq.wire.frame import FrameKind, frame, header
-from qmq.wire.partial_frames import PartialFrames
+from qmq.wire.frame import FrameKind, PartialFrames, frame, header
 
 HELLO = frame(FrameKind.HELLO, 1, wire.Hello(wire.PROTOCOL_VERSION, "stranger").pack())
 

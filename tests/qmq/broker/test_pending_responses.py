@@ -60,8 +60,8 @@ async def test_waiters_at_the_end_of_a_mastership_get_an_unknown_outcome() -> No
     waiters = [loop.create_future() for _ in range(2)]
     responses.wait(waiters[0], 5)
     responses.wait(waiters[1], None)
-    responses.add(PendingAnswer(5, peer, 1, b""))
-    responses.add(PendingAnswer(5, peer, 2, b""), for_flush=True)
+    responses.for_commit.append(PendingAnswer(5, peer, 1, b""))
+    responses.for_flush.append(PendingAnswer(5, peer, 2, b""))
     responses.unwritten.append(PendingAnswer(0, peer, 3, b""))
     assert sorted(each.request_id for each in responses.abandon(unknown)) == [1, 2, 3]
     for waiter in waiters:

@@ -12,7 +12,7 @@ from support import ManualClock, intake
 
 from qmq.log.checkpoint import begin_checkpoint
 from qmq.log.log_config import LogConfig
-from qmq.log.producers import CLOCKS_MS, WINDOW
+from qmq.log.queue import CLOCKS_MS, WINDOW
 from qmq.log.recovery import open_store
 from qmq.wire.batch_columns import BatchFlag
 
@@ -30,7 +30,7 @@ def test_a_batch_with_the_flag_again_is_stored_once_after_its_producer_expired(
     clock.now_ms += 26 * HOUR_MS
     store.append([intake(queue, [b"other"], producer=producer + 1)])
     checkpoint(store)
-    assert queue.producers.window(producer) is None
+    assert producer not in queue.producers.windows
 
     assert store.append([intake(queue, [b"x"], producer=producer, flags=BatchFlag.AGAIN)]) == first
     assert queue.next_sequence == 2
@@ -65,7 +65,7 @@ def test_a_producer_whose_clock_is_ahead_is_recognised(tmp_path: Path, ahead_ms:
     producer = (clock.now_ms + ahead_ms) << 20
     first = store.append([intake(queue, [b"x"], producer=producer)])
     queue.producers.expire(clock.now_ms + 1)
-    assert queue.producers.window(producer) is None
+    assert producer not in queue.producers.windows
     assert store.append([intake(queue, [b"x"], producer=producer, flags=BatchFlag.AGAIN)]) == first
     assert queue.next_sequence == 1
     store.close()

@@ -12,7 +12,7 @@ from support import intake
 
 from qmq.limits import MIB
 from qmq.log.envelopes import SNAPSHOT_BYTES, is_opened_whole, walk
-from qmq.log.producers import WINDOW, Producers
+from qmq.log.queue import WINDOW, Producers
 from qmq.log.retention import begin_retention, end_retention
 from qmq.log.store import Store
 from qmq.model import SubjectConfig

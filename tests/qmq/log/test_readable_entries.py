@@ -30,7 +30,7 @@ from qmq.log.actions import Begin, LaneBegin, LaneGrant, LanePark, SettleAction,
 from qmq.log.envelopes import Entry, SnapshotReader, is_opened_whole, to_payloads, walk
 from qmq.log.group_state import Dying, Requeued
 from qmq.log.lane_state import LaneProgress
-from qmq.log.producers import PRODUCERS_MAX, WINDOW, Producers
+from qmq.log.queue import PRODUCERS_MAX, WINDOW, Producers
 from qmq.log.recovery import open_store
 from qmq.log.store import Store
 from qmq.wire.batch import ENVELOPE_BYTES, Kind, parse_envelope, place, wrap

@@ -63,7 +63,7 @@ from qmq.client.producing.producer import (
     ignored,
 )
 from qmq.client.producing.receipts import BatchReceipt, SpreadTickets, Ticket, TicketChunk, Tickets
-from qmq.delivery.retries import final
+from qmq.delivery.window import final
 from qmq.errors import ClientClosed, InvalidArgument, OrderMismatch, Outcome, QmqError, Unavailable
 from qmq.model import Order
 from qmq.process.event_loop import ms_of

@@ -53,10 +53,9 @@ from typing import Final, TypeVar
 from qmq_ordering.routes import PhysicalPartition
 
 from qmq.client.producing.receipts import SplitTicket
-from qmq.delivery.in_flight_batch import InFlightBatch
 from qmq.delivery.partitioner import Partitioner
-from qmq.delivery.retries import PRODUCER, RetryRules, final
-from qmq.delivery.window import ASK_S, UNLIMITED, InFlightWindow
+from qmq.delivery.retries import PRODUCER, RetryRules
+from qmq.delivery.window import ASK_S, UNLIMITED, InFlightBatch, InFlightWindow, final
 from qmq.errors import DeadlineExceeded, NotConnected, Outcome, QmqError, RouteChanged
 from qmq.model import BATCH_NUMBERS, next_session
 from qmq.wire.batch_columns import Columns
@@ -170,7 +169,7 @@ def choose(items: Sequence[_T], chosen: Sequence[int]) -> list[_T]:
 
 
 WINDOW: Final = 32
-"""Half of the batches that a broker remembers for each producer (qmq/log/producers.py)."""
+"""Half of the batches that a broker remembers for each producer (qmq/log/queue.py)."""
 
 
 class Stream(InFlightWindow[OrderedBatch]):
