@@ -169,13 +169,14 @@ class _Connection(H11Protocol):
         """Wait until `size` more bytes, at most PIECE_BYTES, may be written, or the connection has
         ended.
         """
-        waiting = self.transport.get_write_buffer_size()
-        if waiting + size <= PIECE_BYTES or self.transport.is_closing():
+        transport = self.transport
+        # In this order: asyncio's TLS transport no longer knows its buffer when it has ended.
+        if transport.is_closing() or transport.get_write_buffer_size() + size <= PIECE_BYTES:
             return
-        self.transport.set_write_buffer_limits(1)  # with 0, TLS would pause an empty buffer
+        transport.set_write_buffer_limits(1)  # with 0, TLS would pause an empty buffer
         await self.flow.drain()
-        if not self.transport.is_closing():
-            self.transport.set_write_buffer_limits()
+        if not transport.is_closing():
+            transport.set_write_buffer_limits()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self.strangers.left(self)

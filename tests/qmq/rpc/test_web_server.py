@@ -175,11 +175,12 @@ def long_answer() -> bytes:
 class Site:
     """An application that answers with the length of the body. Below `/known` callers prove a name
     first, the last part of the path: `slow` then waits, and `part` waits within its answer. With
-    `?long` the answer is long. `/wait` answers when the test says so.
+    `?long` the answer is long. `/wait` answers when the test says so, `/gone` when the peer has
+    gone.
     """
 
     def __init__(self) -> None:
-        self.waiting = 0
+        self.waiting = self.answered = 0
         self.go_on = asyncio.Event()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -196,6 +197,13 @@ class Site:
             if name in ("part", "slow"):
                 self.waiting += 1
                 await asyncio.Event().wait()
+        if scope["path"] == "/gone":
+            self.waiting += 1
+            while (await receive())["type"] != "http.disconnect":
+                pass
+            await PlainTextResponse("too late")(scope, receive, send)
+            self.answered += 1
+            return
         if scope["path"] == "/wait":
             self.waiting += 1
             await self.go_on.wait()
@@ -312,12 +320,18 @@ async def body_of(reader: asyncio.StreamReader) -> bytes:
     return await reader.readexactly(LONG_BYTES)
 
 
+def context_for(files: tuple[Path, Path] | None) -> ssl.SSLContext | None:
+    """What a peer connects with; None without TLS."""
+    if files is None:
+        return None
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    return context
+
+
 async def slow_reads(files: tuple[Path, Path] | None) -> None:
     """A peer begins to read a long answer when the time of a stranger is over."""
-    context = None
-    if files is not None:
-        context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-        context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    context = context_for(files)
     served = Served(None if files is None else ServedCertificate(*files))
     served.port = await served.server.start()
     try:
@@ -339,6 +353,28 @@ def test_who_reads_a_long_answer_slowly_keeps_the_connection(
 ) -> None:
     with asyncio.Runner(loop_factory=new_loop) as runner:
         runner.run(slow_reads(files if is_tls else None))
+
+
+async def late_answer(files: tuple[Path, Path] | None) -> None:
+    """A request is answered when its peer has gone."""
+    served = Served(None if files is None else ServedCertificate(*files))
+    served.port = await served.server.start()
+    try:
+        await served.open(begun("/gone", 0), context_for(files))
+        await eventually(lambda: served.site.waiting == 1)
+        served.leave()
+        await eventually(lambda: served.site.answered == 1)
+    finally:
+        await served.server.stop()
+
+
+@pytest.mark.parametrize("new_loop", [asyncio.new_event_loop, uvloop.new_event_loop])
+@pytest.mark.parametrize("is_tls", [False, True], ids=["plain", "tls"])
+def test_an_answer_to_a_peer_that_has_gone_is_no_error(
+    new_loop: Callable[[], asyncio.AbstractEventLoop], is_tls: bool, files: tuple[Path, Path]
+) -> None:
+    with asyncio.Runner(loop_factory=new_loop) as runner:
+        runner.run(late_answer(files if is_tls else None))
 
 
 async def test_a_connection_is_asked_again_after_a_long_answer(served: Served) -> None:
