@@ -13,8 +13,8 @@ always one that waits for something (`qmq.rpc.strangers`). The refused request g
 
 An answer is under way until its peer has read it. uvicorn reports it as complete when the transport
 holds it, and the connection would then be a stranger, with a stranger's time, while its peer still
-reads. So the application's answer goes to uvicorn in pieces, each when the kernel has taken the
-ones before it, and at most the last piece is still in the process when the request leaves.
+reads. So a long answer goes to uvicorn in pieces, each when the kernel has taken the ones before,
+and its end when the kernel has taken all of them.
 """
 
 from __future__ import annotations
@@ -203,14 +203,20 @@ class _Divided:
         async def sent(message: Message) -> None:
             nonlocal has_begun
             has_begun = True
-            body, begin = message.get("body", b""), 0
-            while (end := begin + PIECE_BYTES) < len(body):
-                await connection.make_room(PIECE_BYTES)
-                await send({**message, "body": body[begin:end], "more_body": True})
-                begin = end
-                await asyncio.sleep(0)  # others' turn, also that of the news that the peer has gone
-            await connection.make_room(len(body) - begin)
-            await send({**message, "body": body[begin:]} if begin else message)
+            body = message.get("body", b"")
+            if len(body) > PIECE_BYTES:
+                for begin in range(0, len(body), PIECE_BYTES):
+                    await connection.make_room(PIECE_BYTES)
+                    piece = body[begin : begin + PIECE_BYTES]
+                    await send({**message, "body": piece, "more_body": True})
+                    # others' turn, also that of the news that the peer has gone
+                    await asyncio.sleep(0)
+                body, message = b"", {**message, "body": b""}
+            is_end = message["type"] == "http.response.body" and not message.get("more_body", False)
+            # What waits behind the end has a stranger's time, and the kernel may take nothing more
+            # until a slow peer has read a MiB.
+            await connection.make_room(PIECE_BYTES if is_end and not body else len(body))
+            await send(message)
 
         loop = asyncio.get_running_loop()
         failure = Overloaded(f"{_FULL}: try again later")
