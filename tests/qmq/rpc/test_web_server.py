@@ -193,6 +193,7 @@ class Site:
                 await send({"type": "http.response.body", "body": b"begun", "more_body": True})
             if scope["query_string"] == b"long":
                 await Response(long_answer())(scope, receive, send)
+                self.answered += 1
                 return
             if name in ("part", "slow"):
                 self.waiting += 1
@@ -216,7 +217,9 @@ class Site:
 class Served:
     """A server whose clock stands still, and its strangers."""
 
-    def __init__(self, certificate: ServedCertificate | None = None) -> None:
+    def __init__(
+        self, certificate: ServedCertificate | None = None, unread_s: float = 60.0
+    ) -> None:
         self.now_s = 0.0
         self.site = Site()
         self.server = WebServer(
@@ -226,6 +229,7 @@ class Served:
             requests_max=20,
             strangers_bytes_max=300_000,
             certificate=certificate,
+            unread_s=unread_s,
             now_s=lambda: self.now_s,
         )
         self.port = 0
@@ -392,6 +396,19 @@ async def test_a_request_that_came_early_is_no_strangers(served: Served) -> None
     assert await ended(stranger)
     served.site.go_on.set()
     assert await reader.readline() == b"HTTP/1.1 200 OK\r\n"
+
+
+async def test_who_reads_nothing_of_an_answer_loses_the_connection() -> None:
+    served = Served(unread_s=0.1)
+    served.port = await served.server.start()
+    try:
+        unread = await served.open(begun("/known/slow?long", 0))
+        await eventually(lambda: served.site.answered == 1)
+        with pytest.raises((asyncio.IncompleteReadError, ConnectionError)):
+            await body_of(unread)
+    finally:
+        served.leave()
+        await served.server.stop()
 
 
 async def test_an_answer_that_is_not_read_keeps_its_place(served: Served) -> None:
