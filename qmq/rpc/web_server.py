@@ -13,8 +13,9 @@ always one that waits for something (`qmq.rpc.strangers`). The refused request g
 
 An answer is under way until its peer has read it. uvicorn reports it as complete when the transport
 holds it, and the connection would then be a stranger, with a stranger's time, while its peer still
-reads. So the application's answer goes to uvicorn in pieces, each when the kernel has taken the
-ones before it, and at most the last piece is still in the process when the request leaves.
+reads. So a long answer goes to uvicorn in pieces, each when the kernel has taken the ones before,
+and its end when the kernel has taken all of them. A peer that reads nothing of an answer for
+`UNREAD_S` loses its connection.
 """
 
 from __future__ import annotations
@@ -39,6 +40,7 @@ from qmq.limits import KIB, MIB
 from qmq.rpc.network import ignored
 from qmq.rpc.strangers import PROOFS_PER_S, SharedPlaces, StrangerBounds, Strangers, network_of
 from qmq.rpc.tls_listener import HandshakeBounds, TlsListener
+from qmq.wire import reachable
 
 if TYPE_CHECKING:
     from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -51,6 +53,7 @@ PIECE_BYTES: Final = 64 * KIB
 """Bytes of answers to one peer that wait in this process until the kernel takes them. With TLS they
 are up to three times as many, because its transport has a buffer below its own.
 """
+UNREAD_S: Final = 60.0
 WEB_ALPN: Final = "http/1.1"
 _STATE: Final = "qmq.connection"
 """The connection, in the state of its requests."""
@@ -137,6 +140,7 @@ class _Connection(H11Protocol):
     """
 
     strangers: Strangers
+    unread_s: float
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -167,15 +171,30 @@ class _Connection(H11Protocol):
 
     async def make_room(self, size: int) -> None:
         """Wait until `size` more bytes, at most PIECE_BYTES, may be written, or the connection has
-        ended.
+        ended. A connection whose peer reads nothing for `unread_s` is ended.
         """
-        waiting = self.transport.get_write_buffer_size()
-        if waiting + size <= PIECE_BYTES or self.transport.is_closing():
+        transport = self.transport
+        # In this order: asyncio's TLS transport no longer knows its buffer when it has ended.
+        if transport.is_closing() or transport.get_write_buffer_size() + size <= PIECE_BYTES:
             return
-        self.transport.set_write_buffer_limits(1)  # with 0, TLS would pause an empty buffer
-        await self.flow.drain()
-        if not self.transport.is_closing():
-            self.transport.set_write_buffer_limits()
+        transport.set_write_buffer_limits(1)  # with 0, TLS would pause an empty buffer
+        while self.flow.write_paused:
+            before = self._progress()
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(self.unread_s):
+                    await self.flow.drain()
+            if self.flow.write_paused and self._progress() == before:
+                transport.abort()
+                return
+        if not transport.is_closing():
+            transport.set_write_buffer_limits()
+
+    def _progress(self) -> tuple[int, int]:
+        """What waits in this process, and what the peer's kernel has acknowledged: the first alone
+        changes only when a third of our kernel's buffer is free again.
+        """
+        found = self.transport.get_extra_info("socket")
+        return self.transport.get_write_buffer_size(), reachable.acknowledged_bytes(found)
 
     def connection_lost(self, exc: Exception | None) -> None:
         self.strangers.left(self)
@@ -202,14 +221,20 @@ class _Divided:
         async def sent(message: Message) -> None:
             nonlocal has_begun
             has_begun = True
-            body, begin = message.get("body", b""), 0
-            while (end := begin + PIECE_BYTES) < len(body):
-                await connection.make_room(PIECE_BYTES)
-                await send({**message, "body": body[begin:end], "more_body": True})
-                begin = end
-                await asyncio.sleep(0)  # others' turn, also that of the news that the peer has gone
-            await connection.make_room(len(body) - begin)
-            await send({**message, "body": body[begin:]} if begin else message)
+            body = message.get("body", b"")
+            if len(body) > PIECE_BYTES:
+                for begin in range(0, len(body), PIECE_BYTES):
+                    await connection.make_room(PIECE_BYTES)
+                    piece = body[begin : begin + PIECE_BYTES]
+                    await send({**message, "body": piece, "more_body": True})
+                    # others' turn, also that of the news that the peer has gone
+                    await asyncio.sleep(0)
+                body, message = b"", {**message, "body": b""}
+            is_end = message["type"] == "http.response.body" and not message.get("more_body", False)
+            # What waits behind the end has a stranger's time, and the kernel may take nothing more
+            # until a slow peer has read a MiB.
+            await connection.make_room(PIECE_BYTES if is_end and not body else len(body))
+            await send(message)
 
         loop = asyncio.get_running_loop()
         failure = Overloaded(f"{_FULL}: try again later")
@@ -285,12 +310,15 @@ class WebServer:
         refuse: Callable[[QmqError], ASGIApp] = plain_refusal,
         strangers_bytes_max: int = 64 * MIB,
         certificate: ServedCertificate | None = None,
+        unread_s: float = UNREAD_S,
         now_s: Callable[[], float] = time.monotonic,
     ) -> None:
         """`port` 0 takes a free one. A certificate turns TLS on. Connections without a whole
         request are half as many as requests under way, and take `strangers_bytes_max` together.
-        `refuse` makes the answer that tells an error.
+        `refuse` makes the answer that tells an error. A peer that reads nothing of its answer for
+        `unread_s` loses its connection.
         """
+        self._unread_s = unread_s
         self._strangers = Strangers(
             StrangerBounds(max(requests_max // 2, 1), strangers_bytes_max), now_s
         )
@@ -341,7 +369,8 @@ class WebServer:
 
     def _connection(self) -> _Connection:
         made = _Connection(self._server.config, self._server.server_state, {})
-        made.strangers, made.app_state = self._strangers, {_STATE: made}
+        made.strangers, made.unread_s = self._strangers, self._unread_s
+        made.app_state = {_STATE: made}
         return made
 
     async def _end_late(self) -> None:

@@ -81,6 +81,6 @@ def _info(found: socket.socket | None, size: int) -> bytes:
         return b""
     try:
         info = found.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, size)
-    except OSError:
+    except (OSError, ValueError):  # ValueError: uvloop has closed the socket
         return b""
     return info if len(info) == size else b""

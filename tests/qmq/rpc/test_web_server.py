@@ -175,11 +175,12 @@ def long_answer() -> bytes:
 class Site:
     """An application that answers with the length of the body. Below `/known` callers prove a name
     first, the last part of the path: `slow` then waits, and `part` waits within its answer. With
-    `?long` the answer is long. `/wait` answers when the test says so.
+    `?long` the answer is long. `/wait` answers when the test says so, `/gone` when the peer has
+    gone.
     """
 
     def __init__(self) -> None:
-        self.waiting = 0
+        self.waiting = self.answered = 0
         self.go_on = asyncio.Event()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -192,10 +193,18 @@ class Site:
                 await send({"type": "http.response.body", "body": b"begun", "more_body": True})
             if scope["query_string"] == b"long":
                 await Response(long_answer())(scope, receive, send)
+                self.answered += 1
                 return
             if name in ("part", "slow"):
                 self.waiting += 1
                 await asyncio.Event().wait()
+        if scope["path"] == "/gone":
+            self.waiting += 1
+            while (await receive())["type"] != "http.disconnect":
+                pass
+            await PlainTextResponse("too late")(scope, receive, send)
+            self.answered += 1
+            return
         if scope["path"] == "/wait":
             self.waiting += 1
             await self.go_on.wait()
@@ -208,7 +217,9 @@ class Site:
 class Served:
     """A server whose clock stands still, and its strangers."""
 
-    def __init__(self, certificate: ServedCertificate | None = None) -> None:
+    def __init__(
+        self, certificate: ServedCertificate | None = None, unread_s: float = 60.0
+    ) -> None:
         self.now_s = 0.0
         self.site = Site()
         self.server = WebServer(
@@ -218,6 +229,7 @@ class Served:
             requests_max=20,
             strangers_bytes_max=300_000,
             certificate=certificate,
+            unread_s=unread_s,
             now_s=lambda: self.now_s,
         )
         self.port = 0
@@ -312,12 +324,18 @@ async def body_of(reader: asyncio.StreamReader) -> bytes:
     return await reader.readexactly(LONG_BYTES)
 
 
+def context_for(files: tuple[Path, Path] | None) -> ssl.SSLContext | None:
+    """What a peer connects with; None without TLS."""
+    if files is None:
+        return None
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    return context
+
+
 async def slow_reads(files: tuple[Path, Path] | None) -> None:
     """A peer begins to read a long answer when the time of a stranger is over."""
-    context = None
-    if files is not None:
-        context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-        context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    context = context_for(files)
     served = Served(None if files is None else ServedCertificate(*files))
     served.port = await served.server.start()
     try:
@@ -341,6 +359,28 @@ def test_who_reads_a_long_answer_slowly_keeps_the_connection(
         runner.run(slow_reads(files if is_tls else None))
 
 
+async def late_answer(files: tuple[Path, Path] | None) -> None:
+    """A request is answered when its peer has gone."""
+    served = Served(None if files is None else ServedCertificate(*files))
+    served.port = await served.server.start()
+    try:
+        await served.open(begun("/gone", 0), context_for(files))
+        await eventually(lambda: served.site.waiting == 1)
+        served.leave()
+        await eventually(lambda: served.site.answered == 1)
+    finally:
+        await served.server.stop()
+
+
+@pytest.mark.parametrize("new_loop", [asyncio.new_event_loop, uvloop.new_event_loop])
+@pytest.mark.parametrize("is_tls", [False, True], ids=["plain", "tls"])
+def test_an_answer_to_a_peer_that_has_gone_is_no_error(
+    new_loop: Callable[[], asyncio.AbstractEventLoop], is_tls: bool, files: tuple[Path, Path]
+) -> None:
+    with asyncio.Runner(loop_factory=new_loop) as runner:
+        runner.run(late_answer(files if is_tls else None))
+
+
 async def test_a_connection_is_asked_again_after_a_long_answer(served: Served) -> None:
     reader = await served.open(2 * begun("/known/slow?long", 0))
     for _ in range(2):
@@ -356,6 +396,19 @@ async def test_a_request_that_came_early_is_no_strangers(served: Served) -> None
     assert await ended(stranger)
     served.site.go_on.set()
     assert await reader.readline() == b"HTTP/1.1 200 OK\r\n"
+
+
+async def test_who_reads_nothing_of_an_answer_loses_the_connection() -> None:
+    served = Served(unread_s=0.1)
+    served.port = await served.server.start()
+    try:
+        unread = await served.open(begun("/known/slow?long", 0))
+        await eventually(lambda: served.site.answered == 1)
+        with pytest.raises((asyncio.IncompleteReadError, ConnectionError)):
+            await body_of(unread)
+    finally:
+        served.leave()
+        await served.server.stop()
 
 
 async def test_an_answer_that_is_not_read_keeps_its_place(served: Served) -> None:
