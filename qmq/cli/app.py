@@ -285,6 +285,13 @@ class LoadedCommands(Mapping[str, Command]):
     def __getitem__(self, name: str) -> Command:
         return loaded(name)
 
+    def __contains__(self, name: object) -> bool:
+        return name in COMMANDS
+
+    def get(self, name: str, default: Any = None) -> Any:
+        """Not by KeyError, which the import of a command's module may raise."""
+        return loaded(name) if name in COMMANDS else default
+
     def __iter__(self) -> Iterator[str]:
         return iter(COMMANDS)
 

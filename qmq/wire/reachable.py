@@ -16,6 +16,7 @@ takes no more for now.
 from __future__ import annotations
 
 import socket
+import sys
 from struct import Struct
 from typing import Final
 
@@ -76,7 +77,7 @@ def _info(found: socket.socket | None, size: int) -> bytes:
     if (
         found is None
         or found.family not in (socket.AF_INET, socket.AF_INET6)
-        or not hasattr(socket, "TCP_INFO")
+        or not sys.platform.startswith("linux")  # the struct of others has other fields
     ):
         return b""
     try:
