@@ -22,7 +22,7 @@ from qmq.client.consuming.consumer import Consumer
 from qmq.client.consuming.message import BatchSlice, Message, Messages, Settler
 from qmq.client.interceptors import Chain
 from qmq.client.listening.listener_options import ListenerOptions
-from qmq.client.listening.pools import asked_in_main_thread
+from qmq.client.listening.listeners import asked_in_main_thread
 from qmq.client.task_messages import Owner
 from qmq.errors import ClientClosed, InvalidArgument
 from qmq.wire.frame_payloads import Verdict

@@ -7,6 +7,7 @@ import re
 import sys
 import time
 from collections.abc import AsyncIterator
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -16,6 +17,7 @@ from rich.text import Text
 import qmq
 from qmq.cli.arguments import parse_duration, parse_when, shifted
 from qmq.cli.output import ELLIPSIS, SERVER, Server, View, console, errors, fail, relative, run
+from qmq.cli.roles import taking
 from qmq.errors import InvalidArgument, QmqError
 from qmq.operations.messages import stored_facts
 from qmq.operations.text import key_text, parse_key
@@ -42,40 +44,45 @@ Partial = Annotated[bool, typer.Option("--partial", help="Skip broker groups tha
 _MOMENT = "2026-11-24T09:00:00Z, or an age: 90s, 10m, 2h, 3d."
 
 
-def browse(
-    subject: Subject,
+@dataclass(frozen=True, kw_only=True)
+class BrowseOptions:
+    subject: Subject
     at: Annotated[
         str | None, typer.Option("--at", help=f"Start at messages stored at this time: {_MOMENT}")
-    ] = None,
+    ] = None
     until: Annotated[
         str | None,
         typer.Option("--until", help=f"Stop before messages stored at this time: {_MOMENT}"),
-    ] = None,
-    key: Key = None,
-    tag: Tag = None,
-    grep: Grep = None,
+    ] = None
+    key: Key = None
+    tag: Tag = None
+    grep: Grep = None
     limit: Annotated[
         int,
         typer.Option("--limit", "-n", min=0, help="Stop after this many messages; 0: no limit."),
-    ] = 100,
-    partial: Partial = False,
-    as_json: AsJson = False,
-    server: Server = SERVER,
-) -> None:
+    ] = 100
+    partial: Partial = False
+    as_json: AsJson = False
+    server: Server = SERVER
+
+
+@taking(BrowseOptions)
+def browse(_: typer.Context, options: BrowseOptions) -> None:
     """Show stored messages, oldest first. No consumer group is involved: no message is
     acknowledged, and consumers are not affected.
     """
     try:
-        start, end = moment(at), moment(until)
-        found = _pattern(grep)
         chosen: dict[str, Any] = {
-            "start": start,
-            "end": end,
-            "key": _key(key),
-            "tags_any": tag or (),
-            "partial": partial,
+            "start": moment(options.at),
+            "end": moment(options.until),
+            "key": _key(options.key),
+            "tags_any": options.tag or (),
+            "partial": options.partial,
         }
-        run(_print(server, subject, chosen, found, limit, as_json))
+        pattern = _pattern(options.grep)
+        run(
+            _print(options.server, options.subject, chosen, pattern, options.limit, options.as_json)
+        )
     except InvalidArgument as failure:
         fail(failure)
 

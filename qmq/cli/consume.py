@@ -7,6 +7,7 @@ from __future__ import annotations
 import asyncio
 import json
 import sys
+from dataclasses import dataclass
 from datetime import timedelta
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
@@ -15,6 +16,7 @@ import typer
 import qmq
 from qmq.cli.names import require_subject
 from qmq.cli.output import SERVER, Json, Server, run
+from qmq.cli.roles import taking
 from qmq.errors import InvalidArgument, OrderMismatch
 from qmq.model import check_name
 from qmq.operations.messages import stored_facts
@@ -25,22 +27,23 @@ if TYPE_CHECKING:
     from qmq.client.consuming.ordered.message import OrderedMessage
 
 
-def consume(
-    subject: Annotated[str, typer.Argument(help="What to consume.")],
-    group: Annotated[str, typer.Option("--group", "-g", help="The consumer group.")],
+@dataclass(frozen=True, kw_only=True)
+class ConsumeOptions:
+    subject: Annotated[str, typer.Argument(help="What to consume.")]
+    group: Annotated[str, typer.Option("--group", "-g", help="The consumer group.")]
     count: Annotated[
         int, typer.Option("--count", "-n", help="Stop after this many messages; 0: no limit.")
-    ] = 0,
+    ] = 0
     idle_s: Annotated[
         float,
         typer.Option("--timeout", help="Stop after this many seconds without a message; 0: never."),
-    ] = 0.0,
+    ] = 0.0
     start: Annotated[
         str, typer.Option("--from", help="Where a new group starts: 'earliest' or 'latest'.")
-    ] = "earliest",
-    tag: Annotated[
-        list[str] | None, typer.Option(help="Only messages with one of these tags.")
-    ] = None,
+    ] = "earliest"
+    tag: Annotated[list[str] | None, typer.Option(help="Only messages with one of these tags.")] = (
+        None
+    )
     raw: Annotated[
         bool,
         typer.Option(
@@ -50,25 +53,18 @@ def consume(
                 "escaped there (\\x1b)."
             ),
         ),
-    ] = False,
-    as_json: Json = False,
-    server: Server = SERVER,
-) -> None:
+    ] = False
+    as_json: Json = False
+    server: Server = SERVER
+
+
+@taking(ConsumeOptions)
+def consume(_: typer.Context, options: ConsumeOptions) -> None:
     """Print messages, one per line, and acknowledge them. Prints the body;
     with --json, all fields.
     """
-    run(
-        _consume(
-            server,
-            subject,
-            group,
-            count,
-            idle_s,
-            start,
-            tag or [],
-            Form(as_json, is_raw=raw or not sys.stdout.isatty()),
-        )
-    )
+    form = Form(options.as_json, is_raw=options.raw or not sys.stdout.isatty())
+    run(_consume(options, form))
 
 
 class Form(NamedTuple):
@@ -88,48 +84,34 @@ class Form(NamedTuple):
         )
 
 
-async def _consume(
-    server: str,
-    subject: str,
-    group: str,
-    count: int,
-    idle_s: float,
-    start: str,
-    tags: list[str],
-    form: Form,
-) -> None:
+async def _consume(options: ConsumeOptions, form: Form) -> None:
     """Consume as an unordered subject; switch to an ordered consumer if the broker says at the
     first pull that the subject is ordered.
     """
-    async with qmq.connect(server, create_subjects=False) as mq:
-        check_name("group", group)
+    subject = options.subject
+    async with qmq.connect(options.server, create_subjects=False) as mq:
+        check_name("group", options.group)
         check_name("subject", subject)
         await require_subject(
             mq, subject, must_answer=True
         )  # Fail at once: the client itself would wait for the subject to be created.
         try:
-            await _consume_unordered(mq, subject, group, count, idle_s, start, tags, form)
+            await _consume_unordered(mq, options, form)
         except OrderMismatch:
-            if tags:
+            if options.tag:
                 raise InvalidArgument(
                     f"subject {subject!r} is ordered: --tag cannot filter an ordered "
                     "subject, leave it out"
                 ) from None
-            await _consume_ordered(mq, subject, group, count, idle_s, start, form)
+            await _consume_ordered(mq, options, form)
 
 
-async def _consume_unordered(
-    mq: qmq.Client,
-    subject: str,
-    group: str,
-    count: int,
-    idle_s: float,
-    start: str,
-    tags: list[str],
-    form: Form,
-) -> None:
+async def _consume_unordered(mq: qmq.Client, options: ConsumeOptions, form: Form) -> None:
+    subject, count, idle_s = options.subject, options.count, options.idle_s
     printed = 0
-    async with mq.consumer(subject, group, start=start, tags_any=tags) as consumer:
+    async with mq.consumer(
+        subject, options.group, start=options.start, tags_any=options.tag or ()
+    ) as consumer:
         while not count or printed < count:
             most = min(count - printed, 1000) if count else 1000
             found = await consumer.pull(most, timedelta(seconds=idle_s or 3600))
@@ -147,12 +129,13 @@ async def _consume_unordered(
             printed += len(found)
 
 
-async def _consume_ordered(
-    mq: qmq.Client, subject: str, group: str, count: int, idle_s: float, start: str, form: Form
-) -> None:
+async def _consume_ordered(mq: qmq.Client, options: ConsumeOptions, form: Form) -> None:
     """Acknowledge every printed message. Leaving the consumer sends the acknowledgements."""
+    subject, count, idle_s = options.subject, options.count, options.idle_s
     printed = 0
-    async with mq.ordered_consumer(subject, group, start=start, ack="explicit") as consumer:
+    async with mq.ordered_consumer(
+        subject, options.group, start=options.start, ack="explicit"
+    ) as consumer:
         while not count or printed < count:
             try:
                 async with asyncio.timeout(idle_s or None):

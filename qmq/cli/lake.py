@@ -18,7 +18,7 @@ import typer
 import qmq.blocking
 from qmq.cli.output import SERVER, Json, Server, fail, show
 from qmq.cli.roles import MetricsFlags, taking
-from qmq.client.listening.pools import asked_in_main_thread
+from qmq.client.listening.listeners import asked_in_main_thread
 from qmq.errors import InvalidArgument, QmqError
 
 if TYPE_CHECKING:

@@ -6,15 +6,17 @@ import json
 import sys
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, BinaryIO, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, BinaryIO
 
 import typer
 
 import qmq
 from qmq.cli.arguments import parse_duration, parse_when
 from qmq.cli.output import SERVER, Server, console, counting, fail, run, show, time_text
+from qmq.cli.roles import taking
 from qmq.cli.transfer.records import bounded_lines
 from qmq.client.producing.delayed import DelayedProducer, When
 from qmq.client.producing.receipts import DelayedReceipt
@@ -30,80 +32,73 @@ if TYPE_CHECKING:
 Content = tuple[bytes, str | None, list[str] | None, dict[str, str] | None]
 
 
-class ProduceJob(NamedTuple):
-    """The messages to send, and how and when."""
-
-    server: str
-    subject: str
-    compression: str | None
-    due: When | None
-    """When to deliver the messages; None: now."""
-    is_quiet: bool
-    timeout: timedelta
-    """How long a message may take to be stored."""
-
-    @property
-    def keeps_receipts(self) -> bool:
-        """Whether the receipt of each message is printed."""
-        return self.due is not None and self.is_quiet
-
-
-def produce(
-    subject: Annotated[str, typer.Argument(help="The subject to send to.")],
+@dataclass(frozen=True, kw_only=True)
+class ProduceOptions:
+    subject: Annotated[str, typer.Argument(help="The subject to send to.")]
     file: Annotated[
         Path | None, typer.Option("--file", "-f", help="File to read; default: standard input.")
-    ] = None,
+    ] = None
     form: Annotated[
         str,
         typer.Option(
             "--format", help="'lines': each line is a body; 'json': each line is an object."
         ),
-    ] = "lines",
-    key: Annotated[str | None, typer.Option(help="The key of every message.")] = None,
-    tag: Annotated[
-        list[str] | None, typer.Option(help="A tag of every message; repeatable.")
-    ] = None,
+    ] = "lines"
+    key: Annotated[str | None, typer.Option(help="The key of every message.")] = None
+    tag: Annotated[list[str] | None, typer.Option(help="A tag of every message; repeatable.")] = (
+        None
+    )
     delay: Annotated[
         str | None,
         typer.Option(help="Deliver each message this long after it is sent: 90s, 10m, 1h30m, 2d."),
-    ] = None,
-    at: Annotated[str | None, typer.Option(help="Deliver then: 2027-01-01T09:00:00+01:00.")] = None,
-    compression: Annotated[str | None, typer.Option(help="'zstd' or 'lz4'.")] = None,
+    ] = None
+    at: Annotated[str | None, typer.Option(help="Deliver then: 2027-01-01T09:00:00+01:00.")] = None
+    compression: Annotated[str | None, typer.Option(help="'zstd' or 'lz4'.")] = None
     timeout_s: Annotated[
         float,
         typer.Option(
             "--timeout", min=0.1, help="Fail if a message is not stored in this many seconds."
         ),
-    ] = 120.0,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the summary as JSON.")] = False,
-    server: Server = SERVER,
-) -> None:
+    ] = 120.0
+    as_json: Annotated[bool, typer.Option("--json", help="Print the summary as JSON.")] = False
+    server: Server = SERVER
+
+    def due(self) -> When | None:
+        """When to deliver the messages; None: now. Raises InvalidArgument."""
+        if self.delay is not None and self.at is not None:
+            raise InvalidArgument("give --delay or --at, not both")
+        if self.delay is not None:
+            found: When = parse_duration(self.delay)
+        elif self.at is not None:
+            found = parse_when(self.at)
+        else:
+            return None
+        if self.compression is not None:
+            raise InvalidArgument(
+                "delayed messages are not compressed in batches: leave out --compression"
+            )
+        return found
+
+
+@taking(ProduceOptions)
+def produce(_: typer.Context, options: ProduceOptions) -> None:
     """Send each line as a message, from a file or standard input.
 
     With --format json a line is an object: {"body": ..., "key": "...", "tags": [...], "headers":
     {...}}; another kind of body is sent as JSON. With --delay or --at, --json prints each message's
     delayed id, which `qmq delay cancel` takes.
     """
-    if form not in ("lines", "json"):
-        raise typer.BadParameter(f"--format must be 'lines' or 'json', not {form!r}")
+    subject, file, as_json = options.subject, options.file, options.as_json
+    if options.form not in ("lines", "json"):
+        raise typer.BadParameter(f"--format must be 'lines' or 'json', not {options.form!r}")
     try:
-        job = ProduceJob(
-            server,
-            check_name("subject", subject),
-            compression,
-            _due(delay, at),
-            as_json,
-            timedelta(seconds=timeout_s),
-        )
-        if job.due is not None and compression is not None:
-            raise InvalidArgument(
-                "delayed messages are not compressed in batches: leave out --compression"
-            )
+        check_name("subject", subject)
+        due = options.due()
     except CallerError as failure:
         fail(failure)
     with _opened(file) as source:
         total = file.stat().st_size if file else None
-        stored, receipts = run(_produce(job, _contents(source, form, key, tag), total))
+        stored, receipts = run(_produce(options, due, _contents(source, options), total))
     delayed = [each for each in receipts if isinstance(each, DelayedReceipt)]
     if as_json and delayed:
         rows = [(subject, each.delayed_id, time_text(each.due_ms)) for each in delayed]
@@ -146,17 +141,8 @@ def _said(subject: str, stored: dict[str, int], delayed: list[DelayedReceipt]) -
     )
 
 
-def _due(delay: str | None, at: str | None) -> When | None:
-    """The due time given by --delay or --at. Raises InvalidArgument."""
-    if delay is not None and at is not None:
-        raise InvalidArgument("give --delay or --at, not both")
-    if delay is not None:
-        return parse_duration(delay)
-    return None if at is None else parse_when(at)
-
-
 async def _produce(
-    job: ProduceJob, contents: Iterator[Content], total: int | None
+    options: ProduceOptions, due: When | None, contents: Iterator[Content], total: int | None
 ) -> tuple[dict[str, int], list[Receipt]]:
     """The number of messages stored by each broker group; for delayed messages also the receipts,
     if they are printed or if there is only one.
@@ -168,24 +154,26 @@ async def _produce(
     if first is None:
         return {}, []
     tickets: list[Ticket] = []
+    keeps_receipts = due is not None and options.as_json
+    timeout = timedelta(seconds=options.timeout_s)
     async with (
-        qmq.connect(job.server, delivery_timeout=job.timeout) as mq,
-        await _begin(mq, job, first, tickets) as producer,
+        qmq.connect(options.server, delivery_timeout=timeout) as mq,
+        await _begin(mq, options, due, first, tickets) as producer,
     ):
         with counting(
-            f"sending to {job.subject}", total, quiet=job.is_quiet, transient=True
+            f"sending to {options.subject}", total, quiet=options.as_json, transient=True
         ) as completed:
             done = len(first[0]) + 1
             for content in contents:
-                ticket = _send(producer, content, job.due)
-                if job.keeps_receipts and ticket is not tickets[-1]:
+                ticket = _send(producer, content, due)
+                if keeps_receipts and ticket is not tickets[-1]:
                     tickets.append(ticket)
                 done += len(content[0]) + 1
                 completed(done)
                 if producer.full:
                     await producer.drain()
         await producer.flush()
-        is_shown = job.keeps_receipts or sum(producer.stored_by_group.values()) == 1
+        is_shown = keeps_receipts or sum(producer.stored_by_group.values()) == 1
         receipts = [receipt for ticket in tickets for receipt in await ticket] if is_shown else []
     return producer.stored_by_group, receipts
 
@@ -197,15 +185,19 @@ def _send(producer: Producer | OrderedProducer, content: Content, due: When | No
 
 
 async def _begin(
-    mq: qmq.Client, job: ProduceJob, first: Content, tickets: list[Ticket]
+    mq: qmq.Client,
+    options: ProduceOptions,
+    due: When | None,
+    first: Content,
+    tickets: list[Ticket],
 ) -> Producer | OrderedProducer:
     """The producer that stored the first message; for a delayed message also its receipt. The
     broker tells whether it is ordered.
     """
-    subject, compression = job.subject, job.compression
-    if job.due is not None:
+    subject, compression = options.subject, options.compression
+    if due is not None:
         later = mq.delayed_producer(subject)
-        tickets.append(later.send(*first, due=job.due))
+        tickets.append(later.send(*first, due=due))
         await tickets[0]
         return later
     unordered = mq.producer(subject, compression=compression)
@@ -218,12 +210,11 @@ async def _begin(
     return unordered
 
 
-def _contents(
-    source: BinaryIO, form: str, key: str | None, tags: list[str] | None
-) -> Iterator[Content]:
+def _contents(source: BinaryIO, options: ProduceOptions) -> Iterator[Content]:
+    key, tags = options.key, options.tag
     for number, line in bounded_lines(source):
         body = line.rstrip(b"\r\n")
-        if form == "lines":
+        if options.form == "lines":
             yield body, key, tags, None
         elif body:
             yield parse_line(number, body, key, tags)

@@ -6,18 +6,19 @@ etcd that identifies clients by certificates.
 from __future__ import annotations
 
 import asyncio
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from qmq.cli.output import Json, fail, show
-from qmq.cli.roles import Etcd, EtcdCa, EtcdCert, EtcdKey, etcd_options
+from qmq.cli.roles import Etcd, EtcdCa, EtcdCert, EtcdKey, etcd_options, taking
 from qmq.errors import QmqError
 
 if TYPE_CHECKING:
     from qmq.node.process import EtcdOptions
-    from qmq.security.certificates import Issued
+    from qmq.security.certificates import CertificateHolder, Issued
 
 app = typer.Typer(help="Make certificates for TLS.", no_args_is_help=True)
 
@@ -89,45 +90,57 @@ Members = Annotated[
 Names = Annotated[list[str] | None, typer.Option(help="A name; repeatable.")]
 
 
-@app.command("cluster")
-def cluster(
-    etcd: Members = None,
-    meta: Members = None,
-    node: Members = None,
-    op: Names = None,
-    application: Annotated[
-        list[str] | None, typer.Option("--app", help="A name; repeatable.")
-    ] = None,
+@dataclass(frozen=True)
+class ClusterCertificates:
+    etcd: Members = None
+    meta: Members = None
+    node: Members = None
+    op: Names = None
+    application: Annotated[list[str] | None, typer.Option("--app", help="A name; repeatable.")] = (
+        None
+    )
     renew: Annotated[
         bool, typer.Option("--renew", help="Replace the certificates, but keep the authorities.")
-    ] = False,
-    folder: Folder = FOLDER,
-    days: Days = 365,
-    as_json: Json = False,
-) -> None:
+    ] = False
+    folder: Folder = FOLDER
+    days: Days = 365
+    as_json: Json = False
+
+    def holders(self) -> list[CertificateHolder]:
+        """Who gets a certificate. Raises InvalidArgument."""
+        from qmq.security.certificates import CertificateHolder, member_of
+
+        servers = {"etcd": self.etcd, "meta": self.meta, "node": self.node}
+        clients = {"op": self.op, "app": self.application}
+        return [
+            *(member_of(kind, text) for kind, texts in servers.items() for text in texts or ()),
+            *(
+                CertificateHolder(kind, name)
+                for kind, names in clients.items()
+                for name in names or ()
+            ),
+        ]
+
+
+@app.command("cluster")
+@taking(ClusterCertificates)
+def cluster(_: typer.Context, options: ClusterCertificates) -> None:
     """Make the missing certificates of a whole cluster: one authority for QMQ, one for etcd, and a
     folder for each member.
     """
-    from qmq.security.certificates import CertificateHolder, make_certificates, member_of
+    from qmq.security.certificates import make_certificates
 
-    servers = (
-        [("etcd", text) for text in etcd or ()]
-        + [("meta", text) for text in meta or ()]
-        + [("node", text) for text in node or ()]
-    )
     try:
-        members = [member_of(kind, text) for kind, text in servers]
-        members += [CertificateHolder("op", name) for name in op or ()] + [
-            CertificateHolder("app", name) for name in application or ()
-        ]
-        made = make_certificates(folder, members, renews=renew, days=days)
+        made = make_certificates(
+            options.folder, options.holders(), renews=options.renew, days=options.days
+        )
     except (OSError, QmqError) as failure:
         fail(failure)
     show(
         "made",
         _COLUMNS,
         [(str(each.cert), str(each.key), each.ends_at.isoformat()) for each in made],
-        as_json=as_json,
+        as_json=options.as_json,
     )
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 import importlib
 import json
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, cast
 
@@ -28,7 +29,7 @@ from qmq.cli.output import (
     show,
     time_text,
 )
-from qmq.cli.roles import names_of
+from qmq.cli.roles import names_of, taking
 from qmq.errors import InvalidArgument, Unavailable, UnknownSubject
 from qmq.limits import BODY_BYTES_MAX, MIB
 from qmq.model import DeclaredSchema, Fencing, Order, SchemaFormat, SubjectFlush, compatibility_of
@@ -277,17 +278,17 @@ def _rows(subject: Any) -> list[tuple[Any, ...]]:
     ]
 
 
-@app.command("create")
-def create(
-    name: Annotated[str, typer.Argument(help="The subject.")],
-    retention_hours: Annotated[
-        float | None, typer.Option(help="How long messages are kept.")
-    ] = None,
+@dataclass(frozen=True, kw_only=True)
+class NewSubjectOptions:
+    name: Annotated[str, typer.Argument(help="The subject.")]
+    retention_hours: Annotated[float | None, typer.Option(help="How long messages are kept.")] = (
+        None
+    )
     retention_mib: Annotated[
         int | None,
         typer.Option(help="The size of a queue beyond which its oldest messages are deleted."),
-    ] = None,
-    body_bytes_max: Annotated[int, typer.Option(help="The largest body.")] = BODY_BYTES_MAX,
+    ] = None
+    body_bytes_max: Annotated[int, typer.Option(help="The largest body.")] = BODY_BYTES_MAX
     order: Annotated[
         str,
         typer.Option(
@@ -296,7 +297,7 @@ def create(
                 "there are failures."
             )
         ),
-    ] = "",
+    ] = ""
     logical_partitions: Annotated[
         int | None,
         typer.Option(
@@ -306,13 +307,13 @@ def create(
                 f"default: {LOGICAL_PARTITIONS:,}."
             ),
         ),
-    ] = None,
+    ] = None
     partitions: Annotated[
         int | None,
         typer.Option(
             min=1, help="Ordered: the initial number of partitions; default: one per broker group."
         ),
-    ] = None,
+    ] = None
     fencing: Annotated[
         str | None,
         typer.Option(
@@ -321,30 +322,73 @@ def create(
                 "do not depend on the coordination store."
             )
         ),
-    ] = None,
-    flush: FlushOf = SubjectFlush.DEFAULT.value,
-    as_json: Json = False,
-    server: Server = SERVER,
-) -> None:
+    ] = None
+    flush: FlushOf = SubjectFlush.DEFAULT.value
+    as_json: Json = False
+    server: Server = SERVER
+
+    def config(self) -> qmq.SubjectConfig:
+        """The subject's settings. Raises InvalidArgument."""
+        hours, mib = self.retention_hours, self.retention_mib
+        return qmq.SubjectConfig(
+            self.name,
+            None if hours is None else _in_units(hours, "--retention-hours"),
+            None if mib is None else _in_units(mib, "--retention-mib"),
+            self.body_bytes_max,
+            flush=_flush(self.flush),
+            **self._of_order(),
+        )
+
+    def _of_order(self) -> dict[str, Any]:
+        order, fencing = self.order, self.fencing
+        known = [each.value for each in Order if each.value]
+        if not order:
+            given = {
+                "--logical-partitions": self.logical_partitions,
+                "--partitions": self.partitions,
+                "--fencing": fencing,
+            }
+            extra = [option for option, value in given.items() if value is not None]
+            if extra:
+                raise InvalidArgument(
+                    f"{', '.join(extra)} needs an ordered subject: --order {' or '.join(known)}"
+                )
+            return {}
+        if self.order not in known:
+            raise InvalidArgument(f"--order must be {' or '.join(known)}, not {self.order!r}")
+        fencings = [each.value for each in Fencing]
+        if self.fencing is not None and self.fencing not in fencings:
+            raise InvalidArgument(
+                f"--fencing must be {' or '.join(fencings)}, not {self.fencing!r}"
+            )
+        return {
+            "order": Order(self.order),
+            "logical_partitions": self.logical_partitions or LOGICAL_PARTITIONS,
+            "fencing": Fencing(self.fencing or Fencing.LEASE.value),
+        }
+
+
+@app.command("create")
+@taking(NewSubjectOptions)
+def create(_: typer.Context, options: NewSubjectOptions) -> None:
     """Create a subject. Succeeds if it exists with the same settings. A subject cannot change
     between ordered and unordered.
     """
 
     async def _create() -> None:
-        config = qmq.SubjectConfig(
-            name,
-            None if retention_hours is None else _in_units(retention_hours, "--retention-hours"),
-            None if retention_mib is None else _in_units(retention_mib, "--retention-mib"),
-            body_bytes_max,
-            flush=_flush(flush),
-            **ordering(order, logical_partitions, partitions, fencing),
-        )
-        async with administration(server) as mq:
-            await mq.metadata.create_subject(config, partitions=partitions or 0)
+        config = options.config()
+        async with administration(options.server) as mq:
+            await mq.metadata.create_subject(config, partitions=options.partitions or 0)
 
     run(_create())
+    name, order = options.name, options.order
     kind = f"with the order {order}" if order else "unordered"
-    say(f"subject {name} is there, {kind}", ("subject", "order"), (name, order), as_json=as_json)
+    say(
+        f"subject {name} is there, {kind}",
+        ("subject", "order"),
+        (name, order),
+        as_json=options.as_json,
+    )
 
 
 def _flush(text: str) -> SubjectFlush:
@@ -352,35 +396,6 @@ def _flush(text: str) -> SubjectFlush:
     if text not in known:
         raise InvalidArgument(f"--flush must be {' or '.join(known)}, not {text!r}")
     return SubjectFlush(text)
-
-
-def ordering(
-    order: str, logical_partitions: int | None, partitions: int | None, fencing: str | None
-) -> dict[str, Any]:
-    """The fields of SubjectConfig about order. Raises InvalidArgument."""
-    known = [each.value for each in Order if each.value]
-    if not order:
-        given = {
-            "--logical-partitions": logical_partitions,
-            "--partitions": partitions,
-            "--fencing": fencing,
-        }
-        extra = [option for option, value in given.items() if value is not None]
-        if extra:
-            raise InvalidArgument(
-                f"{', '.join(extra)} needs an ordered subject: --order {' or '.join(known)}"
-            )
-        return {}
-    if order not in known:
-        raise InvalidArgument(f"--order must be {' or '.join(known)}, not {order!r}")
-    fencings = [each.value for each in Fencing]
-    if fencing is not None and fencing not in fencings:
-        raise InvalidArgument(f"--fencing must be {' or '.join(fencings)}, not {fencing!r}")
-    return {
-        "order": Order(order),
-        "logical_partitions": logical_partitions or LOGICAL_PARTITIONS,
-        "fencing": Fencing(fencing or Fencing.LEASE.value),
-    }
 
 
 @app.command("show")

@@ -47,7 +47,8 @@ from qmq.console.page import (
 from qmq.console.pages import dead_letters, delays, message, overview, routes, subject
 from qmq.console.sessions import BrowserSession, ConsoleCaller, ProxyToken, Sessions
 from qmq.errors import InvalidArgument, NotAuthenticated, QmqError, QuotaExceeded, Unavailable
-from qmq.rpc.web_server import ServedCertificate, WebServer, attempt, proven
+from qmq.rpc.web_server import WebServer, attempt, proven
+from qmq.security.tls import ServedCertificate
 from qmq.security.tokens import check as check_token
 
 log = logging.getLogger("qmq.console")

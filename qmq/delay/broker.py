@@ -9,7 +9,7 @@
 
 Its store has a projection, the `Schedule`. Its control port has, besides the broker's services, the
 DelayService, which calls `DelayWork.admin`. `qmq/node/delay.py` assembles a replica,
-`qmq/node/dev.py` the group of `qmq dev`.
+`qmq/node/dev_node.py` the group of `qmq dev`.
 
 Each batch goes into its subject's queue. Before a batch is stored, its due times, the flag of
 ordered subjects, required keys, and the recurrence of recurring messages are checked.

@@ -11,22 +11,42 @@ DATA/gateway/               the authority and the certificate of the gateway for
 from __future__ import annotations
 
 import asyncio
+import logging
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from qmq_coordination.access_records import ensure_server_token
-from qmq_coordination.broker_groups import DelaySettings, ensure_cluster
+from qmq_coordination.broker_groups import (
+    DelaySettings,
+    EpochClaim,
+    MasterRecord,
+    Mode,
+    Registration,
+    ReplicaRecord,
+    ensure_cluster,
+    group_key,
+)
+from qmq_coordination.coordination_store import CoordinationStore, Put, absent
 from qmq_coordination.embedded import EmbeddedStore
-from qmq_coordination.view import ClusterView
+from qmq_coordination.view import ClusterView, ViewChange
 from qmq_replication.identity import boot_id
 
 from qmq.broker.broker import Broker, MakeParts
 from qmq.broker.config import BrokerConfig
 from qmq.broker.control import ProcessParts
+from qmq.broker.maintenance import stop_process
+from qmq.broker.parts import KindParts
+from qmq.broker.produce_checks import Routing
 from qmq.broker.replica_time import ReplicaTime
 from qmq.broker.timekeeper import SteadyClock
+from qmq.delay.broker import DelayWork
 from qmq.delay.config import DelayConfig
+from qmq.delay.files import SCHEDULE, ReplicaScheduleFiles
+from qmq.delay.schedule import Schedule
+from qmq.delay.service import DelayIdentity, DelayService
+from qmq.errors import DiskFull, LogDamaged
+from qmq.log.checkpoint import close_store
 from qmq.log.disk import Disk
 from qmq.log.log_config import LogConfig
 from qmq.log.recovery import Progress, open_store
@@ -34,14 +54,19 @@ from qmq.meta.access import follow_access, server_network
 from qmq.meta.server import MetaConfig, MetaServer
 from qmq.node import process
 from qmq.node.audit_subject import audit_subject_of
-from qmq.node.broker_assembly import StandaloneBroker, ViewRouting
+from qmq.node.broker_assembly import (
+    AddServices,
+    MakeBroker,
+    StandaloneBroker,
+    ViewLocator,
+    ViewRouting,
+)
 from qmq.node.metrics import serving
-from qmq.node.metrics.broker import GroupsSource
+from qmq.node.metrics.broker import DelaySource, GroupsSource
 from qmq.node.metrics.meta import MetaSource, of_meta
 from qmq.node.metrics.replica import CoordinationSource, CountedStore
 from qmq.node.metrics.serving import AccessSource, ExposureSource
 from qmq.node.process import process_status
-from qmq.node.single_replica import SingleReplica
 from qmq.process.event_loop import Clock, SystemClock
 from qmq.process.files import make_private
 from qmq.rpc.network import NETWORK, Network
@@ -50,10 +75,12 @@ from qmq.security.audit import AuditLog
 from qmq.text import joined
 
 if TYPE_CHECKING:
+    from qmq.client.connection.pool import ConnectionPool
     from qmq.metrics.endpoint import MetricsServer
     from qmq.metrics.figures import FigureSource, Readiness
-    from qmq.node.dev import DelayPart
     from qmq.node.dev_gateway import DevGateway
+
+log = logging.getLogger("qmq.node")
 
 RELIST_S: Final = 300.0
 """How often the view lists all keys. The store is in this process and its watch loses nothing, so
@@ -208,8 +235,6 @@ class Node:
         )
 
     async def _open_delay(self) -> DelayPart:
-        from qmq.node.dev import DelayPart, DelayPartConfig
-
         config = self.config
         broker = replace(config.broker, name=config.delay_group)
         settings = process.check_settings(config.delay_settings)
@@ -323,4 +348,202 @@ class Node:
         await self.coordination.close()
         if self.delay is not None:
             self.delay.close()
+        self._part.close()
+
+
+class SingleReplica:
+    """A broker group, or delay group, of one replica, which has the group's name. It has the same
+    keys as a replicated group, and its master is not elected: the folder's lock admits one process
+    only. Call `start`, then `stop`, also after a failed start.
+    """
+
+    def __init__(
+        self,
+        make_broker: MakeBroker,
+        coordination: CoordinationStore,
+        view: ClusterView,
+        routing: Routing | None = None,
+        *,
+        parts: ProcessParts,
+        kind: KindParts | None = None,
+    ) -> None:
+        self.running = StandaloneBroker(make_broker, view, routing, parts=parts, kind=kind)
+        """The broker's data port, its status and its maintenance."""
+        self.broker = self.running.broker
+        self._time = parts.time
+        self._name = self.broker.config.name
+        self._coordination = coordination
+        self._view = view
+        self._registration: Registration | None = None
+        view.on_change(self._changed)
+        self._changed(ViewChange())
+
+    def _changed(self, change: ViewChange) -> None:
+        """Handle a change of the coordination store, which may come before the start."""
+        is_read_only = self._view.group(self._name).mode is Mode.READ_ONLY
+        self.broker.cluster_changed(is_read_only=is_read_only, subjects=change.subjects)
+
+    async def start(
+        self,
+        host: str,
+        data_port: int,
+        control_port: int,
+        *,
+        also: AddServices | None = None,
+        advertise: str = "",
+    ) -> None:
+        """Listen, and register, with `advertise` as the host if it is given. Raises OSError if a
+        port is taken.
+        """
+        await self._register(
+            *await self.running.listen(host, data_port, control_port, also, advertise=advertise)
+        )
+
+    async def _register(self, data_address: str, control_address: str) -> None:
+        name, epoch = self._name, self.broker.store.epoch
+        claim = EpochClaim(epoch, name, "dev")
+        await self._coordination.txn(
+            [absent(group_key(name, "epoch"))], [Put(group_key(name, "epoch"), claim.encode())]
+        )
+        master = MasterRecord(name, epoch, claim.attempt, data_address, control_address)
+        record = ReplicaRecord(name, name, data_address, control_address)
+        self._registration = Registration(
+            self._coordination, record, also={group_key(name, "master"): master.encode()}
+        )
+        await self._registration.start()
+
+    def sources(self) -> list[FigureSource]:
+        """The sources of its metrics, without those of its kind of group."""
+        return serving.sources_of(
+            self.broker,
+            self._name,
+            self.running.data,
+            self.running.status.describe,
+            {},
+            time=self._time,
+        )
+
+    @property
+    def data_port(self) -> int:
+        return self.running.data.port
+
+    async def retire(self) -> None:
+        """Accept no new requests, and unregister."""
+        self.broker.begin_stop()
+        if self._registration is not None:
+            await self._registration.stop()
+
+    async def stop(self) -> None:
+        """Answer the requests under way."""
+        await self.running.stop()
+
+    def close(self) -> None:
+        """Close the store so that the next start replays nothing. On a full disk close without a
+        checkpoint, so that the next start replays a little.
+        """
+        store = self.broker.store
+        try:
+            store.write_actions()
+            close_store(store)
+        except DiskFull as failure:
+            log.warning("closed without a checkpoint: %s", failure)
+            store.close()
+
+
+@dataclass(frozen=True, slots=True)
+class DelayPartConfig:
+    """The delay group's folder and settings."""
+
+    folder: Path
+    log: LogConfig
+    broker: BrokerConfig
+    settings: DelaySettings
+    delay: DelayConfig
+
+
+class DelayPart:
+    """The delay group, in the same process as its broker. It finds the real-time broker as in a
+    cluster, through the coordination store and a connection to its data port. So there is one
+    delivery path. The constructor opens the store, and raises the errors of `open_store`.
+    """
+
+    def __init__(
+        self,
+        config: DelayPartConfig,
+        clock: Clock,
+        coordination: CoordinationStore,
+        view: ClusterView,
+        *,
+        progress: Progress,
+        parts: ProcessParts,
+    ) -> None:
+        folder, broker, settings = config.folder, config.broker, config.settings
+        self.clock = clock
+        disk = Disk()
+        schedule = Schedule(folder / SCHEDULE, disk, settings.bucket_ms)
+        store = open_store(
+            folder, config.log, clock, disk=disk, progress=progress, projection=schedule
+        )
+        if not schedule.is_whole:
+            store.close()
+            raise LogDamaged(
+                f"{folder}: the checkpoints are missing, and the log no longer reaches back "
+                "to the beginning: restore a copy"
+            )
+        self._locator = ViewLocator(coordination, view, parts.network)
+
+        self.work = DelayWork(broker.name, settings, config.delay, clock, self._links, stop_process)
+        kind = self.work.parts(parts.access)
+
+        def make_broker(make_parts: MakeParts) -> Broker:
+            loop = asyncio.get_running_loop()
+            return Broker(
+                store,
+                view.subject,
+                clock,
+                broker,
+                loop,
+                make_parts=make_parts,
+                is_serving=False,
+            )
+
+        self._part = SingleReplica(make_broker, coordination, view, parts=parts, kind=kind)
+        self.broker = self._part.broker
+        files = ReplicaScheduleFiles(folder, lambda: True)
+        identity = DelayIdentity(broker.name, broker.name, settings.bucket_ms)
+        self._service = DelayService(
+            identity, lambda: self.work.admin if self.broker.is_serving else None, files
+        )
+
+    def _links(self) -> ConnectionPool:
+        return self._locator.links("qmq-delay/dev")
+
+    async def start(
+        self, host: str, data_port: int, control_port: int, *, advertise: str = ""
+    ) -> None:
+        """Serve clients. Raises OSError if a port is taken."""
+        self.broker.serve(self.broker.store)
+        await self._part.start(
+            host, data_port, control_port, also=self._service.add_to, advertise=advertise
+        )
+
+    @property
+    def data_port(self) -> int:
+        return self._part.data_port
+
+    def sources(self) -> list[FigureSource]:
+        """The sources of its metrics."""
+        return [*self._part.sources(), DelaySource(self.broker, self.work, self.broker.config.name)]
+
+    async def retire(self) -> None:
+        """Stop delivering and accepting messages."""
+        await self._part.retire()
+        await self.work.stop()
+        self._locator.close()
+
+    async def stop(self) -> None:
+        """Finish the requests under way, and end."""
+        await self._part.stop()
+
+    def close(self) -> None:
         self._part.close()

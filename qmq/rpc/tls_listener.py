@@ -17,13 +17,13 @@ import socket
 import ssl
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Final, Protocol
+from typing import Final
 
 from qmq.errors import InvalidArgument
 from qmq.process.files import SHORT_OF
 from qmq.rpc.network import BACKLOG, HANDSHAKE_S, Factory, Refused, ServerListener
 from qmq.rpc.strangers import StrangerBounds, Strangers
-from qmq.security.tls import ALPN, LOOK_S
+from qmq.security.tls import ALPN, LOOK_S, Credentials, ServedCertificate
 from qmq.text import joined
 
 log = logging.getLogger("qmq.security")
@@ -36,16 +36,6 @@ HANDSHAKES_MAX: Final = 1_000
 """Handshakes under way at one port; each takes 55 KiB."""
 _HTTP2: Final = b"P"
 """How a connection with HTTP/2 in plain text begins."""
-
-
-class ServerContexts(Protocol):
-    """Certificates for a server. `version` changes with each change of the files, which then need a
-    new context.
-    """
-
-    @property
-    def version(self) -> int: ...
-    def server_context(self, alpn: str = ALPN) -> ssl.SSLContext: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +73,7 @@ class TlsListener(ServerListener):
         self,
         listening: socket.socket,
         factory: Factory,
-        credentials: ServerContexts | None,
+        credentials: Credentials | ServedCertificate | None,
         on_look: Callable[[], None],
         refused: Refused,
         *,

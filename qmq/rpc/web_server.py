@@ -24,22 +24,21 @@ import asyncio
 import contextlib
 import logging
 import socket
-import ssl
 import time
 from collections.abc import Callable, Iterator
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 import uvicorn
 from starlette.responses import PlainTextResponse
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from qmq.errors import InvalidArgument, Outcome, Overloaded, QmqError, QuotaExceeded
+from qmq.errors import Outcome, Overloaded, QmqError, QuotaExceeded
 from qmq.limits import KIB, MIB
 from qmq.rpc.network import ignored
 from qmq.rpc.strangers import PROOFS_PER_S, SharedPlaces, StrangerBounds, Strangers, network_of
 from qmq.rpc.tls_listener import HandshakeBounds, TlsListener
+from qmq.security.tls import WEB_ALPN, ServedCertificate
 from qmq.wire import reachable
 
 if TYPE_CHECKING:
@@ -54,7 +53,6 @@ PIECE_BYTES: Final = 64 * KIB
 are up to three times as many, because its transport has a buffer below its own.
 """
 UNREAD_S: Final = 60.0
-WEB_ALPN: Final = "http/1.1"
 _STATE: Final = "qmq.connection"
 """The connection, in the state of its requests."""
 _OWNED: Final = "qmq.owned"
@@ -67,71 +65,6 @@ class _QuietServer(uvicorn.Server):
     def capture_signals(self) -> Iterator[None]:
         """Leaves signals to the owner of the loop."""
         yield
-
-
-class ServedCertificate:
-    """TLS 1.3 with a certificate from files: new connections use the files' newest content."""
-
-    def __init__(self, cert: Path, key: Path) -> None:
-        """Raises InvalidArgument if the files cannot be used."""
-        self._cert, self._key = cert, key
-        self._read = self._seen = self._content()
-        self._version = 1
-        try:
-            self._context = self._loaded()
-        except (OSError, ssl.SSLError) as cause:
-            raise InvalidArgument(
-                f"{cert} and {key} are no certificate with its key: {cause}"
-            ) from cause
-
-    @classmethod
-    def of(cls, cert: Path | None, key: Path | None) -> ServedCertificate | None:
-        """None without files. Raises InvalidArgument."""
-        return None if cert is None or key is None else cls(cert, key)
-
-    def _content(self) -> tuple[bytes, bytes] | None:
-        try:
-            return self._cert.read_bytes(), self._key.read_bytes()
-        except OSError:
-            return None
-
-    def _loaded(self) -> ssl.SSLContext:
-        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-        context.minimum_version = ssl.TLSVersion.TLSv1_3
-        context.load_cert_chain(self._cert, self._key)
-        return context
-
-    @property
-    def version(self) -> int:
-        """See ServerContexts."""
-        return self._version
-
-    def server_context(self, alpn: str = WEB_ALPN) -> ssl.SSLContext:
-        """See ServerContexts."""
-        self._context.set_alpn_protocols([alpn])
-        return self._context
-
-    def look(self) -> None:
-        """Use the files if they changed. Files that cannot be used, as when only one of them was
-        replaced so far, are logged once.
-        """
-        found = self._content()
-        if found is None or found in (self._read, self._seen):
-            return
-        self._seen = found
-        try:
-            self._context = self._loaded()
-        except (OSError, ssl.SSLError) as cause:
-            log.warning(
-                "%s and %s changed and cannot be used, the old certificate stays: %s",
-                self._cert,
-                self._key,
-                cause,
-            )
-            return
-        self._read = found
-        self._version += 1
-        log.info("connections use the new certificate in %s", self._cert)
 
 
 class _Connection(H11Protocol):

@@ -1,8 +1,9 @@
 """TLS from PEM files, which are read again when they change.
 
-    TlsFiles       the paths of the files, and the requirements for the other side
-    Credentials    the current content of the files: contexts for listening and connecting,
-                   credentials for gRPC channels
+    Tls                  the paths of the files, and the requirements for the other side
+    Credentials          the current content of the files: contexts for listening and connecting,
+                         credentials for gRPC channels
+    ServedCertificate    a web server's certificate and its key, without an authority for clients
 
 A process has one `Credentials` for all of its ports and connections. To renew certificates, replace
 the files; within `LOOK_S` new connections use the new certificate, and open connections stay. If
@@ -45,6 +46,8 @@ ALPN: Final = "qmq"
 """The protocol that data ports speak."""
 RPC_ALPN: Final = "h2"
 """The protocol that control ports speak: HTTP/2, for gRPC."""
+WEB_ALPN: Final = "http/1.1"
+"""The protocol that the console and the HTTP gateway speak."""
 CA_VARIABLE: Final = "QMQ_TLS_CA"
 CERT_VARIABLE: Final = "QMQ_TLS_CERT"
 KEY_VARIABLE: Final = "QMQ_TLS_KEY"
@@ -225,6 +228,73 @@ class Credentials:
         The owner of a channel replaces the channel after a change.
         """
         return self.pem.version
+
+
+class ServedCertificate:
+    """The certificate of a web server, which asks its clients for none. TLS 1.3; a new connection
+    uses the files' content as the last `look` found it.
+    """
+
+    def __init__(self, cert: Path, key: Path) -> None:
+        """Raises InvalidArgument if the files cannot be used."""
+        self._cert, self._key = cert, key
+        self._read = self._seen = self._content()
+        self._version = 1
+        try:
+            self._context = self._loaded()
+        except (OSError, ssl.SSLError) as cause:
+            raise InvalidArgument(
+                f"{cert} and {key} are no certificate with its key: {cause}"
+            ) from cause
+
+    @classmethod
+    def of(cls, cert: Path | None, key: Path | None) -> ServedCertificate | None:
+        """None without files. Raises InvalidArgument."""
+        return None if cert is None or key is None else cls(cert, key)
+
+    def _content(self) -> tuple[bytes, bytes] | None:
+        try:
+            return self._cert.read_bytes(), self._key.read_bytes()
+        except OSError:
+            return None
+
+    def _loaded(self) -> ssl.SSLContext:
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.minimum_version = ssl.TLSVersion.TLSv1_3
+        context.load_cert_chain(self._cert, self._key)
+        return context
+
+    @property
+    def version(self) -> int:
+        """The number of changes of the files, which need a new context."""
+        return self._version
+
+    def server_context(self, alpn: str = WEB_ALPN) -> ssl.SSLContext:
+        """The context for listening."""
+        self._context.set_alpn_protocols([alpn])
+        return self._context
+
+    def look(self) -> None:
+        """Use the files if they changed. Files that cannot be used, as when only one of them was
+        replaced so far, are logged once.
+        """
+        found = self._content()
+        if found is None or found in (self._read, self._seen):
+            return
+        self._seen = found
+        try:
+            self._context = self._loaded()
+        except (OSError, ssl.SSLError) as cause:
+            log.warning(
+                "%s and %s changed and cannot be used, the old certificate stays: %s",
+                self._cert,
+                self._key,
+                cause,
+            )
+            return
+        self._read = found
+        self._version += 1
+        log.info("connections use the new certificate in %s", self._cert)
 
 
 def tls_failed(address: str, reason: object) -> TlsFailed:

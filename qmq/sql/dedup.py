@@ -27,11 +27,10 @@ import logging
 import os
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AsyncExitStack, ExitStack, asynccontextmanager, contextmanager
-from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, Final
 
-from qmq.client.listening.listener_options import Named
+from qmq.client.listening.listener_options import IdempotentRun, Named
 from qmq.errors import InvalidArgument
 from qmq.sql import dedup_records
 from qmq.sql.dedup_records import DedupStatements, statements_for
@@ -44,16 +43,6 @@ KEEP: Final = timedelta(days=7)
 KEEP_MIN: Final = timedelta(minutes=1)
 EXPIRE_EVERY: Final = 100
 """Messages between two deletions of old records: each deletes twice as many as were added."""
-
-
-@dataclass(frozen=True, slots=True)
-class Once:
-    """One message inside its transaction."""
-
-    is_new: bool
-    """False if the effect is committed already."""
-    connection: Any
-    """The connection for the handler's writes; None if the handler must not run."""
 
 
 class SqlDedup:
@@ -110,7 +99,7 @@ class SqlDedup:
     # --- a message --------------------------------------------------------------------------------
 
     @contextmanager
-    def once_sync(self, message: Named, group: str) -> Iterator[Once]:
+    def once_sync(self, message: Named, group: str) -> Iterator[IdempotentRun]:
         """The transaction of one message, for a plain `def` handler; all of it in one thread.
 
         Raises on the way in InvalidArgument, and Unavailable if another transaction handles the
@@ -132,17 +121,17 @@ class SqlDedup:
                     transaction.commit()
             if is_new:
                 transaction.guard(True)
-                yield Once(True, transaction.handed)
+                yield IdempotentRun(True, transaction.handed)
                 transaction.guard(False)
                 transaction.run(lambda executor: dedup_records.check(executor, statements, record))
                 transaction.commit()
             if self._is_time_to_expire():
                 self._expire(transaction, statements, record.stored_ms)
         if not is_new:
-            yield Once(False, None)
+            yield IdempotentRun(False, None)
 
     @asynccontextmanager
-    async def once(self, message: Named, group: str) -> AsyncIterator[Once]:
+    async def once(self, message: Named, group: str) -> AsyncIterator[IdempotentRun]:
         """A message's transaction, for an `async def` handler."""
         self.check_handler(is_async=True)
         assert self._async_opener is not None
@@ -158,7 +147,7 @@ class SqlDedup:
                     await transaction.commit()
             if is_new:
                 transaction.guard(True)
-                yield Once(True, transaction.handed)
+                yield IdempotentRun(True, transaction.handed)
                 transaction.guard(False)
                 await transaction.run(
                     lambda executor: dedup_records.check(executor, statements, record)
@@ -167,7 +156,7 @@ class SqlDedup:
             if self._is_time_to_expire():
                 await self._expire_async(transaction, statements, record.stored_ms)
         if not is_new:
-            yield Once(False, None)
+            yield IdempotentRun(False, None)
 
     def _record(self, message: Named, group: str) -> Record:
         name = str(message.id) if self._key is None else self._key(message)

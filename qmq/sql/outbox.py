@@ -62,6 +62,7 @@ from sqlalchemy import Connection, Engine, event, text
 
 from qmq import limits
 from qmq.client.interceptors import Chain, Outgoing, outgoing
+from qmq.client.producing.delayed import due_of
 from qmq.errors import InvalidArgument
 from qmq.model import MessageId
 from qmq.sql.connection import (
@@ -354,17 +355,10 @@ class Outbox:
                 "send within the outbox's block: async with mq.outbox(...) as box: box.send(...)"
             )
         owner = self._owner
-        number = owner.new_id()
+        number, now_ns = owner.new_id(), owner.now_ns()
+        due_ms = None if delay is None and at is None else due_of(delay, at, now_ns)
         message = new_message(
-            number,
-            owner.now_ns(),
-            subject,
-            body,
-            key=key,
-            tags=tags,
-            headers=headers,
-            delay=delay,
-            at=at,
+            number, now_ns, subject, body, key=key, tags=tags, headers=headers, due_ms=due_ms
         )
         if owner.chain:
             is_delayed = message.due_ms is not None

@@ -14,12 +14,11 @@ import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime, timedelta
 from itertools import count
 from typing import Any, Final, NamedTuple
 
 from qmq import limits
-from qmq.client.producing import batch, delayed
+from qmq.client.producing import batch
 from qmq.errors import InvalidArgument, QmqError
 from qmq.model import MessageId, check_name
 from qmq.sql.outbox_tables import ERROR_CHARS_MAX, HOLDER_CHARS_MAX
@@ -133,11 +132,10 @@ def new_message(
     key: object = None,
     tags: object = None,
     headers: object = None,
-    delay: timedelta | None = None,
-    at: datetime | None = None,
+    due_ms: int | None = None,
 ) -> OutboxMessage:
-    """Check the application's values and make a message. A delay counts from now. Raises
-    InvalidName, InvalidArgument, MessageTooLarge, DelayTooLong.
+    """Check the application's values and make a message. Raises InvalidName, InvalidArgument,
+    MessageTooLarge.
     """
     return OutboxMessage(
         message_id.to_bytes(),
@@ -146,7 +144,7 @@ def new_message(
         batch.tag_tuple(tags),
         batch.header_map(headers),
         batch.body_bytes(body, limits.BODY_BYTES_MAX),
-        None if delay is None and at is None else delayed.due_of(delay, at, now_ns),
+        due_ms,
         now_ns // 1_000_000,
     )
 

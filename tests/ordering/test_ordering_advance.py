@@ -8,7 +8,6 @@ from collections.abc import Sequence
 from itertools import pairwise
 
 import pytest
-from frontier_steps import advance_fully
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 from qmq_ordering.changes import first_route, merge, move, next_route, split
@@ -24,6 +23,7 @@ from qmq_ordering.lanes import (
     readable,
 )
 from qmq_ordering.routes import LpRange, PhysicalPartition, Route
+from support.invariants import advance_fully
 
 from qmq.errors import RouteChanged
 

@@ -13,7 +13,6 @@ from dataclasses import replace
 from itertools import pairwise
 
 import pytest
-from frontier_steps import advance_fully
 from qmq_ordering.changes import first_route, merge, move, next_route, split
 from qmq_ordering.lanes import (
     Assignment,
@@ -28,6 +27,7 @@ from qmq_ordering.lanes import (
 )
 from qmq_ordering.resharding import LoadHistory, PartitionLoad, ReshardPolicy, Split, decide
 from qmq_ordering.routes import LpRange, Route
+from support.invariants import advance_fully
 
 LOGICAL = 100
 

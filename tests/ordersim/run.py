@@ -30,9 +30,8 @@ from sim.world import World
 
 from ordersim.checks import Checks, Ledger, Routes
 from ordersim.clients import ConsumerProcess, Operator, ProducerProcess
-from ordersim.loop import RAISED, Story, Violation, bury, own_violations
+from ordersim.loop import RAISED, Network, Story, Violation, bury, own_violations
 from ordersim.nemesis import Nemesis, Plan, draw, with_holds, with_parks
-from ordersim.network import Network
 from ordersim.servers import BrokerGroup, Metaserver, WatchedEtcd
 from ordersim.tracer import Tracer, silent
 from qmq.broker.dispatch import lanes

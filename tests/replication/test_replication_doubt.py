@@ -9,7 +9,7 @@ from qmq_replication.history import EpochRun
 from qmq_replication.membership import ReplicaMembership
 from qmq_replication.ready import Ack, Append, LogReset, Mismatch, Promise, Refusal, Role, Timing
 from replication_world import Group
-from sim.histories import kept_from
+from sim.world import kept_from
 
 from qmq.errors import ProtocolViolation
 

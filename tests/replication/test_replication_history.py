@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from qmq_replication.history import EpochRun, History, divergence
-from sim.histories import kept_from
+from sim.world import kept_from
 
 
 def history_of(epochs: list[int], start_index: int = 0, start_epoch: int = 0) -> History:

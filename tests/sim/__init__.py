@@ -2,6 +2,6 @@
 seed.
 
 `world` has the clock, the events, and the environment with its faults: networks, disks and etcd;
-`node` runs the real replication core and the real coordinator on them; `checks` checks after every
-event; `nemesis` draws the faults; `run` runs a seed; `bugs` has the planted bugs.
+`node` runs the real replication core and the real coordinator on them; `nemesis` draws the faults;
+`run` runs a seed, and checks after every event; `bugs` has the planted bugs.
 """

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 from qmq_replication.membership import ReplicaMembership
 from qmq_replication.ready import TakeOver, Timing
 
-from sim.histories import kept_from
+from sim.world import kept_from
 
 if TYPE_CHECKING:
     from sim.node import Node

@@ -7,10 +7,9 @@ from __future__ import annotations
 from qmq_replication.core import Replica
 from qmq_replication.leader import Leader
 
-from sim.checks import Violation
 from sim.nemesis import Plan
 from sim.node import Node
-from sim.run import Simulation
+from sim.run import Simulation, Violation
 
 FAULTS = (
     "kill",

@@ -14,10 +14,9 @@ import pytest
 from qmq_replication import identity
 from qmq_replication.identity import ReplicaIdentity
 
-from sim.checks import Violation
 from sim.nemesis import Plan
 from sim.node import Node
-from sim.run import Simulation
+from sim.run import Simulation, Violation
 from sim.world import Disk
 
 FAULTS = (

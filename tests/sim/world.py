@@ -27,6 +27,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Coroutine, Generator, Sequence
 from heapq import heappop, heappush
+from itertools import zip_longest
 from random import Random
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -336,6 +337,22 @@ class Image:
             if not runs or runs[-1].epoch != entry.epoch:
                 runs.append(EpochRun(entry.epoch, index))
         return History(runs, self.last, self.start, self.start_epoch)
+
+
+def kept_from(history: History, index: int) -> History:
+    """A log's history after retention deleted the entries before `index`, as a reopened store gives
+    it to its replica.
+    """
+    if index - 1 <= history.start_index:
+        return history
+    epoch = history.epoch_at(index - 1)
+    assert epoch is not None
+    runs = [
+        run
+        for run, following in zip_longest(history.runs, history.runs[1:])
+        if following is None or following.first > index
+    ]
+    return History(runs, history.last_index, index - 1, epoch)
 
 
 class Disk:

@@ -14,11 +14,10 @@ from pathlib import Path
 from typing import Any, Final
 
 from qmq_replication.ready import Ack, Message, Ready, Request, Timing
-from sim.checks import Checks
 from sim.nemesis import Plan, draw
 from sim.node import Node
 from sim.replica_tracer import Line, ReplicaTracer, Trace
-from sim.run import SPARES, Simulation
+from sim.run import SPARES, Checks, Simulation
 from sim.world import World
 
 from specs.model_checker import TraceVerdict, check_trace

@@ -1,8 +1,14 @@
-"""The whole invariants of the states of groups, which tests check after each step."""
+"""What tests alone ask of the states of groups: their whole invariants, after each step, and all
+steps that a group's frontier can make.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from itertools import pairwise
+
+from qmq_ordering.lanes import Cuts, Finished, Frontier, Gate, advance
+from qmq_ordering.routes import Route
 
 from qmq.errors import check
 from qmq.log.group_state import GroupState
@@ -67,3 +73,18 @@ def check_lanes(state: GroupLaneState) -> None:
         all(each.token < state.next_token for each in state.holders),
         "a token that was never given",
     )
+
+
+def advance_fully(
+    frontier: Frontier,
+    gate: Gate,
+    routes: Mapping[int, Route],
+    latest: int,
+    finished: Finished,
+    cuts: Cuts | None = None,
+) -> list[Frontier]:
+    """The frontier after each step; empty if nothing moves."""
+    steps = [frontier]
+    while (following := advance(steps[-1], gate, routes, latest, finished, cuts)) != steps[-1]:
+        steps.append(following)
+    return steps[1:]

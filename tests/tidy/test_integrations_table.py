@@ -15,7 +15,7 @@ PARTS = {
     "taskiq": ["taskiq.py"],
     "django": ["django", "pending_listeners.py"],
     "dramatiq": ["dramatiq.py", "cluster_link.py"],
-    "faststream": ["faststream"],
+    "faststream": ["faststream", "local_messages.py"],
     "fastapi": ["fastapi.py", "starlette.py", "pending_listeners.py"],
 }
 """Each extra's folders and files."""

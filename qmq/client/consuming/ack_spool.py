@@ -13,7 +13,7 @@ Rules:
   answered everything in it.
 * A client locks a file while it writes the file or hands it in. The lock is the operating system's
   (flock) and ends with the process. An unlocked file belongs to a client that died, or was closed
-  while the broker was away: one other client may hand it in (`spool_sender.py`).
+  while the broker was away: one other client may hand it in (`attachment.py`).
 * A file is never rewritten in place: a new file is renamed over it. A crash leaves the old or the
   new file, perhaps with an incomplete last line, which is ignored.
 * The pull sequences in a file are valid until the master hands other messages out under them. When

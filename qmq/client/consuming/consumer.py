@@ -35,7 +35,13 @@ from qmq import limits
 from qmq.client.connection.connection import pause_s
 from qmq.client.connection.pool import ConnectionPool
 from qmq.client.consuming import ReadyMessages
-from qmq.client.consuming.attachment import Attachment, allowance, bytes_allowance, wait_ms
+from qmq.client.consuming.attachment import (
+    Attachment,
+    SpoolSender,
+    allowance,
+    bytes_allowance,
+    wait_ms,
+)
 from qmq.client.consuming.long_retries import Retries, SendDirected
 from qmq.client.consuming.message import BatchSlice, Message, Messages, error_text
 from qmq.client.consuming.session import (
@@ -47,7 +53,6 @@ from qmq.client.consuming.session import (
     check_limits,
     clock_of,
 )
-from qmq.client.consuming.spool_sender import SpoolSender
 from qmq.client.metadata.cache import shared
 from qmq.client.producing.producer import ignored
 from qmq.client.task_messages import Owner, TaskLoop, TaskMessages

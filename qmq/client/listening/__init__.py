@@ -6,6 +6,5 @@ listener_options.py     the options of a listener, checked; the interface of a s
 context.py              a handler's signature, its context and dependencies, and what its end means
                         for the message
 message_handling.py     one message, from decoding to the verdict; many at a time
-pools.py                runs a listener: a consumer and its workers; how they stop
-listeners.py            a client's listeners: registering, running, stopping
+listeners.py            a client's listeners: registering, running, stopping; the workers of one
 """

@@ -60,20 +60,18 @@ class Named(Protocol):
         ...
 
 
-class IdempotentRun(Protocol):
+@dataclass(frozen=True, slots=True)
+class IdempotentRun:
     """One message inside its transaction."""
 
-    @property
-    def is_new(self) -> bool:
-        """False if the message's effect is committed already: do not call the handler, acknowledge
-        the message.
-        """
-        ...
-
-    @property
-    def connection(self) -> Any:
-        """The transaction's connection or session, for the handler's writes."""
-        ...
+    is_new: bool
+    """False if the message's effect is committed already: do not call the handler, acknowledge the
+    message.
+    """
+    connection: Any
+    """The transaction's connection or session, for the handler's writes; None if the handler must
+    not run.
+    """
 
 
 class Idempotent(Protocol):

@@ -19,7 +19,6 @@ from faststream.response.response import BatchPublishCommand
 
 import qmq
 from qmq.client.consuming.message import Message
-from qmq.client.local_messages import LocalMessage
 from qmq.integrations.faststream.messages import (
     CONTENT_TYPE,
     CORRELATION_ID,
@@ -28,6 +27,7 @@ from qmq.integrations.faststream.messages import (
     decode,
     parse_message,
 )
+from qmq.integrations.local_messages import LocalMessage
 
 REQUEST_S: Final = 0.5
 """How long a request waits for its answer: FastStream's own default."""

@@ -1,10 +1,10 @@
 """FastStream's test broker for QMQ: a handler runs while its message is published, in memory or,
 with `with_real`, on a real node.
 
-In memory there is no node: messages are QMQ's own (`qmq.client.local_messages`), but no broker
-stores them. One subscriber of each group gets a message, if its tags fit. Delays are ignored, an
-exception of a handler is raised where the message was published, and verdicts have no effect: there
-are no retries and no dead letters. To test these, use `qmq.testing.TestCluster`.
+In memory there is no node: messages are QMQ's own (`qmq.integrations.local_messages`), but no
+broker stores them. One subscriber of each group gets a message, if its tags fit. Delays are
+ignored, an exception of a handler is raised where the message was published, and verdicts have no
+effect: there are no retries and no dead letters. To test these, use `qmq.testing.TestCluster`.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from faststream.response import Response
 
 import qmq
 from qmq.client.consuming.message import Message, Messages
-from qmq.client.local_messages import LocalMessage, chosen, local_batch
 from qmq.errors import ClientClosed
 from qmq.integrations.faststream.broker import ANSWERS, QmqBroker
 from qmq.integrations.faststream.endpoints import SubjectPublisher, SubjectSubscriber
 from qmq.integrations.faststream.messages import MessageBatch, Raw, RequestAnswers
 from qmq.integrations.faststream.sending import QmqProducer, QmqPublishCommand
+from qmq.integrations.local_messages import LocalMessage, chosen, local_batch
 from qmq.proto.v1.meta_pb2 import LocateResponse
 
 

@@ -35,7 +35,8 @@ from qmq.integrations.http.requests import (
     send_options,
     settle_of,
 )
-from qmq.rpc.web_server import ServedCertificate, WebServer, attempt, proven
+from qmq.rpc.web_server import WebServer, attempt, proven
+from qmq.security.tls import ServedCertificate
 from qmq.text import joined
 
 log = logging.getLogger("qmq.integrations")

@@ -42,7 +42,7 @@ from pyspark_qmq.lake.table import LakeTable, find_table
 from pyspark_qmq.lake.task_runner import TaskOutput, TaskSource, write_tasks
 from pyspark_qmq.lake.writer import ROUND_BYTES, LakeOptions, LakeWriter, RoundResult
 from pyspark_qmq.source_schema import COLUMNS, default_schema
-from qmq.client.listening.pools import asked_in_main_thread
+from qmq.client.listening.listeners import asked_in_main_thread
 from qmq.columns import offsets
 from qmq.columns.model import QueueKey, SourceQueue, Topology
 from qmq.columns.options import ReadOptions, parse

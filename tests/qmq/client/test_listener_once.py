@@ -8,25 +8,18 @@ import threading
 from collections import Counter
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
-from dataclasses import dataclass
 from datetime import timedelta
 
 import pytest
 from support import eventually
 
 import qmq
-from qmq.client.listening.listener_options import Named
+from qmq.client.listening.listener_options import IdempotentRun, Named
 from qmq.errors import InvalidArgument, Unavailable
 from qmq.node.dev_node import Node
 
 NOW = timedelta(0)
 TINY = timedelta(milliseconds=20)
-
-
-@dataclass
-class Entry:
-    is_new: bool
-    connection: list[str]
 
 
 class Memory:
@@ -44,12 +37,12 @@ class Memory:
             raise InvalidArgument("this store blocks")
 
     @contextmanager
-    def once_sync(self, message: Named, group: str) -> Iterator[Entry]:
+    def once_sync(self, message: Named, group: str) -> Iterator[IdempotentRun]:
         self.begun[threading.get_ident()] += 1
         if self.begun.total() == 1:
             raise Unavailable("the store is away")
         name = str(message.id), group
-        entry = Entry(name not in self.done, [])
+        entry = IdempotentRun(name not in self.done, [])
         yield entry
         self.done.add(name)
         self.effects += entry.connection
@@ -58,7 +51,7 @@ class Memory:
             raise ConnectionError("the answer to the commit was lost")
 
     @asynccontextmanager
-    async def once(self, message: Named, group: str) -> AsyncIterator[Entry]:
+    async def once(self, message: Named, group: str) -> AsyncIterator[IdempotentRun]:
         with self.once_sync(message, group) as entry:
             yield entry
 

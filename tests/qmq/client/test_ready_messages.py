@@ -18,8 +18,8 @@ from support.forms import SEED, examples
 
 from qmq.client.consuming import IS_COMPILED, TaskHolding, iterator
 from qmq.client.consuming.message import BatchSlice, Message, StoredMessage
-from qmq.client.local_messages import LocalMessage, local_batch
 from qmq.client.task_messages import Owner, TaskMessages
+from qmq.integrations.local_messages import LocalMessage, local_batch
 from qmq.wire.batch_columns import UNREADABLE
 
 FORMS: list[Any] = [

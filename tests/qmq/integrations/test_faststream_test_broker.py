@@ -9,8 +9,8 @@ import pytest
 from pydantic import BaseModel
 
 import qmq
-from qmq.client.local_messages import LocalMessage, chosen, local_batch
 from qmq.errors import InvalidArgument, InvalidName, MessageTooLarge
+from qmq.integrations.local_messages import LocalMessage, chosen, local_batch
 
 faststream = pytest.importorskip(
     "faststream", reason="needs FastStream: pip install 'qmq[faststream]'"

@@ -27,8 +27,9 @@ from qmq.limits import KIB, MIB
 from qmq.rpc.network import ignored
 from qmq.rpc.strangers import SharedPlaces, StrangerBounds, Strangers
 from qmq.rpc.tls_listener import HandshakeBounds, TlsListener
-from qmq.rpc.web_server import ServedCertificate, WebServer, proven
+from qmq.rpc.web_server import WebServer, proven
 from qmq.security.certificates import create_authority, issue
+from qmq.security.tls import ServedCertificate
 
 
 def certificate(folder: Path) -> tuple[Path, Path]:

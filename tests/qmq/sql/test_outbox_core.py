@@ -199,7 +199,6 @@ def test_wrong_arguments_are_refused_at_the_call() -> None:
         ({"body": "text"}, InvalidArgument),
         ({"key": b"k" * 5_000}, MessageTooLarge),
         ({"body": bytes(limits.BODY_BYTES_MAX + 1)}, MessageTooLarge),
-        ({"delay": 5}, InvalidArgument),
     ):
         with pytest.raises(kind):
             new_message(MessageId(1, 2, 0), 0, **({"subject": "s", "body": b""} | wrong))
