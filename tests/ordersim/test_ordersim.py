@@ -69,7 +69,7 @@ FOUND_AT = {
     "answer a seal before it is committed": 1,
     "begin a new session as another producer": 8,
     "take an unknown outcome for not stored": 3,
-    "send on before the fate of earlier batches is known": 9,
+    "send on before the fate of earlier batches is known": 1,
     "send again under another message id": 79,
     "give up waiting for a partition that is not fenced": 72,
 }
