@@ -418,9 +418,17 @@ def test_a_campaign_without_a_bug_ends_well(seed: int) -> None:
     Campaign(seed).run()
 
 
+def has_found(seed: int) -> bool:
+    try:
+        Campaign(seed).run()
+    except (AssertionError, msgspec.DecodeError, QmqError):
+        return True
+    return False
+
+
 @pytest.mark.parametrize("name", BUGS)
 @given(seed=st.integers(0, 1 << 16))
 @settings(max_examples=examples(2), deadline=None, phases=[Phase.generate], database=None)
-def test_every_campaign_finds_a_planted_bug(name: str, seed: int) -> None:
-    with patch.object(*BUGS[name]), pytest.raises((AssertionError, msgspec.DecodeError, QmqError)):
-        Campaign(seed).run()
+def test_a_planted_bug_is_found_within_five_campaigns(name: str, seed: int) -> None:
+    with patch.object(*BUGS[name]):
+        assert any(has_found(each) for each in range(seed, seed + 5))
