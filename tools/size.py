@@ -173,13 +173,17 @@ def options() -> dict[str, int]:
     return {"options of commands": len(names)}
 
 
+FIGURES: Final = re.compile("<!-- peers: .*?<!-- end of peers -->", re.DOTALL)
+"""What bench/peers/page.py writes into pages."""
+
+
 def words() -> int:
     pages = [
         path for path in tracked("docs", "README.md", "CONTRIBUTING.md") if path.suffix == ".md"
     ]
     skipped = ("docs/zh", "docs/reference", "docs/changes")
     return sum(
-        len((ROOT / path).read_text().split())
+        len(FIGURES.sub("", (ROOT / path).read_text()).split())
         for path in pages
         if not str(path).startswith(skipped)
     )
