@@ -52,10 +52,9 @@ from typing import Final
 from qmq import limits
 from qmq.client.connection.connection import OnAnswer
 from qmq.client.connection.pool import ConnectionPool, counted
-from qmq.client.consuming import GatheredAcks
 from qmq.client.consuming.ack_spool import SpoolFile
 from qmq.client.consuming.long_retries import LongRetry
-from qmq.client.consuming.message import BatchSlice, retry_ms
+from qmq.client.consuming.message import AckRange, BatchSlice, retry_ms
 from qmq.client.consuming.session import (
     ANSWER_S,
     ConsumerCalls,
@@ -224,7 +223,7 @@ class SettleRequest:
         return lost
 
 
-class ConsumerAcks(GatheredAcks):
+class ConsumerAcks(AckRange):
     """Takes the verdicts on messages that were delivered between two losses.
     The module describes it.
     """
@@ -242,16 +241,10 @@ class ConsumerAcks(GatheredAcks):
     def begin_acks(self, pull: int) -> None:
         """Acknowledge a message, and gather those behind it."""
         self.settle_acks()
-        self.ack_first = self.ack_last = pull
-        self.ack_limit = pull + self._verdicts.gathered_max - 1
-        self._verdicts.at_end(self.settle_acks)
+        self.gather_from(pull, self._verdicts.gathered_max, self._verdicts.at_end)
 
-    def settle_acks(self) -> None:
-        """Settle the gathered acknowledgements."""
-        first, last = self.ack_first, self.ack_last
-        if first <= last:
-            self.ack_first, self.ack_last, self.ack_limit = 0, -1, -1
-            self._give(first, last, Verdict.ACK)
+    def settle_range(self, first: int, last: int) -> None:
+        self._give(first, last, Verdict.ACK)
 
     def settle(self, first: int, last: int, verdict: int, delay: int = 0, error: str = "") -> None:
         """Give a verdict on pull sequences; it is sent soon, with others. A message that has a

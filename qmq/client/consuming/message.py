@@ -23,7 +23,7 @@ from itertools import chain, groupby, repeat
 from typing import Any, Final, Protocol
 
 from qmq import limits
-from qmq.client.consuming import MessageFields, cut_bodies
+from qmq.client.consuming import GatheredAcks, MessageFields, cut_bodies
 from qmq.errors import CorruptBatch, DelayTooLong, InvalidArgument
 from qmq.model import MessageId
 from qmq.process.event_loop import time_of
@@ -172,6 +172,32 @@ class BatchSlice:
         """The bodies of these messages."""
         found = self.batch.bodies
         return found if self.count == len(found) else found[self.offset : self.offset + self.count]
+
+
+class AckRange(GatheredAcks):
+    """Acknowledgements of consecutive messages, settled as one range: when the next one does not
+    join it, before another verdict, or at the end of this round of the event loop.
+    """
+
+    __slots__ = ()
+
+    def gather_from(
+        self, pull: int, count: int, at_end: Callable[[Callable[[], None]], None]
+    ) -> None:
+        """Acknowledge a message, and gather those behind it: `count` together at most."""
+        self.ack_first = self.ack_last = pull
+        self.ack_limit = pull + count - 1
+        at_end(self.settle_acks)
+
+    def settle_acks(self) -> None:
+        """Settle the gathered acknowledgements."""
+        first, last = self.ack_first, self.ack_last
+        if first <= last:
+            self.ack_first, self.ack_last, self.ack_limit = 0, -1, -1
+            self.settle_range(first, last)
+
+    def settle_range(self, first: int, last: int) -> None:
+        raise NotImplementedError
 
 
 CONTENT: Final = ("_batch", "_index", "attempt", "body", "is_settled")

@@ -27,8 +27,15 @@ from weakref import ref
 from qmq_ordering.lanes import Lane
 from qmq_ordering.routes import LpRange
 
-from qmq.client.consuming import GatheredAcks, MessageFields
-from qmq.client.consuming.message import CONTENT, DecodedBatch, StoredMessage, delay_ms, error_text
+from qmq.client.consuming import MessageFields
+from qmq.client.consuming.message import (
+    CONTENT,
+    AckRange,
+    DecodedBatch,
+    StoredMessage,
+    delay_ms,
+    error_text,
+)
 from qmq.client.consuming.ordered.lane import Cell, LaneCore
 
 log = logging.getLogger("qmq.client")
@@ -285,7 +292,7 @@ class OrderedMessage(MessageFields, MessageOfLane):
             self._settler.release(self.pull_sequence)
 
 
-class LaneRun(GatheredAcks):
+class LaneRun(AckRange):
     """Messages of one batch that a lane delivered to a consumer that reads one by one, and their
     settler.
 
@@ -382,16 +389,11 @@ class LaneRun(GatheredAcks):
         if not self.is_in_sequence:
             self._verdicts.finish(self, sequence)
         elif sequence == self.unsettled:  # another one has a verdict
-            self.ack_first = self.ack_last = sequence
-            self.ack_limit = sequence + max(1, min(ACKS_MAX, len(self.indices) // 4)) - 1
-            self._verdicts.at_end(self.settle_acks)
+            count = max(1, min(ACKS_MAX, len(self.indices) // 4))
+            self.gather_from(sequence, count, self._verdicts.at_end)
 
-    def settle_acks(self) -> None:
-        """Settle the gathered acknowledgements."""
-        first, last = self.ack_first, self.ack_last
-        if first <= last:
-            self.ack_first, self.ack_last, self.ack_limit = 0, -1, -1
-            self._verdicts.finish_range(self, last)
+    def settle_range(self, _first: int, last: int) -> None:
+        self._verdicts.finish_range(self, last)
 
     def fail(self, sequence: int, pause_ms: int | None) -> None:
         self._verdicts.fail(self, sequence, pause_ms)
