@@ -179,10 +179,6 @@ class KeyQueue(Generic[L, M]):
         )
 
 
-Divided = tuple[LaneRun, int, Cell]
-"""A message of a divided run, its index in the batch, and its cell."""
-
-
 class KeyDispatcher:
     """`stop` tells the one that hands out a run in sequence to hand out no more, and to note in the
     run how far it came.
@@ -196,8 +192,8 @@ class KeyDispatcher:
         """The runs of each lane that are not divided, in order.
         The lane whose turn it is comes first.
         """
-        self._keys: KeyQueue[LaneSource, Divided] = KeyQueue()
-        self._tries: dict[Cell, Divided] = {}
+        self._keys: KeyQueue[LaneSource, tuple[LaneRun, Cell]] = KeyQueue()
+        self._tries: dict[Cell, LaneRun] = {}
         """Messages to be retried, now or when they are due. No other message of their keys is
         handed out.
         """
@@ -216,26 +212,24 @@ class KeyDispatcher:
         """
         self.end_sequence()
         for cell in list(self._again) if self._again else ():
-            found = self._tries.get(cell)
-            if found is not None and not found[0].lane.is_sure():
+            run = self._tries.get(cell)
+            if run is not None and not run.lane.is_sure():
                 continue
             self._again.remove(cell)
-            if found is None:
+            if run is None:
                 continue
             del self._tries[cell]
-            run, index, _ = found
             if run.lane.core.begin(cell):
-                return run.message(index, cell)
+                return run.message(cell)
             self._keys.finished(_key(cell))
         while True:
             following = self._keys.next()
             if following is not None:
-                key, found = following
-                run, index, cell = found
+                key, (run, cell) = following
                 if not run.lane.is_sure():
-                    self._keep_for_later(found)
+                    self._keep_for_later(run, cell)
                 elif run.lane.core.begin(cell):
-                    return run.message(index, cell)
+                    return run.message(cell)
                 else:
                     self._keys.finished(key)
             elif (begun := self._next_run()) is None:
@@ -263,25 +257,21 @@ class KeyDispatcher:
         try:
             return run.batch.readable_bodies is not None
         except InvalidArgument:  # a library is not installed: the run keeps its place
-            self._runs.setdefault(run.lane, deque()).appendleft(run)
+            self._return(run)
             raise
+
+    def _return(self, run: LaneRun) -> None:
+        """What is left of a run comes first in its lane."""
+        self._runs.setdefault(run.lane, deque()).appendleft(run)
 
     def _divide(self, run: LaneRun) -> None:
         """Give each of the run's messages its place behind others of its key."""
         if run.cell.state is not LaneState.WAITING:  # the lane was lost
             return
         base, indices, lane = run.batch.view.base_sequence, run.rest(), run.lane
-        all_keys = run.batch.column("keys") or [b""] * run.batch.view.count
-        keys = [all_keys[index] for index in indices]
+        keys = run.keys(indices)
         cells = lane.core.divide(run.cell, [base + index for index in indices], keys)
-        self._keys.extend(
-            lane,
-            [
-                (key, (run, index, cell))
-                for key, index, cell in zip(keys, indices, cells, strict=True)
-            ],
-        )
-        run.count = 0
+        self._keys.extend(lane, [(key, (run, cell)) for key, cell in zip(keys, cells, strict=True)])
 
     def end_sequence(self) -> None:
         """What is left of the run in sequence goes back to its lane. A message without a verdict
@@ -298,22 +288,19 @@ class KeyDispatcher:
         if run.unsettled < run.pull:
             if run.count:
                 run.cell = core.split(cell, run.unsettled, run.pull, 1)
-            index = run.unsettled - run.batch.view.base_sequence
-            keys = run.batch.column("keys")
-            cell.key = keys[index] if keys else b""
+            (cell.key,) = run.keys([run.unsettled - run.batch.view.base_sequence])
             core.begin(cell)
             run.working[run.unsettled] = cell
-            self._keys.begin(cell.key)
+            self._keys.begin(_key(cell))
         if run.count:
-            self._runs.setdefault(run.lane, deque()).appendleft(run)
+            self._return(run)
 
-    def _keep_for_later(self, found: Divided) -> None:
+    def _keep_for_later(self, run: LaneRun, cell: Cell) -> None:
         """Another consumer may have the message by now, so it waits. It keeps its place, before all
         others of its key.
         """
-        run, _, cell = found
         self._keys.pause(run.lane)
-        self._tries[cell] = found
+        self._tries[cell] = run
         self._again.append(cell)
 
     # --- verdicts ---------------------------------------------------------------------------------
@@ -348,7 +335,7 @@ class KeyDispatcher:
             self._divide_all(run.lane)
         run.lane.core.failed(cell, now_ms, pause_ms)
         if cell.state is LaneState.FAILED:
-            self._tries[cell] = run, sequence - run.batch.view.base_sequence, cell
+            self._tries[cell] = run
             self.review(run.lane)
         else:
             run.decided(cell)
@@ -372,7 +359,7 @@ class KeyDispatcher:
         if cell is None:
             return False
         if run.lane.core.put_back(cell):
-            self._tries[cell] = run, sequence - run.batch.view.base_sequence, cell
+            self._tries[cell] = run
             self._again.append(cell)
         else:
             self._over(run, cell)

@@ -368,8 +368,7 @@ class LaneInbox:
         """The message was handled."""
         if self.by_key.done(run, sequence):
             run.lane.worked(is_urgent=False)
-            if self.waiting and self.woken is None:
-                self.notify()
+            self.notify_next()
 
     def finish_range(self, run: LaneRun, last: int) -> None:
         """The messages of a run in sequence, up to `last`, were handled."""

@@ -17,7 +17,7 @@ stay decompressed.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from operator import itemgetter
@@ -372,13 +372,18 @@ class LaneRun(AckRange):
         self.offset, self.pull, self.count = self.offset + 1, self.pull + 1, self.count - 1
         return message
 
-    def message(self, index: int, cell: Cell) -> OrderedMessage:
+    def keys(self, indices: Iterable[int]) -> list[bytes]:
+        """The keys of the messages at these indices."""
+        keys = self.batch.column("keys")
+        return [keys[index] if keys else b"" for index in indices]
+
+    def message(self, cell: Cell) -> OrderedMessage:
         """Hand out a message by its key. The body is empty if the batch is `unreadable`."""
-        batch = self.batch
+        batch, sequence = self.batch, cell.sequence
         if batch.decoded is None and batch.readable_bodies is None:
             batch.decoded = [b""] * batch.view.count
-        sequence = batch.view.base_sequence + index
         self.working[sequence] = cell
+        index = sequence - batch.view.base_sequence
         return OrderedMessage(self, batch, index, cell.attempt, sequence)
 
     # --- verdicts ---------------------------------------------------------------------------------
