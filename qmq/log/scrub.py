@@ -5,9 +5,9 @@ A flipped bit in an old segment is not noticed until it is read, perhaps when th
 damaged, too. So the scrubber walks both logs from their oldest entry to the last flushed one,
 checks every checksum, and begins again:
 
-    slice(bytes_max)    continues where the last slice ended, reads about `bytes_max` bytes, returns
-                        the damage
-    the caller          chooses the rate, and has the damage repaired
+    slice(bytes_max, entries_max)    continues where the last slice ended, reads about so much,
+                                     returns the damage
+    the caller                       chooses the rate, and has the damage repaired
 
 It runs in a separate thread and does not disturb the store: it opens the files itself (retention
 closes the store's), never waits for the store, and reports damage only if the log was not cut in
@@ -20,6 +20,7 @@ reading them.
 
 from __future__ import annotations
 
+import sys
 from typing import Final
 
 from qmq.errors import CorruptBatch, LogDamaged
@@ -56,7 +57,7 @@ class Scrubber:
         """The position where the next slice begins, in log number `log`."""
         self.rounds = 0
         """The number of complete rounds."""
-        self.bytes_read = 0
+        self.bytes_read = self.entries_read = 0
         self._cuts = [segments.cuts for segments in self._logs]
 
     @property
@@ -64,22 +65,24 @@ class Scrubber:
         """The number of cuts of the current log that the position reflects."""
         return self._cuts[self.log]
 
-    def slice(self, bytes_max: int) -> LogDamaged | None:
-        """Check about `bytes_max` bytes, at least one entry. Returns the first damage; the next
-        slice continues behind it.
+    def slice(self, bytes_max: int, entries_max: int = sys.maxsize) -> LogDamaged | None:
+        """Check about `bytes_max` bytes, at least one entry and at most `entries_max`. Returns the
+        first damage; the next slice continues behind it.
 
         After a damaged envelope the next entry cannot be found, so the rest of that segment waits
         for the next round.
         """
-        until = self.bytes_read + bytes_max
-        while self.bytes_read < until:
+        until, last = self.bytes_read + bytes_max, self.entries_read + entries_max
+        while self.bytes_read < until and self.entries_read < last:
             segments = self._logs[self.log]
             if self.position >= segments.flushed:
                 if not self._next_log():
                     return None
                 continue
             try:
-                found = self._scrub_segment(segments, until - self.bytes_read)
+                found = self._scrub_segment(
+                    segments, until - self.bytes_read, last - self.entries_read
+                )
             except _Gone:
                 self.find_place(segments)
                 return None
@@ -101,7 +104,9 @@ class Scrubber:
         self._cuts[self.log] = segments.cuts
         self.position = segments.base_of(max(self.position, segments.local_start))
 
-    def _scrub_segment(self, segments: Segments, bytes_max: int) -> LogDamaged | None:
+    def _scrub_segment(
+        self, segments: Segments, bytes_max: int, entries_max: int
+    ) -> LogDamaged | None:
         """Continue in one segment. Raises _Gone."""
         if segments.cuts != self._cuts[self.log]:
             raise _Gone
@@ -117,7 +122,8 @@ class Scrubber:
         begin = self.position - base
         begin -= begin % _PAGES_BYTES
         try:
-            return _Walk(self, segments, fd, base, min(end, segments.flushed)).run(bytes_max)
+            walk = _Walk(self, segments, fd, base, min(end, segments.flushed))
+            return walk.run(bytes_max, entries_max)
         finally:
             if base != bases[-1]:
                 segments.disk.drop_cached(fd, self.position - base - begin, begin)
@@ -139,10 +145,15 @@ class _Walk:
 
         self._window = ReadWindow(read, _READ_BYTES)
 
-    def run(self, bytes_max: int) -> LogDamaged | None:
-        """Check about `bytes_max` bytes. Raises _Gone."""
-        scrubber, done = self._scrubber, 0
-        while scrubber.position < self._end and done < bytes_max:
+    def run(self, bytes_max: int, entries_max: int) -> LogDamaged | None:
+        """Check about `bytes_max` bytes and at most `entries_max` entries. Raises _Gone."""
+        scrubber = self._scrubber
+        until, last = scrubber.bytes_read + bytes_max, scrubber.entries_read + entries_max
+        while (
+            scrubber.position < self._end
+            and scrubber.bytes_read < until
+            and scrubber.entries_read < last
+        ):
             try:
                 size = self._check()
             except CorruptBatch:
@@ -152,7 +163,7 @@ class _Walk:
                 continue
             scrubber.position += size
             scrubber.bytes_read += size
-            done += size
+            scrubber.entries_read += 1
         return None
 
     def _check(self) -> int:

@@ -66,6 +66,16 @@ def test_a_slice_reads_about_what_it_may(traffic: Traffic) -> None:
         assert 0 < scrubber.bytes_read - before < 500 + 3000
 
 
+def test_a_slice_reads_no_more_entries_than_it_may(traffic: Traffic) -> None:
+    scrubber = Scrubber(traffic.store)
+    entries = [entry for segments in traffic.store.logs for entry in walk(segments, 0)]
+    slices = 0
+    while not scrubber.rounds:
+        assert scrubber.slice(1 << 20, 3) is None
+        slices += 1
+    assert slices >= len(entries) // 3
+
+
 @pytest.mark.parametrize("part", ["envelope", "region"])
 def test_damage_anywhere_is_found_with_its_place(traffic: Traffic, part: str) -> None:
     store = traffic.store
