@@ -66,7 +66,6 @@ from qmq.errors import (
 from qmq.limits import UNWRITTEN_BYTES_MAX
 from qmq.log.actions import ScheduleAction
 from qmq.log.checkpoint import CheckpointPlan, begin_checkpoint
-from qmq.log.log_config import Flush
 from qmq.log.queue import Queue
 from qmq.log.retention import purge
 from qmq.log.store import Intake, Store
@@ -305,9 +304,7 @@ class Alone:
         self._broker = broker
 
     def written(self, index: int) -> None:
-        """With `Flush.ASYNC` a written entry is committed."""
-        if self._broker.store.config.flush is Flush.ASYNC:
-            self._broker.commit(index)
+        """Does nothing: with `Flush.SYNC` an entry is committed when it is flushed."""
 
     def stored(self, index: int) -> None:
         """A flushed entry is committed in any case."""
@@ -694,11 +691,14 @@ class Broker:
         committed already (a batch was sent twice), answers are released all the same.
         """
         store = self.store
-        if queues and store.commits_at_once:
-            self._wake_queues(queues)
         index = store.index
+        if store.commits_at_once:  # a node alone, whose committer would say the same
+            if queues:
+                self._wake_queues(queues)
+            self.commit(index)
+            return
         is_committed = index <= store.committed_index
-        if not is_committed and not store.commits_at_once:
+        if not is_committed:
             self.counters.wrote(index)
         self.committer.written(index)
         if is_committed:

@@ -271,14 +271,13 @@ class Queue:
         Called when appending and when replaying.
         """
         self.index.append(entry)
-        self.note(entry)
+        self.note(entry, Produced(entry.base_sequence, entry.append_time_ms))
 
-    def note(self, entry: IndexEntry) -> None:
+    def note(self, entry: IndexEntry, produced: Produced) -> None:
         """Count a stored batch that is in the consume log already."""
         self.next_sequence = entry.base_sequence + entry.count
         self.cumulative_bytes = entry.cumulative_bytes + entry.total_bytes
         self.last_append_ms = entry.append_time_ms
-        produced = Produced(entry.base_sequence, entry.append_time_ms)
         self.producers.add(entry.producer_id, entry.batch_sequence, produced)
 
     def drop(self) -> list[Path]:

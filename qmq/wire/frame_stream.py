@@ -155,14 +155,14 @@ class FrameStream(asyncio.BufferedProtocol):
         outbox, self._outbox = self._outbox, []
         transport = self.transport
         if outbox and transport is not None and not transport.is_closing():
-            size = sum(map(len, outbox))
-            self._sent_bytes += size
             if len(outbox) == 1:
+                size = len(outbox[0])
                 transport.write(outbox[0])
-            elif size <= JOINED_BYTES_MAX:
+            elif (size := sum(map(len, outbox))) <= JOINED_BYTES_MAX:
                 transport.write(b"".join(outbox))
             else:
                 transport.writelines(outbox)
+            self._sent_bytes += size
 
     def close(self) -> None:
         """Write the kept bytes, then close. A connection that is still being made is closed as soon

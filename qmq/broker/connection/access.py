@@ -75,6 +75,10 @@ class ConnectionAccess:
         """Whether every subject is allowed,
         because access is not checked under the rules of `_version`.
         """
+        self.has_quotas = False
+        """Whether there was any quota at the last `is_open`, which looks again when the rules have
+        changed.
+        """
         self._consumes: set[tuple[str, str]] = set()
 
     def greet(self, transport: asyncio.BaseTransport | None, token: str = "") -> None:
@@ -125,6 +129,7 @@ class ConnectionAccess:
         if self._version != version or len(self._subjects) > SUBJECTS_MAX:
             self._subjects.clear()
             self._version, self._is_open = version, not self._access.is_on
+            self.has_quotas = self._access.has_quotas
         return self._is_open
 
     def require_produce(self, subject: bytes) -> None:

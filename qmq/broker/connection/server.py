@@ -374,7 +374,7 @@ class DataConnection:
             if not is_open and broker.access.is_enforced
             else None,
         )
-        if broker.access.has_quotas:
+        if self.access.has_quotas:
             self._flow.produced(each.request_id, size, took)
 
     def _find_queue(self, subject: bytes, partition: int) -> Destination:

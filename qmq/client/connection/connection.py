@@ -329,8 +329,9 @@ class Connection:
         size, answer = sum(map(len, buffers)), _ANSWERS[kind]
         credit = size if answer == _PRODUCED else 0
         self.produce_bytes += credit
-        self._pending[number] = _Pending(
-            on_answer, answer, self.loop.time() + timeout_s, timeout_s, credit
+        until_s = self.loop.time() + timeout_s
+        self._pending[number] = tuple.__new__(
+            _Pending, (on_answer, answer, until_s, timeout_s, credit)
         )
         if stream.put(frames.header(kind, number, size, deadline_ms), *buffers):
             self._kept_bytes = 0
