@@ -62,9 +62,7 @@ def show(tests: Sequence[CampaignTest]) -> None:
     sys.stdout.write(f"{len(tests)} tests\n")
 
 
-async def run_one(
-    test: CampaignTest, chosen: argparse.Namespace, bug: Bug | None = None
-) -> Result:
+async def run_one(test: CampaignTest, chosen: argparse.Namespace, bug: Bug | None = None) -> Result:
     """In a folder that stays if it is to be kept, or if something was found."""
     name = test.name if bug is None else f"{test.name}+{bug.name.replace(' ', '-')}"
     base = chosen.keep or Path(tempfile.mkdtemp(prefix="campaign-"))

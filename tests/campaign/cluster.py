@@ -21,13 +21,13 @@ from pathlib import Path
 from random import Random
 from typing import Any, Final
 
+from cluster_runner import Cluster
+from cluster_runner.compose import COMPOSE_FILE, ROOT, resolve
 from system.group import CONTROL_PORT, META_PORT, Shape, master_at, settled_at, shaped, statuses_at
 
 from campaign.disks import LoopDisk
 from campaign.machine import missing
 from campaign.values import LOOPS, NAMESPACES, Bug, CampaignTest
-from cluster_runner import Cluster
-from cluster_runner.compose import COMPOSE_FILE, ROOT, resolve
 from qmq.proto.v1 import control_pb2 as pb
 from qmq.rpc.network import NETWORK
 
@@ -197,5 +197,3 @@ def running(
         cluster.down(force=True)
         for disk in world.disks.values():
             disk.remove()
-
-

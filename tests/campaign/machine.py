@@ -8,8 +8,9 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Final
 
-from campaign.values import LOOPS, NAMESPACES
 from cluster_runner.netns import unavailable
+
+from campaign.values import LOOPS, NAMESPACES
 
 
 def _no_loops() -> str:

@@ -17,9 +17,7 @@ def never_met(tests: Mapping[str, CampaignTest], results: Sequence[Result]) -> d
     lasted, and faults that never took effect: among those of the tests that ran.
     """
     ran = [tests[each.test] for each in results if each.verdict != "skipped"]
-    answered = {
-        name for each in results for name, ends in each.counts.items() if ends.get("ok")
-    }
+    answered = {name for each in results for name, ends in each.counts.items() if ends.get("ok")}
     wanted = {name for test in ran for name in test.workload.gates}
     under = {(tests[each.test].fault.name, name) for each in results for name in each.during}
     pairs = {(test.fault.name, name) for test in ran for name in test.workload.gates}

@@ -11,6 +11,7 @@ from pathlib import Path
 from random import Random
 from typing import Final
 
+from cluster_runner.errors import ClusterError
 from history.events import Operation, Recorder, from_json
 
 import qmq
@@ -21,7 +22,6 @@ from campaign.nemesis import DoesNotServe, torment
 from campaign.table import checkers
 from campaign.values import SUBJECT, Bug, CampaignTest
 from campaign.verdict import Result, judged, name_of
-from cluster_runner.errors import ClusterError
 
 BEGUN_S: Final = 60.0
 DRAINED_S: Final = 120.0
@@ -128,9 +128,7 @@ async def _in_cluster(
         with Recorder(histories / "nemesis.jsonl") as recorder:
             until_s = time.monotonic() + seconds
             try:
-                await torment(
-                    world, recorder, lambda: sum(tail.answered.values()), until_s=until_s
-                )
+                await torment(world, recorder, lambda: sum(tail.answered.values()), until_s=until_s)
             except DoesNotServe as failure:
                 reason = str(failure)
         await _again(world)

@@ -2,7 +2,7 @@
 
     fail        a checker found a broken promise, or the cluster did not serve again after a fault
     no proof    nothing is broken, but the run shows too little: an operation of the workload was
-                never answered, the fault was not met or not healed, or nothing was answered after it
+                never answered, the fault was not met or healed, or nothing was answered after it
     pass        neither
 
 Where the contract lets a fault destroy the last messages (`Fault.loses_sends`), what was sent
@@ -130,9 +130,7 @@ def during_faults(events: Iterable[Operation]) -> dict[str, int]:
     return dict(found)
 
 
-def gates(
-    test: CampaignTest, events: Sequence[Operation], *, is_drained: bool
-) -> Iterator[str]:
+def gates(test: CampaignTest, events: Sequence[Operation], *, is_drained: bool) -> Iterator[str]:
     """What the run did not show."""
     counts = counts_of(events)
     for name, least in test.workload.gates.items():

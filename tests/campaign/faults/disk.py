@@ -5,7 +5,7 @@ from __future__ import annotations
 from contextlib import asynccontextmanager
 
 from campaign.cluster import World
-from campaign.values import LOOPS, Fault, Struck, Striking
+from campaign.values import LOOPS, Fault, Striking, Struck
 
 NEEDS = frozenset({LOOPS})
 DISK_MIB = 256

@@ -7,7 +7,7 @@ from contextlib import asynccontextmanager
 from campaign.cluster import World
 from campaign.faults.kill import killed
 from campaign.faults.stop import stopped
-from campaign.values import Fault, Struck, Striking
+from campaign.values import Fault, Striking, Struck
 
 HITS = frozenset({"etcds"})
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from contextlib import asynccontextmanager
 
 from campaign.cluster import World
-from campaign.values import Fault, Strikes, Struck, Striking
+from campaign.values import Fault, Strikes, Striking, Struck
 
 
 @asynccontextmanager

@@ -10,7 +10,7 @@ from contextlib import asynccontextmanager
 from system.group import CONTROL_PORT
 
 from campaign.cluster import CLIENT_PORT, PEER_PORT, World
-from campaign.values import NAMESPACES, Fault, Struck, Striking
+from campaign.values import NAMESPACES, Fault, Striking, Struck
 
 NEEDS = frozenset({NAMESPACES})
 LASTS_S = (5.0, 9.0)
@@ -19,7 +19,12 @@ LASTS_S = (5.0, 9.0)
 
 @asynccontextmanager
 async def parted(
-    world: World, sources: Sequence[str], targets: Sequence[str], port: int, *, one_way: bool = False
+    world: World,
+    sources: Sequence[str],
+    targets: Sequence[str],
+    port: int,
+    *,
+    one_way: bool = False,
 ) -> Striking:
     """Targets get nothing from sources during the block, nor the other way unless `one_way`."""
     await world.cut(sources, targets, one_way=one_way)

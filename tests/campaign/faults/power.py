@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from contextlib import asynccontextmanager
 
 from campaign.cluster import World
-from campaign.values import DURABILITIES, LOOPS, Fault, Struck, Striking
+from campaign.values import DURABILITIES, LOOPS, Fault, Striking, Struck
 
 NEEDS = frozenset({LOOPS})
 DISK_MIB = 256

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from contextlib import asynccontextmanager
 
 from campaign.cluster import World
-from campaign.values import Fault, Struck, Striking
+from campaign.values import Fault, Striking, Struck
 
 LONG_S = (6.0, 9.0)
 """Longer than a master's lease and the consumers' leases."""
