@@ -35,8 +35,8 @@ ETCD_TIMES: Final = {"QMQ_ETCD_HEARTBEAT_MS": "50", "QMQ_ETCD_ELECTION_MS": "500
 CLIENT_PORT: Final = 2379
 PEER_PORT: Final = 2380
 PATHS: Final = ":".join(str(ROOT / each) for each in ("tests", "scripts", "examples"))
-START_S: Final = 90.0
-PROBE_S: Final = "0.4"
+START_S: Final = 240.0
+PROBE_S: Final = "1"
 
 
 class World:
@@ -191,7 +191,8 @@ def running(
                 world.disks[name] = LoopDisk(
                     folder / "images" / name, cluster.folder.volume(name), test.fault.disk_mib
                 )
-        cluster.up((*world.etcds, *world.metas, *world.brokers, *world.delays), deps=False)
+        servers = (*world.etcds, *world.metas, *world.brokers, *world.delays)
+        cluster.up(servers, deps=False, within_s=START_S)
         yield world
     finally:
         cluster.down(force=True)

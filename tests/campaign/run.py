@@ -23,8 +23,8 @@ from campaign.table import checkers
 from campaign.values import SUBJECT, Bug, CampaignTest
 from campaign.verdict import Result, judged, name_of
 
-BEGUN_S: Final = 60.0
-DRAINED_S: Final = 120.0
+BEGUN_S: Final = 120.0
+DRAINED_S: Final = 240.0
 ENDED_S: Final = 70.0
 """A sender's batch may be under way for its whole time limit."""
 LOOK_S: Final = 0.25

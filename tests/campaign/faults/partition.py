@@ -26,9 +26,11 @@ async def parted(
     *,
     one_way: bool = False,
 ) -> Striking:
-    """Targets get nothing from sources during the block, nor the other way unless `one_way`."""
+    """Targets get nothing from sources during the block, nor the other way unless `one_way`.
+    Without a port nothing is tried.
+    """
     await world.cut(sources, targets, one_way=one_way)
-    is_cut = not await world.reaches(sources[0], targets[0], port)
+    is_cut = not port or not await world.reaches(sources[0], targets[0], port)
     arrow = "to" if one_way else "and"
     effect = f"nothing passes: {' '.join(sources)} {arrow} {' '.join(targets)}" if is_cut else ""
     try:
@@ -80,6 +82,15 @@ async def _deaf(world: World) -> Striking:
     master, _ = await _master_and_others(world)
     async with parted(world, world.clients, [master], CONTROL_PORT) as struck:
         yield struck
+
+
+@asynccontextmanager
+async def _no_answers(world: World) -> Striking:
+    """What clients sent is stored; they do not know."""
+    master, _ = await _master_and_others(world)
+    async with parted(world, [master], world.clients, 0, one_way=True) as struck:
+        is_cut = not await world.reaches(world.clients[0], master, CONTROL_PORT)
+        yield Struck(targets=struck.targets, effect=struck.effect if is_cut else "")
 
 
 @asynccontextmanager
@@ -145,6 +156,13 @@ FAULTS = (
         name="partition-deaf",
         what="the master and the clients do not hear each other",
         strike=_deaf,
+        needs=NEEDS,
+        lasts_s=LASTS_S,
+    ),
+    Fault(
+        name="partition-no-answers",
+        what="clients do not hear the master, which hears them",
+        strike=_no_answers,
         needs=NEEDS,
         lasts_s=LASTS_S,
     ),
