@@ -12,6 +12,7 @@ import asyncio
 import fnmatch
 import json
 import shutil
+import signal
 import sys
 import tempfile
 from collections.abc import Sequence
@@ -62,6 +63,11 @@ def show(tests: Sequence[CampaignTest]) -> None:
     sys.stdout.write(f"{len(tests)} tests\n")
 
 
+def say(line: str) -> None:
+    """Progress of a test."""
+    sys.stderr.write(f"    {line}\n")
+
+
 async def run_one(test: CampaignTest, chosen: argparse.Namespace, bug: Bug | None = None) -> Result:
     """In a folder that stays if it is to be kept, or if something was found."""
     name = test.name if bug is None else f"{test.name}+{bug.name.replace(' ', '-')}"
@@ -75,19 +81,19 @@ async def run_one(test: CampaignTest, chosen: argparse.Namespace, bug: Bug | Non
         seed=chosen.seed,
         seconds=chosen.minutes * 60,
         bug=bug,
-        tell=lambda line: sys.stderr.write(f"    {line}\n") and None,
+        tell=say,
     )
     shutil.rmtree(folder / "images", ignore_errors=True)
     shutil.rmtree(folder / "cluster" / "volumes", ignore_errors=True)
     if bug is not None:
         result = found(bug, result)
-    sys.stderr.write(f"    {result.verdict}, {result.seconds:.0f} s {result.reason}\n")
+    say(f"{result.verdict}, {result.seconds:.0f} s {result.reason}")
     for line in (*result.unmet, *result.anomalies):
-        sys.stderr.write(f"    {line}\n")
+        say(line)
     if chosen.keep is None and result.verdict in ("pass", "skipped"):
         shutil.rmtree(base)
     else:
-        sys.stderr.write(f"    histories and logs: {folder}\n")
+        say(f"histories and logs: {folder}")
     return result
 
 
@@ -108,6 +114,10 @@ def found(bug: Bug, result: Result) -> Result:
 
 
 async def run_all(chosen: argparse.Namespace) -> list[Result]:
+    """SIGTERM ends the run as Ctrl-C does: with all that it started."""
+    task = asyncio.current_task()
+    assert task is not None
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
     if chosen.bugs:
         bugs = [table.bugs()[name] for name in chosen_from(list(table.bugs()), chosen.test)]
         return [await run_one(table.tests()[bug.found_by], chosen, bug) for bug in bugs]

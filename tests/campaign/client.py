@@ -1,4 +1,4 @@
-"""One client of a workload, in a process of its own.
+"""One client of a workload, in a separate process.
 
     python -m campaign.client --workload log --role producer --number 0 --server A --history FILE
                               --seed 7 --durability async

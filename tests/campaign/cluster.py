@@ -23,12 +23,11 @@ from typing import Any, Final
 
 from cluster_runner import Cluster
 from cluster_runner.compose import COMPOSE_FILE, ROOT, resolve
-from system.group import CONTROL_PORT, META_PORT, Shape, master_at, settled_at, shaped, statuses_at
+from system.group import CONTROL_PORT, META_PORT, Shape, master_at, settled_at, shaped
 
 from campaign.disks import LoopDisk
 from campaign.machine import missing
 from campaign.values import LOOPS, NAMESPACES, Bug, CampaignTest
-from qmq.proto.v1 import control_pb2 as pb
 from qmq.rpc.network import NETWORK
 
 ETCD_TIMES: Final = {"QMQ_ETCD_HEARTBEAT_MS": "50", "QMQ_ETCD_ELECTION_MS": "500"}
@@ -76,10 +75,6 @@ class World:
         return {
             name: f"{self.cluster.address(name)}:{CONTROL_PORT}" for name in self.members(group)
         }
-
-    async def statuses(self, group: str) -> dict[str, pb.ReplicaStatus]:
-        """Of the replicas that answer."""
-        return await statuses_at(self._controls(group), NETWORK)
 
     async def master(self, group: str) -> str:
         """The serving master, waited for."""

@@ -80,13 +80,10 @@ async def run_test(
     histories.mkdir(parents=True)
     tail = Tail(histories)
     try:
-        context = running(test, folder, histories, seed, bug)
-        world = await asyncio.to_thread(context.__enter__)
-        try:
+        # Not in a thread: whoever interrupts the start must not leave processes behind.
+        with running(test, folder, histories, seed, bug) as world:
             tell(f"the cluster is up after {time.monotonic() - begun_s:.1f} s")
             reason, is_drained = await _in_cluster(world, tail, histories, seed, seconds, tell)
-        finally:
-            await asyncio.to_thread(context.__exit__, None, None, None)
     except (ClusterError, OSError, TimeoutError) as failure:
         return Result(
             test=test.name,
