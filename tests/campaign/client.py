@@ -5,7 +5,7 @@
 
 It runs the role's program of the workload until SIGTERM and then ends by itself: a sender when what
 it has begun has an outcome, a reader at once. It appends to its history, so that a client that is
-killed and started again continues the file; every life has a name of its own there. It uses the
+killed and started again continues the file; every life has another name there. It uses the
 public client alone.
 """
 

@@ -92,7 +92,7 @@ def judged(
         seconds=round(seconds, 1),
         reason=reason,
         counts=counts_of(events),
-        strikes=Counter(each.fault for each in _effective(events)),
+        strikes=dict(Counter(each.fault for each in _effective(events))),
         during=during_faults(events),
         effects=[each.effect for each in _effective(events)],
         unmet=unmet,

@@ -1,4 +1,4 @@
-"""Power cuts: each replica's data is on an ext4 of its own, which is shut down under load without
+"""Power cuts: each replica has an ext4 file system, which is shut down under load without
 its journal being written; then the processes die, and start on what was synced.
 
 The processes stop a moment before, so that the machines of a cut lose power at one time.
