@@ -250,6 +250,8 @@ class Shape(NamedTuple):
     metas: int = 2
     groups: int = 2
     replicas: int = 3
+    delays: int = 0
+    """Replicas of the delay group d1; 0: there is none."""
 
     @property
     def etcd_names(self) -> list[str]:
@@ -268,6 +270,11 @@ class Shape(NamedTuple):
             f"g{number}": [f"g{number}-{'abcdefg'[at]}" for at in range(self.replicas)]
             for number in range(1, self.groups + 1)
         }
+
+    @property
+    def delay_names(self) -> list[str]:
+        """The replicas of the delay group."""
+        return [f"d1-{'abcdefg'[at]}" for at in range(self.delays)]
 
 
 def shaped(model: Mapping[str, Any], shape: Shape) -> dict[str, Any]:
@@ -288,7 +295,8 @@ def shaped(model: Mapping[str, Any], shape: Shape) -> dict[str, Any]:
     for name in shape.meta_names:
         services[name] = {**_copy(known["meta0"], name, QMQ_ETCD=endpoints), "depends_on": needs}
     port = FIRST_DATA_PORT
-    for group, replicas in shape.replica_names.items():
+    members_of = {**shape.replica_names, **({"d1": shape.delay_names} if shape.delays else {})}
+    for group, replicas in members_of.items():
         for name in replicas:
             own = {
                 "QMQ_GROUP": group,
@@ -296,7 +304,8 @@ def shaped(model: Mapping[str, Any], shape: Shape) -> dict[str, Any]:
                 "QMQ_REPLICAS": ",".join(replicas),
                 "QMQ_ADVERTISE": name,
             }
-            body = _copy(known["g1-a"], name, QMQ_ETCD=endpoints, QMQ_DATA_PORT=str(port), **own)
+            like = known["d1-a" if group == "d1" else "g1-a"]
+            body = _copy(like, name, QMQ_ETCD=endpoints, QMQ_DATA_PORT=str(port), **own)
             services[name] = {**body, "depends_on": needs}
             port += 1
     volumes = {name: {} for name, body in services.items() if "volumes" in body}

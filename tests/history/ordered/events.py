@@ -69,8 +69,8 @@ from functools import cached_property
 from itertools import accumulate
 from typing import ClassVar, NamedTuple
 
+from google_crc32c import value as crc32c  # type: ignore[import-untyped,unused-ignore]
 from history.events import Operation, Reset, Type, learn
-from qmq_ordering.hashing import logical_partition
 
 
 class Keyed(NamedTuple):
@@ -198,6 +198,13 @@ learn(
     sources=tuple,
     fenced=tuple,
 )
+
+
+def logical_partition(key: bytes, count: int) -> int:
+    """The logical partition of a key, as docs/ORDERING.md defines it: written here once more, so
+    that a mistake of the product's is not repeated by its judge.
+    """
+    return ((int(crc32c(key)) * 2_654_435_769 & 0xFFFF_FFFF) * count) >> 32
 
 
 NEVER = 1 << 62

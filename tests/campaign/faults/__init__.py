@@ -1,0 +1,1 @@
+"""Faults: each module has a tuple FAULTS."""

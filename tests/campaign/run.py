@@ -1,0 +1,208 @@
+"""One test from its cluster's start to its verdict."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable
+from operator import attrgetter
+from pathlib import Path
+from random import Random
+from typing import Final
+
+from cluster_runner.errors import ClusterError
+from history.events import Operation, Recorder, from_json
+
+import qmq
+from campaign.client import Job
+from campaign.cluster import World, running
+from campaign.machine import missing
+from campaign.nemesis import DoesNotServe, torment
+from campaign.table import checkers
+from campaign.values import SUBJECT, Bug, CampaignTest
+from campaign.verdict import Result, judged, name_of
+
+BEGUN_S: Final = 120.0
+DRAINED_S: Final = 240.0
+ENDED_S: Final = 70.0
+"""A sender's batch may be under way for its whole time limit."""
+LOOK_S: Final = 0.25
+
+
+class Tail:
+    """The events of files that processes append to, as far as they are written."""
+
+    def __init__(self, folder: Path) -> None:
+        self.events: list[Operation] = []
+        self.answered: Counter[str] = Counter()
+        """Operations that ended with `ok`, by name."""
+        self._folder = folder
+        self._ends: dict[Path, int] = {}
+
+    def look(self) -> None:
+        """Read on."""
+        for path in sorted(self._folder.glob("*.jsonl")):
+            with path.open("rb") as file:
+                file.seek(self._ends.get(path, 0))
+                for line in file:
+                    if not line.endswith(b"\n"):
+                        break
+                    self._ends[path] = self._ends.get(path, 0) + len(line)
+                    self._learn(line)
+
+    def _learn(self, line: bytes) -> None:
+        event: Operation = from_json(line)
+        self.events.append(event)
+        if event.type == "ok":
+            self.answered[name_of(event)] += 1
+
+    def in_order(self) -> list[Operation]:
+        """All events in the order of time; of one moment in the order of the files."""
+        return sorted(self.events, key=attrgetter("t_ns"))
+
+
+async def run_test(
+    test: CampaignTest,
+    folder: Path,
+    *,
+    seed: int,
+    seconds: float,
+    bug: Bug | None = None,
+    tell: Callable[[str], None] = lambda line: None,
+) -> Result:
+    """The verdict. Leaves histories and the output of all processes in the folder."""
+    begun_s = time.monotonic()
+    reason = missing(test.fault.needs)
+    if reason:
+        return Result(test=test.name, verdict="skipped", seed=seed, seconds=0.0, reason=reason)
+    histories = folder / "histories"
+    histories.mkdir(parents=True)
+    tail = Tail(histories)
+    try:
+        # Not in a thread: whoever interrupts the start must not leave processes behind.
+        with running(test, folder, histories, seed, bug) as world:
+            tell(f"the cluster is up after {time.monotonic() - begun_s:.1f} s")
+            reason, is_drained = await _in_cluster(world, tail, histories, seed, seconds, tell)
+    except (ClusterError, OSError, TimeoutError) as failure:
+        return Result(
+            test=test.name,
+            verdict="error",
+            seed=seed,
+            seconds=round(time.monotonic() - begun_s, 1),
+            reason=f"{type(failure).__name__}: {failure}",
+        )
+    tail.look()
+    return judged(
+        test,
+        tail.in_order(),
+        checkers(),
+        is_drained=is_drained,
+        seed=seed,
+        seconds=time.monotonic() - begun_s,
+        reason=reason,
+    )
+
+
+async def _in_cluster(
+    world: World,
+    tail: Tail,
+    histories: Path,
+    seed: int,
+    seconds: float,
+    tell: Callable[[str], None],
+) -> tuple[str, bool]:
+    """Why the run ended early, and whether readers got everything."""
+    work = world.test.workload
+    await world.settled()
+    await _set_up(world, histories, seed)
+    await world.do(world.cluster.start, *world.clients)
+    looking = asyncio.create_task(_look(tail))
+    try:
+        await _until(lambda: all(tail.answered[name] for name in work.gates), BEGUN_S)
+        tell("clients are served")
+        reason = ""
+        with Recorder(histories / "nemesis.jsonl") as recorder:
+            until_s = time.monotonic() + seconds
+            try:
+                await torment(world, recorder, lambda: sum(tail.answered.values()), until_s=until_s)
+            except DoesNotServe as failure:
+                reason = str(failure)
+        await _again(world)
+        await _after_the_last_fault(tail, work.gates)
+        senders = [
+            f"{role.name}{number}"
+            for role in work.roles
+            if role.is_sender
+            for number in range(role.count)
+        ]
+        await world.do(world.cluster.stop, *senders)
+        tell("senders ended")
+        is_drained = await _drained(world, tail)
+        tell("readers have everything" if is_drained else "readers did not get everything")
+        alive = [name for name in world.clients if world.state(name) != "dead"]
+        await world.do(world.cluster.stop, *alive)
+    finally:
+        looking.cancel()
+        await asyncio.gather(looking, return_exceptions=True)
+    return reason, is_drained
+
+
+async def _set_up(world: World, histories: Path, seed: int) -> None:
+    program = world.test.workload.programs.get("setup")
+    if program is None:
+        return
+    async with qmq.connect(world.server) as client:
+        with Recorder(histories / "setup.jsonl") as recorder:
+            await program(
+                Job(
+                    name="setup",
+                    role="setup",
+                    number=0,
+                    subject=SUBJECT,
+                    client=client,
+                    recorder=recorder,
+                    durability=world.test.durability,
+                    random=Random(seed),
+                )
+            )
+
+
+async def _again(world: World) -> None:
+    """A client that ended by itself is an error of the workload, or of the product: it is said, and
+    the run goes on with another life.
+    """
+    for name in world.clients:
+        if world.state(name) == "dead":
+            log = world.cluster.log(name)
+            (world.folder / f"{name}-ended.log").write_bytes(log.read_bytes())
+            await world.start(name)
+
+
+async def _after_the_last_fault(tail: Tail, names: Iterable[str]) -> None:
+    """So much is answered once more that the gates can see it."""
+    before = Counter(tail.answered)
+    try:
+        await _until(lambda: all(tail.answered[name] > before[name] for name in names), BEGUN_S)
+    except TimeoutError:
+        return
+
+
+async def _drained(world: World, tail: Tail) -> bool:
+    try:
+        await _until(lambda: world.test.workload.is_drained(tail.events), DRAINED_S)
+    except TimeoutError:
+        return False
+    return True
+
+
+async def _look(tail: Tail) -> None:
+    while True:
+        tail.look()
+        await asyncio.sleep(LOOK_S)
+
+
+async def _until(condition: Callable[[], bool], within_s: float) -> None:
+    async with asyncio.timeout(within_s):
+        while not condition():
+            await asyncio.sleep(LOOK_S)

@@ -1,0 +1,45 @@
+"""Tests of the campaign as tests of pytest: some of them, others in every run, and some of the
+planted bugs. `scripts/campaign` runs all of them.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from random import Random
+
+import pytest
+from support import forms
+
+from campaign import table
+from campaign.__main__ import found
+from campaign.run import run_test
+
+pytestmark = [pytest.mark.longest, pytest.mark.xdist_group("faults")]
+
+SECONDS = 30.0
+TESTS = 24
+BUGS = 4
+
+
+def chosen(names: list[str], count: int) -> list[str]:
+    """Other ones with every seed of the run."""
+    return sorted(Random(forms.SEED).sample(names, min(count, len(names))))
+
+
+@pytest.mark.parametrize("name", chosen(list(table.tests()), TESTS))
+async def test_promises_hold_under_the_fault(name: str, tmp_path: Path) -> None:
+    result = await run_test(table.tests()[name], tmp_path, seed=forms.SEED, seconds=SECONDS)
+    if result.verdict == "skipped":
+        pytest.skip(result.reason)
+    assert result.verdict == "pass", result
+
+
+@pytest.mark.parametrize("name", chosen(list(table.bugs()), BUGS))
+async def test_the_planted_bug_is_found(name: str, tmp_path: Path) -> None:
+    bug = table.bugs()[name]
+    result = await run_test(
+        table.tests()[bug.found_by], tmp_path, seed=forms.SEED, seconds=SECONDS, bug=bug
+    )
+    if result.verdict == "skipped":
+        pytest.skip(result.reason)
+    assert found(bug, result).verdict == "pass", result

@@ -1,0 +1,178 @@
+"""What a campaign is made of: frozen values without any behaviour of a cluster.
+
+`Fault.strike` and `Workload.programs` are functions that act; everything else here is data, so that
+the table of tests can be made, listed and compared without a machine that could run them.
+
+A fault says what it *hits* (kinds of services), and a workload which kinds it *uses*: a test is a
+pair that meets. A fault `needs` rights; a test whose rights are missing is skipped with the reason.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, ClassVar, Final, Literal, TypeAlias
+
+from history.events import Anomaly, History, Operation, learn
+
+if TYPE_CHECKING:
+    from campaign.client import Job
+    from campaign.cluster import World
+
+Durability: TypeAlias = Literal["async", "flushed", "sync"]
+"""async: brokers flush later and a majority has the message; flushed: producers ask for
+`acks="flushed"`; sync: brokers run with `--flush sync`.
+"""
+DURABILITIES: Final[tuple[Durability, ...]] = ("async", "flushed", "sync")
+NAMESPACES: Final = "namespaces"
+LOOPS: Final = "loops"
+"""File systems of the test's own on loop devices."""
+SUBJECT: Final = "campaign"
+"""What clients write to and read from."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Strike(Operation):
+    """A fault: `invoke` before it begins, `info` when it took effect, and `ok` when it is healed
+    and the cluster serves again; `fail` if it does not serve in time. `effect` says what was seen
+    of the fault; without any, the fault was not met.
+    """
+
+    f: ClassVar[str] = "strike"
+    fault: str
+    targets: tuple[str, ...] = ()
+    effect: str = ""
+
+
+learn(Strike, targets=tuple)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Struck:
+    """What a fault did."""
+
+    targets: tuple[str, ...]
+    effect: str
+    """What was observed, such as "g1-a is dead"; empty if nothing was."""
+
+
+Strikes: TypeAlias = "Callable[[World], AbstractAsyncContextManager[Struck]]"
+"""The block is the time of the fault; its end heals."""
+Striking: TypeAlias = AsyncIterator[Struck]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fault:
+    """One kind of fault, struck again and again during a test."""
+
+    name: str
+    what: str
+    strike: Strikes
+    hits: frozenset[str] = frozenset({"brokers"})
+    """Any of these kinds: brokers, etcds, metas, delays, clients."""
+    needs: frozenset[str] = frozenset()
+    lasts_s: tuple[float, float] = (3.0, 7.0)
+    etcds: int = 1
+    """Members of etcd that it needs at least."""
+    durabilities: tuple[Durability, ...] = ("async",)
+    """More than one only where durability decides what survives."""
+    loses_sends: frozenset[Durability] = frozenset()
+    """With which durabilities it may destroy the last acknowledged messages."""
+    loses_acks: frozenset[Durability] = frozenset()
+    """With which it may destroy the last acknowledgements of consumers."""
+    disk_mib: int = 0
+    """The size of a file system of each replica's own; 0: none."""
+    settings: Mapping[str, str] = field(default_factory=dict)
+    """Variables of the brokers."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Role:
+    """A kind of client process."""
+
+    name: str
+    count: int
+    is_sender: bool = False
+    """Senders end first; the others read on until nothing is missing."""
+
+
+Program: TypeAlias = "Callable[[Job], Awaitable[None]]"
+Drained: TypeAlias = Callable[[Sequence[Operation]], bool]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Workload:
+    """What clients do, and what judges it."""
+
+    name: str
+    what: str
+    roles: tuple[Role, ...]
+    programs: Mapping[str, Program]
+    """Of each role. "setup" runs once before the others start."""
+    checkers: tuple[str, ...]
+    groups: tuple[str, ...]
+    """Consumer groups that must see everything."""
+    gates: Mapping[str, int]
+    """How often each of these operations must have ended with `ok`."""
+    is_drained: Drained
+    """Whether readers have everything: pure, of the events so far."""
+    strict: tuple[str, ...] = ()
+    """Groups with a strict gate."""
+    uses: frozenset[str] = frozenset({"brokers", "etcds", "metas", "clients"})
+    broker_groups: int = 1
+    delays: int = 0
+    metas: int = 1
+    skips: frozenset[str] = frozenset()
+    """Faults that mean nothing here, or another test covers."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CampaignTest:
+    """A row of the table."""
+
+    __test__: ClassVar[bool] = False
+    workload: Workload
+    fault: Fault
+    durability: Durability = "async"
+
+    @property
+    def name(self) -> str:
+        """Such as `log-power-all-flushed`; the default durability is not named."""
+        words = [self.workload.name, self.fault.name]
+        return "-".join(words if self.durability == "async" else [*words, self.durability])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Evidence:
+    """What a checker may look at."""
+
+    history: History
+    is_drained: bool
+    groups: tuple[str, ...] = ()
+    strict: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Checker:
+    """A rule of the contract as a program. Pure."""
+
+    name: str
+    what: str
+    find: Callable[[Evidence], Iterable[Anomaly]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bug:
+    """A mistake that the campaign must find."""
+
+    name: str
+    what: str
+    plant: Callable[[], None]
+    """Runs in the server's process before the product's main function."""
+    found_by: str
+    """The test."""
+    finds: tuple[str, ...]
+    """Checkers of which one must report something."""
+    into: frozenset[str] = frozenset({"brokers"})
+    """The kinds of services that run with it."""

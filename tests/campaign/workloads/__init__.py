@@ -1,0 +1,1 @@
+"""Workloads: each module has a tuple WORKLOADS."""

@@ -1,0 +1,41 @@
+"""queue: consumers of one group share its messages under leases.
+
+Every acknowledged send is delivered, nothing comes back after its acknowledgement, and in the end
+all is consumed.
+"""
+
+from __future__ import annotations
+
+from campaign.checkers.messages import all_acknowledged
+from campaign.client import Job
+from campaign.programs import read, send_batches
+from campaign.values import Role, Workload
+
+GROUP = "workers"
+MOST = 60
+"""Messages a pull: few enough that all consumers get some."""
+
+
+async def _work(job: Job) -> None:
+    await job.until_stopped(read(job, GROUP, most=MOST))
+
+
+WORKLOADS = (
+    Workload(
+        name="queue",
+        what="two producers send batches; three consumers of one group share them under leases",
+        roles=(Role(name="producer", count=2, is_sender=True), Role(name="worker", count=3)),
+        programs={"producer": send_batches, "worker": _work},
+        checkers=(
+            "no_loss",
+            "no_phantom",
+            "stored_once",
+            "stable_positions",
+            "acked_stays_done",
+            "all_consumed",
+        ),
+        groups=(GROUP,),
+        gates={"send": 50, "poll": 50, "ack": 50},
+        is_drained=all_acknowledged((GROUP,)),
+    ),
+)
