@@ -23,7 +23,7 @@ from typer.completion import get_completion_script  # type: ignore[attr-defined]
 from typer.models import CommandInfo, TyperInfo
 
 from qmq.cli.names import Given, broker_group_names, group_names, subject_names
-from qmq.cli.output import EXIT_UNAVAILABLE, SERVER, Json, View, console, fail, show
+from qmq.cli.output import EXIT_UNAVAILABLE, SERVER, Json, View, fail, show
 from qmq.errors import InvalidArgument, QmqError
 from qmq.security.contexts import SERVER_VARIABLE, environment_of
 
@@ -158,6 +158,8 @@ def _look(call: Call) -> None:
     """Run the command once. In a terminal,
     the new output replaces the old one in a single write.
     """
+    from qmq.cli.tables import console
+
     with console.capture() as captured:
         try:
             call()

@@ -33,11 +33,11 @@ from qmq.cli.output import (
     Json,
     Server,
     administration,
-    errors,
     fail,
     progress_of,
     run,
     show,
+    warn,
 )
 from qmq.cli.roles import (
     ReplicaOptions,
@@ -628,7 +628,7 @@ async def _drain(
             moves = await find(mq.metadata, group, leaving=groups) if is_moving else []
             said = warning(cluster, group, moves)
             if said:
-                errors.print(said, highlight=False, markup=False, soft_wrap=True)
+                warn(said)
             found.append(_Drained((group, modes[group], "read-only"), moves))
         if not dry_run:
             for group in groups:
@@ -669,7 +669,7 @@ async def _move_all(
                 f"{done} of {len(moves)} partitions were moved; {group} is read-only: run `qmq "
                 f"broker drain {group}` again to continue"
             )
-            errors.print(again, highlight=False, markup=False, soft_wrap=True)
+            warn(again)
             raise
 
 

@@ -15,17 +15,8 @@ from rich.console import Group, RenderableType
 from rich.live import Live
 from rich.text import Text
 
-from qmq.cli.output import (
-    SERVER,
-    DryRun,
-    Json,
-    LineTable,
-    Server,
-    administration,
-    console,
-    run,
-    show,
-)
+from qmq.cli.output import SERVER, DryRun, Json, Server, administration, run, show
+from qmq.cli.tables import LineTable, console
 from qmq.errors import CoordinationUnavailable, InvalidArgument, Unavailable
 
 if TYPE_CHECKING:

@@ -23,12 +23,12 @@ from qmq.cli.output import (
     Server,
     ask_client,
     counting,
-    errors,
     fail,
     run,
     say,
     show,
     time_text,
+    warn,
 )
 from qmq.cli.roles import taking
 from qmq.client.dead_letters import Choose, DeadLetter
@@ -294,11 +294,7 @@ async def _done(
         found = await letters.show(most or 1_000_000, choose)
         edited = [edit.of(each) for each in found] if edit is not None else found
         if edited != found and not is_quiet:
-            errors.print(
-                f"the first one would be sent as\n{_text(edited[0].body)}",
-                markup=False,
-                highlight=False,
-            )
+            warn(f"the first one would be sent as\n{_text(edited[0].body)}")
         return len(found)
     waiting = sum(each.waiting for each in await letters.describe())
     if not waiting:

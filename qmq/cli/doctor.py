@@ -37,11 +37,11 @@ from qmq.cli.output import (
     Server,
     View,
     administration,
-    console,
     fail,
     run,
     show,
 )
+from qmq.cli.tables import console
 from qmq.errors import InvalidArgument, NotConnected, QmqError
 from qmq.operations.findings import findings
 from qmq.operations.text import Finding, Severity, Thresholds, folded, worst

@@ -15,7 +15,7 @@ import typer
 
 import qmq
 from qmq.cli.arguments import parse_duration, parse_when
-from qmq.cli.output import SERVER, Server, console, counting, fail, run, show, time_text
+from qmq.cli.output import SERVER, Server, counting, fail, run, show, time_text
 from qmq.cli.roles import taking
 from qmq.cli.transfer.records import bounded_lines
 from qmq.client.producing.delayed import DelayedProducer, When
@@ -112,6 +112,8 @@ def produce(_: typer.Context, options: ProduceOptions) -> None:
             as_json=True,
         )
     else:
+        from qmq.cli.tables import console
+
         console.print(
             _said(subject, stored, delayed), soft_wrap=True, highlight=False, markup=False
         )

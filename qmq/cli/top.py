@@ -24,18 +24,8 @@ import typer
 from rich.text import Text
 
 from qmq.cli.arguments import age
-from qmq.cli.output import (
-    EXIT_UNAVAILABLE,
-    SERVER,
-    Json,
-    Server,
-    View,
-    administration,
-    console,
-    errors,
-    run,
-    table_lines,
-)
+from qmq.cli.output import EXIT_UNAVAILABLE, SERVER, Json, Server, View, administration, run
+from qmq.cli.tables import console, errors, table_lines
 from qmq.operations.snapshot import ClusterSnapshot
 from qmq.operations.snapshot_reading import (
     BrokerGroupRate,
