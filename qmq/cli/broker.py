@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, NamedTuple, TypeVar, ge
 
 import typer
 
-from qmq.cli.arguments import CliTiming, port_of, timing_of
+from qmq.cli.arguments import HOUR_MS, HOURS_MAX, SECONDS_MAX, CliTiming, port_of, timing_of
 from qmq.cli.cluster import GroupName as Group
 from qmq.cli.output import (
     SERVER,
@@ -149,6 +149,7 @@ Wait = Annotated[
     typer.Option(
         "--wait",
         min=0,
+        max=SECONDS_MAX,
         help="For how many seconds it is tried while no other replica can take over.",
     ),
 ]
@@ -473,6 +474,8 @@ class BrokerOptions(RetryFlags, ShardedOptions):
                 "How long segments stay on the disk that are in the object store; without it as "
                 "long as their messages are kept."
             ),
+            at_least=0,
+            at_most=HOURS_MAX,
         ),
     ] = None
     local_retention_mib: Annotated[
@@ -502,7 +505,7 @@ class BrokerOptions(RetryFlags, ShardedOptions):
         shared["log"] = replace(
             shared["log"],
             object_store_url=self.object_store,
-            local_retention_ms=None if hours is None else int(hours * 3_600_000),
+            local_retention_ms=None if hours is None else int(hours * HOUR_MS),
             local_retention_bytes=None if mib is None else mib << 20,
             object_store_cache_bytes=self.object_store_cache_mib << 20,
         )

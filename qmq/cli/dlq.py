@@ -15,6 +15,7 @@ from typing import Annotated, Any, Final
 import typer
 
 import qmq
+from qmq.cli.arguments import RATE_MAX
 from qmq.cli.names import require_group
 from qmq.cli.output import (
     SERVER,
@@ -165,7 +166,10 @@ class ShowOptions(OutputFlags, ChoiceFlags):
 @dataclass(frozen=True, kw_only=True)
 class EditFlags:
     rate: Annotated[
-        float, typer.Option("--rate", min=0, help="At most this many per second; 0: no limit.")
+        float,
+        typer.Option(
+            "--rate", min=0, max=RATE_MAX, help="At most this many per second; 0: no limit."
+        ),
     ] = 0
     sets: Annotated[
         list[str] | None,

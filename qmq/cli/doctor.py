@@ -29,7 +29,7 @@ import typer
 from rich.text import Text
 
 from qmq.cli.added_options import Watch, refreshed
-from qmq.cli.arguments import parse_duration, tls_option
+from qmq.cli.arguments import SECONDS_MAX, parse_duration, tls_option
 from qmq.cli.output import (
     EXIT_UNAVAILABLE,
     SERVER,
@@ -80,6 +80,7 @@ def doctor(
         typer.Option(
             "--interval",
             min=0,
+            max=SECONDS_MAX,
             help="Seconds between the two snapshots, which show what grows; 0: one snapshot.",
         ),
     ] = 1.0,

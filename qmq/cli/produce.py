@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any, BinaryIO
 import typer
 
 import qmq
-from qmq.cli.arguments import parse_duration, parse_when
+from qmq.cli.arguments import SECONDS_MAX, parse_duration, parse_when
 from qmq.cli.output import SERVER, Server, counting, fail, run, show, time_text
 from qmq.cli.roles import taking
 from qmq.cli.transfer.records import bounded_lines
@@ -57,7 +57,10 @@ class ProduceOptions:
     timeout_s: Annotated[
         float,
         typer.Option(
-            "--timeout", min=0.1, help="Fail if a message is not stored in this many seconds."
+            "--timeout",
+            min=0.1,
+            max=SECONDS_MAX,
+            help="Fail if a message is not stored in this many seconds.",
         ),
     ] = 120.0
     as_json: Annotated[bool, typer.Option("--json", help="Print the summary as JSON.")] = False
