@@ -68,6 +68,17 @@ def answers(kind: type, values: Sequence[str]) -> Iterator[tuple[str, Any, Resul
                     yield name, each, run(line(words, command, each, value))
 
 
+def test_options_of_numbers_have_a_least_and_a_greatest_value() -> None:
+    found = [
+        (words, each)
+        for words, command in commands()
+        for each in command.params
+        if kind_of(each) is float
+    ]
+    assert found
+    assert [words for words, each in found if each.min is None or each.max is None] == []
+
+
 def test_options_refuse_numbers_beyond_reason() -> None:
     found = list(answers(float, NO_NUMBERS))
     assert found
