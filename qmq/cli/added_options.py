@@ -22,9 +22,9 @@ import typer
 from typer.completion import get_completion_script  # type: ignore[attr-defined]
 from typer.models import CommandInfo, TyperInfo
 
-from qmq.cli.arguments import SECONDS_MAX, require_utf8
+from qmq.cli.arguments import SECONDS_MAX, View, require_utf8
 from qmq.cli.names import Given, broker_group_names, group_names, subject_names
-from qmq.cli.output import EXIT_UNAVAILABLE, SERVER, Json, View, fail, show
+from qmq.cli.output import EXIT_UNAVAILABLE, SERVER, Json, fail, show
 from qmq.errors import InvalidArgument, QmqError
 from qmq.security.contexts import SERVER_VARIABLE, environment_of
 

@@ -62,6 +62,12 @@ def assignments(
     return found
 
 
+class View:
+    """Whether this process shows wide tables; set by `--wide`."""
+
+    is_wide = False
+
+
 PORT_MAX: Final = 65_535
 HOUR_MS: Final = 3_600_000
 HOURS_MAX: Final = INT64_MAX // HOUR_MS

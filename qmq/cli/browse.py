@@ -15,8 +15,8 @@ import typer
 from rich.text import Text
 
 import qmq
-from qmq.cli.arguments import parse_duration, parse_when, shifted
-from qmq.cli.output import SERVER, Server, View, fail, run
+from qmq.cli.arguments import View, parse_duration, parse_when, shifted
+from qmq.cli.output import SERVER, Server, fail, run
 from qmq.cli.roles import taking
 from qmq.cli.tables import ELLIPSIS, console, errors, relative
 from qmq.errors import InvalidArgument, QmqError

@@ -29,13 +29,12 @@ import typer
 from rich.text import Text
 
 from qmq.cli.added_options import Watch, refreshed
-from qmq.cli.arguments import SECONDS_MAX, parse_duration, tls_option
+from qmq.cli.arguments import SECONDS_MAX, View, parse_duration, tls_option
 from qmq.cli.output import (
     EXIT_UNAVAILABLE,
     SERVER,
     Json,
     Server,
-    View,
     administration,
     fail,
     run,

@@ -35,12 +35,6 @@ if TYPE_CHECKING:
     from qmq.cli.administration import Administration
 
 
-class View:
-    """Whether this process shows wide tables; set by `--wide`."""
-
-    is_wide = False
-
-
 EXIT_CALLER: Final = 2
 EXIT_UNAVAILABLE: Final = 3
 EXIT_FAILED: Final = 1

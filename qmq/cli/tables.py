@@ -23,8 +23,7 @@ from rich.console import Console, ConsoleOptions, ConsoleRenderable, RenderHook,
 from rich.segment import Segment
 from rich.text import Text
 
-from qmq.cli.arguments import age
-from qmq.cli.output import View
+from qmq.cli.arguments import View, age
 from qmq.operations.text import Duration, Time
 from qmq.process.event_loop import time_of
 from qmq.text import JOINERS, visible

@@ -23,8 +23,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 import typer
 from rich.text import Text
 
-from qmq.cli.arguments import SECONDS_MAX, age
-from qmq.cli.output import EXIT_UNAVAILABLE, SERVER, Json, Server, View, administration, run
+from qmq.cli.arguments import SECONDS_MAX, View, age
+from qmq.cli.output import EXIT_UNAVAILABLE, SERVER, Json, Server, administration, run
 from qmq.cli.tables import console, errors, table_lines
 from qmq.operations.snapshot import ClusterSnapshot
 from qmq.operations.snapshot_reading import (
