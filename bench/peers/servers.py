@@ -174,7 +174,13 @@ def qmq(_: Path, is_flushed: bool = False, environment: dict[str, str] | None = 
         )
         # With `-m` Python looks into the working folder first, which is this tree, and only then
         # into PYTHONPATH.
-        found = {"PYTHONSAFEPATH": "1", **(environment or {})}
+        # Bytecode is kept between starts, as after an installation: compiling all sources takes
+        # longer than the rest of the start.
+        found = {
+            "PYTHONSAFEPATH": "1",
+            "PYTHONDONTWRITEBYTECODE": "",
+            **(environment or {}),
+        }
         server.run(
             sys.executable,
             "-m",

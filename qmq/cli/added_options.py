@@ -22,8 +22,9 @@ import typer
 from typer.completion import get_completion_script  # type: ignore[attr-defined]
 from typer.models import CommandInfo, TyperInfo
 
+from qmq.cli.arguments import SECONDS_MAX, View, require_utf8
 from qmq.cli.names import Given, broker_group_names, group_names, subject_names
-from qmq.cli.output import EXIT_UNAVAILABLE, SERVER, Json, View, console, fail, show
+from qmq.cli.output import EXIT_UNAVAILABLE, SERVER, Json, fail, show
 from qmq.errors import InvalidArgument, QmqError
 from qmq.security.contexts import SERVER_VARIABLE, environment_of
 
@@ -32,7 +33,10 @@ Wide = Annotated[bool, typer.Option("--wide", help="Show full-width tables, with
 
 Watch = Annotated[bool, typer.Option("--watch", "-w", help="Refresh until Ctrl-C.")]
 Interval = Annotated[
-    float, typer.Option("--interval", min=0.1, help="With --watch: seconds between refreshes.")
+    float,
+    typer.Option(
+        "--interval", min=0.1, max=SECONDS_MAX, help="With --watch: seconds between refreshes."
+    ),
 ]
 VIEWS: Final = frozenset(
     {
@@ -158,6 +162,8 @@ def _look(call: Call) -> None:
     """Run the command once. In a terminal,
     the new output replaces the old one in a single write.
     """
+    from qmq.cli.tables import console
+
     with console.capture() as captured:
         try:
             call()
@@ -175,7 +181,8 @@ def _widely(is_wide: bool, call: Call) -> Any:
 
 def _remembered(callback: Callable[..., Any]) -> Callable[..., Any]:
     """The same command; it also records its arguments, which error messages quote, and begins with
-    the collector of garbage, which `main` disables. What was imported is never garbage.
+    the collector of garbage, which `main` disables. What was imported is never garbage. Texts that
+    are not UTF-8 are refused: no name, prefix or key holds other bytes.
     """
 
     @wraps(callback)
@@ -184,6 +191,10 @@ def _remembered(callback: Callable[..., Any]) -> Callable[..., Any]:
             gc.freeze()  # so that no later search looks at it
             gc.enable()
         Given.values, Given.words = named, sys.argv[1:]
+        for name, value in named.items():
+            for each in value if isinstance(value, list | tuple) else (value,):
+                if isinstance(each, str):
+                    require_utf8(name, each)
         return callback(*positional, **named)
 
     return command

@@ -15,6 +15,7 @@ import typer
 
 from qmq.errors import InvalidArgument
 from qmq.operations.text import in_words
+from qmq.text import INT64_MAX, visible
 
 GIVEN: Final = "qmq.environment"
 """The key under which the root command stores the environment before a context was applied."""
@@ -61,12 +62,35 @@ def assignments(
     return found
 
 
+class View:
+    """Whether this process shows wide tables; set by `--wide`."""
+
+    is_wide = False
+
+
 PORT_MAX: Final = 65_535
+HOUR_MS: Final = 3_600_000
+HOURS_MAX: Final = INT64_MAX // HOUR_MS
+"""Every option that takes a number with a fraction has a least and a greatest value: it is not NaN,
+not infinite, and the program's arithmetic holds it.
+"""
+SECONDS_MAX: Final = 1_000_000_000
+RATE_MAX: Final = 1_000_000_000_000
 _PEM_FILES: Final = {
     "ca": "the authority of the servers' certificates",
     "cert": "the client's certificate",
     "key": "the certificate's key",
 }
+
+
+def require_utf8(name: str, text: str) -> None:
+    """Raise BadParameter for the value of a parameter or variable if it holds bytes that are not
+    UTF-8.
+    """
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise typer.BadParameter(f"{name}: {visible(text)} is not valid UTF-8") from None
 
 
 def port_option(text: str, envvar: str | None = None) -> Any:

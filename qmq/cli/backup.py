@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, TypeVar
 
 import typer
 
-from qmq.cli.output import DryRun, Json, errors, fail, progress_of, run, say, show, time_text
+from qmq.cli.output import DryRun, Json, fail, progress_of, run, say, show, time_text, warn
 from qmq.cli.roles import EtcdFlags, TlsFlags, taking
 from qmq.errors import BackupDamaged, InvalidArgument, QmqError, Unavailable
 
@@ -295,9 +295,7 @@ def rebuild(_: typer.Context, options: RebuildOptions) -> None:
         fail(failure)
     groups, subjects, failed = run(_away(_rebuild(objects, store, options.folder)))
     for subject, why in failed.items():
-        errors.print(
-            f"not rebuilt: subject {subject}: {why}", highlight=False, markup=False, soft_wrap=True
-        )
+        warn(f"not rebuilt: subject {subject}: {why}")
     made = f"rebuilt {len(groups)} groups ({', '.join(groups)}) and {subjects} subjects"
     sentence = f"{made}; start the replicas on their data, then the metaservers"
     say(

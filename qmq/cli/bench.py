@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Final
 import typer
 
 import qmq
+from qmq.cli.arguments import SECONDS_MAX
 from qmq.cli.names import require_subject
 from qmq.cli.output import SERVER, Json, Server, counting, run, show
 from qmq.errors import InvalidArgument
@@ -115,7 +116,9 @@ def sub(
 def latency(
     subject: Subject = SUBJECT,
     rate: Annotated[int, typer.Option("--rate", min=1, help="Messages a second.")] = 1_000,
-    seconds: Annotated[float, typer.Option("--seconds", min=0.1, help="For how long.")] = 10.0,
+    seconds: Annotated[
+        float, typer.Option("--seconds", min=0.1, max=SECONDS_MAX, help="For how long.")
+    ] = 10.0,
     size: Size = 100,
     as_json: Json = False,
     server: Server = SERVER,

@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, NamedTuple, TypeVar, ge
 
 import typer
 
-from qmq.cli.arguments import CliTiming, port_of, timing_of
+from qmq.cli.arguments import HOUR_MS, HOURS_MAX, SECONDS_MAX, CliTiming, port_of, timing_of
 from qmq.cli.cluster import GroupName as Group
 from qmq.cli.output import (
     SERVER,
@@ -33,11 +33,11 @@ from qmq.cli.output import (
     Json,
     Server,
     administration,
-    errors,
     fail,
     progress_of,
     run,
     show,
+    warn,
 )
 from qmq.cli.roles import (
     ReplicaOptions,
@@ -149,6 +149,7 @@ Wait = Annotated[
     typer.Option(
         "--wait",
         min=0,
+        max=SECONDS_MAX,
         help="For how many seconds it is tried while no other replica can take over.",
     ),
 ]
@@ -473,6 +474,8 @@ class BrokerOptions(RetryFlags, ShardedOptions):
                 "How long segments stay on the disk that are in the object store; without it as "
                 "long as their messages are kept."
             ),
+            at_least=0,
+            at_most=HOURS_MAX,
         ),
     ] = None
     local_retention_mib: Annotated[
@@ -502,7 +505,7 @@ class BrokerOptions(RetryFlags, ShardedOptions):
         shared["log"] = replace(
             shared["log"],
             object_store_url=self.object_store,
-            local_retention_ms=None if hours is None else int(hours * 3_600_000),
+            local_retention_ms=None if hours is None else int(hours * HOUR_MS),
             local_retention_bytes=None if mib is None else mib << 20,
             object_store_cache_bytes=self.object_store_cache_mib << 20,
         )
@@ -628,7 +631,7 @@ async def _drain(
             moves = await find(mq.metadata, group, leaving=groups) if is_moving else []
             said = warning(cluster, group, moves)
             if said:
-                errors.print(said, highlight=False, markup=False, soft_wrap=True)
+                warn(said)
             found.append(_Drained((group, modes[group], "read-only"), moves))
         if not dry_run:
             for group in groups:
@@ -669,7 +672,7 @@ async def _move_all(
                 f"{done} of {len(moves)} partitions were moved; {group} is read-only: run `qmq "
                 f"broker drain {group}` again to continue"
             )
-            errors.print(again, highlight=False, markup=False, soft_wrap=True)
+            warn(again)
             raise
 
 

@@ -15,9 +15,10 @@ import typer
 from rich.text import Text
 
 import qmq
-from qmq.cli.arguments import parse_duration, parse_when, shifted
-from qmq.cli.output import ELLIPSIS, SERVER, Server, View, console, errors, fail, relative, run
+from qmq.cli.arguments import View, parse_duration, parse_when, shifted
+from qmq.cli.output import SERVER, Server, fail, run
 from qmq.cli.roles import taking
+from qmq.cli.tables import ELLIPSIS, console, errors, relative
 from qmq.errors import InvalidArgument, QmqError
 from qmq.operations.messages import stored_facts
 from qmq.operations.text import key_text, parse_key

@@ -15,17 +15,9 @@ from rich.console import Group, RenderableType
 from rich.live import Live
 from rich.text import Text
 
-from qmq.cli.output import (
-    SERVER,
-    DryRun,
-    Json,
-    LineTable,
-    Server,
-    administration,
-    console,
-    run,
-    show,
-)
+from qmq.cli.arguments import SECONDS_MAX
+from qmq.cli.output import SERVER, DryRun, Json, Server, administration, run, show
+from qmq.cli.tables import LineTable, console
 from qmq.errors import CoordinationUnavailable, InvalidArgument, Unavailable
 
 if TYPE_CHECKING:
@@ -46,7 +38,10 @@ normal polling interval.
 def status(
     watch: Annotated[bool, typer.Option("--watch", "-w", help="Refresh until Ctrl-C.")] = False,
     interval_s: Annotated[
-        float, typer.Option("--interval", min=0.1, help="With --watch: seconds between refreshes.")
+        float,
+        typer.Option(
+            "--interval", min=0.1, max=SECONDS_MAX, help="With --watch: seconds between refreshes."
+        ),
     ] = 1.0,
     as_json: Json = False,
     server: Server = SERVER,

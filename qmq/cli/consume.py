@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 import typer
 
 import qmq
+from qmq.cli.arguments import SECONDS_MAX
 from qmq.cli.names import require_subject
 from qmq.cli.output import SERVER, Json, Server, run
 from qmq.cli.roles import taking
@@ -36,7 +37,12 @@ class ConsumeOptions:
     ] = 0
     idle_s: Annotated[
         float,
-        typer.Option("--timeout", help="Stop after this many seconds without a message; 0: never."),
+        typer.Option(
+            "--timeout",
+            min=0,
+            max=SECONDS_MAX,
+            help="Stop after this many seconds without a message; 0: never.",
+        ),
     ] = 0.0
     start: Annotated[
         str, typer.Option("--from", help="Where a new group starts: 'earliest' or 'latest'.")

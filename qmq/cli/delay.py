@@ -28,24 +28,13 @@ from rich.table import Table
 from rich.text import Text
 
 import qmq
-from qmq.cli.arguments import parse_duration, parse_when, port_option, shifted
+from qmq.cli.arguments import HOURS_MAX, parse_duration, parse_when, port_option, shifted
 from qmq.cli.broker import confirm_clock, hand_over
 from qmq.cli.names import require_subject
-from qmq.cli.output import (
-    SERVER,
-    DryRun,
-    Json,
-    LineTable,
-    Server,
-    ask_client,
-    console,
-    errors,
-    run,
-    show,
-    tell_silent,
-)
+from qmq.cli.output import SERVER, DryRun, Json, Server, ask_client, run, show, tell_silent
 from qmq.cli.roles import ReplicaOptions, Variable, serve_replica, taking
 from qmq.cli.route import emit
+from qmq.cli.tables import LineTable, console, errors
 from qmq.client.metadata.cache import Partial
 from qmq.client.producing.delayed import due_at_ms as due_ms
 from qmq.errors import InvalidArgument, TooLate
@@ -473,6 +462,8 @@ class DelayOptions(ReplicaOptions):
     retention_hours: Annotated[
         float,
         typer.Option(
+            min=0,
+            max=HOURS_MAX,
             envvar="QMQ_RETENTION_HOURS",
             help="How long the message log is kept; the schedule is kept longer.",
         ),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import signal
 import sys
 from dataclasses import dataclass, replace
@@ -12,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, ClassVar
 import typer
 
 from qmq.cli.arguments import port_option
-from qmq.cli.output import errors, fail, run
+from qmq.cli.output import fail, run
 from qmq.cli.roles import (
     GuardFlags,
     ProcessFlags,
@@ -101,6 +102,8 @@ def dev(_: typer.Context, options: DevOptions) -> None:
     Prints one line, `qmq is ready at HOST:PORT`, when clients can connect; and, if `qmq[console]`
     is installed, the console's address. Ctrl-C or SIGTERM stops it cleanly.
     """
+    gc.disable()  # until the node is ready: its start makes many objects, and no garbage
+
     from qmq.broker.config import BrokerConfig
     from qmq.delay.config import DelayConfig
     from qmq.node.dev_node import Node, NodeConfig
@@ -203,6 +206,8 @@ class _RecoveryBar:
             return
         if self._bar is None:
             from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+
+            from qmq.cli.tables import errors
 
             columns = (
                 TextColumn("replaying {task.description}"),

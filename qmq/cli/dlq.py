@@ -15,6 +15,7 @@ from typing import Annotated, Any, Final
 import typer
 
 import qmq
+from qmq.cli.arguments import RATE_MAX
 from qmq.cli.names import require_group
 from qmq.cli.output import (
     SERVER,
@@ -23,12 +24,12 @@ from qmq.cli.output import (
     Server,
     ask_client,
     counting,
-    errors,
     fail,
     run,
     say,
     show,
     time_text,
+    warn,
 )
 from qmq.cli.roles import taking
 from qmq.client.dead_letters import Choose, DeadLetter
@@ -165,7 +166,10 @@ class ShowOptions(OutputFlags, ChoiceFlags):
 @dataclass(frozen=True, kw_only=True)
 class EditFlags:
     rate: Annotated[
-        float, typer.Option("--rate", min=0, help="At most this many per second; 0: no limit.")
+        float,
+        typer.Option(
+            "--rate", min=0, max=RATE_MAX, help="At most this many per second; 0: no limit."
+        ),
     ] = 0
     sets: Annotated[
         list[str] | None,
@@ -294,11 +298,7 @@ async def _done(
         found = await letters.show(most or 1_000_000, choose)
         edited = [edit.of(each) for each in found] if edit is not None else found
         if edited != found and not is_quiet:
-            errors.print(
-                f"the first one would be sent as\n{_text(edited[0].body)}",
-                markup=False,
-                highlight=False,
-            )
+            warn(f"the first one would be sent as\n{_text(edited[0].body)}")
         return len(found)
     waiting = sum(each.waiting for each in await letters.describe())
     if not waiting:

@@ -29,19 +29,18 @@ import typer
 from rich.text import Text
 
 from qmq.cli.added_options import Watch, refreshed
-from qmq.cli.arguments import parse_duration, tls_option
+from qmq.cli.arguments import SECONDS_MAX, View, parse_duration, tls_option
 from qmq.cli.output import (
     EXIT_UNAVAILABLE,
     SERVER,
     Json,
     Server,
-    View,
     administration,
-    console,
     fail,
     run,
     show,
 )
+from qmq.cli.tables import console
 from qmq.errors import InvalidArgument, NotConnected, QmqError
 from qmq.operations.findings import findings
 from qmq.operations.text import Finding, Severity, Thresholds, folded, worst
@@ -80,6 +79,7 @@ def doctor(
         typer.Option(
             "--interval",
             min=0,
+            max=SECONDS_MAX,
             help="Seconds between the two snapshots, which show what grows; 0: one snapshot.",
         ),
     ] = 1.0,

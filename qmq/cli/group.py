@@ -24,7 +24,6 @@ from qmq.cli.output import (
     Server,
     administration,
     ask,
-    console,
     fail,
     run,
     say,
@@ -223,6 +222,8 @@ def lag(
     found = run(_lag(server, subject, group))
     if isinstance(found, dict):
         tell_silent(_silent(found))
+        from qmq.cli.tables import console
+
         emit(found, group_view(found, found["latest_version"], console.width), as_json=as_json)
         return
     columns = (

@@ -11,11 +11,12 @@ from contextlib import AbstractContextManager, ExitStack, closing, contextmanage
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
 import qmq.blocking
+from qmq.cli.arguments import SECONDS_MAX
 from qmq.cli.output import SERVER, Json, Server, fail, show
 from qmq.cli.roles import MetricsFlags, taking
 from qmq.client.listening.listeners import asked_in_main_thread
@@ -145,7 +146,7 @@ class FollowOptions(MetricsFlags, CatalogFlags, LogFlags):
         bool, typer.Option("--once", help="Write the messages that are committed now, and exit.")
     ] = False
     interval_s: Annotated[
-        float, typer.Option("--interval", min=0.1, help="Seconds between commits.")
+        float, typer.Option("--interval", min=0.1, max=SECONDS_MAX, help="Seconds between commits.")
     ] = 10.0
 
     @contextmanager
@@ -230,10 +231,15 @@ class TableOptions(CatalogFlags, SubjectFlag):
             )
 
 
+KEEP_H_MAX: Final = 1_000 * 365 * 24
+"""So that the moment from which snapshots are kept is in the calendar."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class ExpireOptions(TableOptions):
     keep_h: Annotated[
-        float, typer.Option("--keep", min=0.0, help="How many hours snapshots are kept.")
+        float,
+        typer.Option("--keep", min=0.0, max=KEEP_H_MAX, help="How many hours snapshots are kept."),
     ] = 24.0 * 7
 
 

@@ -13,6 +13,7 @@ import qmq
 from qmq.cli import missing
 
 GRPC_VERBOSITY: Final = "GRPC_VERBOSITY"
+OPENBLAS_NUM_THREADS: Final = "OPENBLAS_NUM_THREADS"
 
 
 def main() -> None:
@@ -26,6 +27,9 @@ def main() -> None:
     # gRPC reads this variable when it is imported. Otherwise gRPC writes a line to standard error
     # for each failed TLS handshake.
     os.environ.setdefault(GRPC_VERBOSITY, "ERROR")
+    # NumPy's library of linear algebra reads this one, and otherwise starts a thread for each
+    # processor, which spins for a while. QMQ does no linear algebra.
+    os.environ.setdefault(OPENBLAS_NUM_THREADS, "1")
     try:
         from qmq.cli.app import app
     except ImportError as cause:

@@ -15,20 +15,10 @@ from rich.table import Table
 from rich.text import Text
 
 import qmq
-from qmq.cli.arguments import Words, subject_and_id
+from qmq.cli.arguments import View, Words, subject_and_id
 from qmq.cli.delay import message_facts as delayed_facts
-from qmq.cli.output import (
-    SERVER,
-    Json,
-    Server,
-    View,
-    ask,
-    ask_client,
-    console,
-    run,
-    show,
-    time_text,
-)
+from qmq.cli.output import SERVER, Json, Server, ask, ask_client, run, show, time_text
+from qmq.cli.tables import console
 from qmq.operations.messages import (
     TIMELINE,
     event_line,

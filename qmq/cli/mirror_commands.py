@@ -15,6 +15,7 @@ from typing import Annotated, Any, Final
 import typer
 
 import qmq
+from qmq.cli.arguments import SECONDS_MAX
 from qmq.cli.output import SERVER, Json, Server, fail, run, show, time_text
 from qmq.cli.roles import ProcessFlags, set_up_logging, taking
 from qmq.cli.transfer.commands import connected, target_of
@@ -77,7 +78,8 @@ class MirrorOptions(ProcessFlags):
     ] = True
     state: State = None
     interval_s: Annotated[
-        float, typer.Option("--interval", min=0.1, help="Seconds between two passes.")
+        float,
+        typer.Option("--interval", min=0.1, max=SECONDS_MAX, help="Seconds between two passes."),
     ] = 1.0
     once: Annotated[
         bool, typer.Option("--once", help="Exit when everything that is there is copied.")

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Annotated, Any, BinaryIO
 import typer
 
 import qmq
-from qmq.cli.arguments import parse_duration, parse_when
-from qmq.cli.output import SERVER, Server, console, counting, fail, run, show, time_text
+from qmq.cli.arguments import SECONDS_MAX, parse_duration, parse_when
+from qmq.cli.output import SERVER, Server, counting, fail, run, show, time_text
 from qmq.cli.roles import taking
 from qmq.cli.transfer.records import bounded_lines
 from qmq.client.producing.delayed import DelayedProducer, When
@@ -57,7 +57,10 @@ class ProduceOptions:
     timeout_s: Annotated[
         float,
         typer.Option(
-            "--timeout", min=0.1, help="Fail if a message is not stored in this many seconds."
+            "--timeout",
+            min=0.1,
+            max=SECONDS_MAX,
+            help="Fail if a message is not stored in this many seconds.",
         ),
     ] = 120.0
     as_json: Annotated[bool, typer.Option("--json", help="Print the summary as JSON.")] = False
@@ -112,6 +115,8 @@ def produce(_: typer.Context, options: ProduceOptions) -> None:
             as_json=True,
         )
     else:
+        from qmq.cli.tables import console
+
         console.print(
             _said(subject, stored, delayed), soft_wrap=True, highlight=False, markup=False
         )

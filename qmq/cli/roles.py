@@ -21,6 +21,7 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from copy import copy
 from dataclasses import MISSING, dataclass, fields
+from math import inf
 from pathlib import Path
 from typing import (
     TYPE_CHECKING,
@@ -35,7 +36,14 @@ from typing import (
 
 import typer
 
-from qmq.cli.arguments import delays_text, parse_delays, port_option
+from qmq.cli.arguments import (
+    HOUR_MS,
+    HOURS_MAX,
+    delays_text,
+    parse_delays,
+    port_option,
+    require_utf8,
+)
 from qmq.cli.output import fail, run
 from qmq.errors import InvalidArgument, QmqError
 from qmq.limits import FLUSH_INTERVAL_MS
@@ -72,6 +80,7 @@ class Variable:
     name: str
     help: str
     at_least: float | None = None
+    at_most: float = inf
 
     def parse(self, text: str, kind: Any) -> Any:
         """The value as the field's type, or, of a union, its first type.
@@ -85,9 +94,12 @@ class Variable:
                 wanted, "a path"
             )
             raise typer.BadParameter(f"the variable {self.name} is {what}, not {text!r}") from None
-        if self.at_least is not None and found < self.at_least:
+        if isinstance(found, str):
+            require_utf8(f"the variable {self.name}", found)
+        if self.at_least is not None and not self.at_least <= found <= self.at_most:  # or NaN
+            most = "" if self.at_most == inf else f" and at most {self.at_most}"
             raise typer.BadParameter(
-                f"the variable {self.name} is at least {self.at_least:g}, not {text}"
+                f"the variable {self.name} is at least {self.at_least:g}{most}, not {text}"
             )
         return found
 
@@ -410,7 +422,13 @@ class StorageFlags:
         int, Variable("QMQ_SEGMENT_MIB", "Size of a segment of the message log.")
     ] = 1024
     retention_hours: Annotated[
-        float, typer.Option(envvar="QMQ_RETENTION_HOURS", help="How long messages are kept.")
+        float,
+        typer.Option(
+            min=0,
+            max=HOURS_MAX,
+            envvar="QMQ_RETENTION_HOURS",
+            help="How long messages are kept.",
+        ),
     ] = 168.0
     retention_mib: Annotated[
         int | None,
@@ -434,7 +452,7 @@ class StorageFlags:
             segment_bytes=self.segment_mib << 20,
             flush=Flush(self.flush),
             flush_interval_ms=self.flush_interval_ms,
-            retention_ms=int(self.retention_hours * 3_600_000),
+            retention_ms=int(self.retention_hours * HOUR_MS),
             retention_bytes=None if self.retention_mib is None else self.retention_mib << 20,
             disk_free_bytes_min=self.disk_free_mib << 20,
         )

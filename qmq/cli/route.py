@@ -48,19 +48,18 @@ from qmq.cli.output import (
     SERVER,
     DryRun,
     Json,
-    LineTable,
     Server,
     administration,
     ask,
-    console,
-    errors,
     fail,
     progress_of,
     run,
     show,
     time_text,
+    warn,
 )
 from qmq.cli.roles import taking
+from qmq.cli.tables import LineTable, console
 from qmq.errors import CoordinationUnavailable, InvalidArgument, Unavailable, UnknownPartition
 from qmq.model import Order
 from qmq.operations.routes import change_facts, described, left_in, plan_facts, undo_command
@@ -764,7 +763,7 @@ class Following:
 
     def _tell(self, what: str, *, always: bool = False) -> None:
         if always or not self._quiet:
-            errors.print(what, highlight=False, markup=False, soft_wrap=True)
+            warn(what)
 
 
 Subjects = Annotated[list[str], typer.Argument(help="Ordered subjects.")]

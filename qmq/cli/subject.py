@@ -15,6 +15,7 @@ import typer
 from qmq_ordering.hashing import LOGICAL_PARTITIONS
 
 import qmq
+from qmq.cli.arguments import HOUR_MS, HOURS_MAX
 from qmq.cli.output import (
     SERVER,
     CommandGroup,
@@ -281,9 +282,10 @@ def _rows(subject: Any) -> list[tuple[Any, ...]]:
 @dataclass(frozen=True, kw_only=True)
 class NewSubjectOptions:
     name: Annotated[str, typer.Argument(help="The subject.")]
-    retention_hours: Annotated[float | None, typer.Option(help="How long messages are kept.")] = (
-        None
-    )
+    retention_hours: Annotated[
+        float | None,
+        typer.Option(min=0, max=HOURS_MAX, help="How long messages are kept."),
+    ] = None
     retention_mib: Annotated[
         int | None,
         typer.Option(help="The size of a queue beyond which its oldest messages are deleted."),
@@ -519,7 +521,7 @@ def _limit(text: str | None, option: str) -> int | Literal["default"] | None:
     return _in_units(found, option)
 
 
-_UNITS: Final = {"--retention-hours": 3_600_000, "--retention-mib": MIB}
+_UNITS: Final = {"--retention-hours": HOUR_MS, "--retention-mib": MIB}
 """The milliseconds or bytes in one unit of an option."""
 
 

@@ -23,19 +23,9 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 import typer
 from rich.text import Text
 
-from qmq.cli.arguments import age
-from qmq.cli.output import (
-    EXIT_UNAVAILABLE,
-    SERVER,
-    Json,
-    Server,
-    View,
-    administration,
-    console,
-    errors,
-    run,
-    table_lines,
-)
+from qmq.cli.arguments import SECONDS_MAX, View, age
+from qmq.cli.output import EXIT_UNAVAILABLE, SERVER, Json, Server, administration, run
+from qmq.cli.tables import console, errors, table_lines
 from qmq.operations.snapshot import ClusterSnapshot
 from qmq.operations.snapshot_reading import (
     BrokerGroupRate,
@@ -313,7 +303,10 @@ def top(
     interval_s: Annotated[
         float,
         typer.Option(
-            "--interval", min=0.1, help="Seconds between snapshots; more if a snapshot takes long."
+            "--interval",
+            min=0.1,
+            max=SECONDS_MAX,
+            help="Seconds between snapshots; more if a snapshot takes long.",
         ),
     ] = 2.0,
     once: Annotated[

@@ -286,20 +286,6 @@ class Retention:
             self._index_start = start
 
 
-def begin_retention(store: Store, look_up: LookUp) -> list[Path]:
-    """Run all steps. Returns the files to delete after a checkpoint."""
-    retention = Retention(store)
-    for _ in retention.steps(look_up):
-        pass
-    return retention.dropped
-
-
-def end_retention(files: list[Path]) -> None:
-    """Delete the files. Safe in a thread."""
-    for path in files:
-        path.unlink(missing_ok=True)
-
-
 def _size_floor(store: Store) -> int:
     """The position before which the log's size limit drops everything. It is always the beginning
     of a segment.

@@ -57,11 +57,14 @@ _TOP_PAD_BYTES: Final = 16 << 20
 def calm_collector() -> None:
     """Make the cyclic garbage collector run rarely, and never over existing objects: a broker's
     objects die by reference count, and walking those of ten thousand queues takes as long as a
-    hundred batches.
+    hundred batches. It also begins with the collector if that is disabled: a program that disables
+    it makes no garbage until then.
     """
-    gc.collect()
+    if gc.isenabled():
+        gc.collect()
     gc.freeze()
     gc.set_threshold(50_000, 50, 100)
+    gc.enable()
 
 
 def keep_freed_memory() -> None:

@@ -14,6 +14,7 @@ from random import Random
 
 import pytest
 from support import ManualClock
+from support.retention import begin_retention, end_retention
 
 from qmq.columns.files.log import FileAddress, FileLog
 from qmq.columns.model import ALL, QueueKey, QueuePiece, ReadSelection, Topology
@@ -22,7 +23,6 @@ from qmq.log.checkpoint import begin_checkpoint, end_checkpoint
 from qmq.log.log_config import LogConfig
 from qmq.log.queue import Queue
 from qmq.log.recovery import open_store
-from qmq.log.retention import begin_retention, end_retention
 from qmq.log.store import Intake, Store
 from qmq.model import SubjectConfig
 from qmq.rpc.channel import LOOK_INSIDE

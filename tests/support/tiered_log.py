@@ -21,12 +21,12 @@ from qmq.errors import LogDamaged
 from qmq.limits import KIB
 from qmq.log.log_config import LogConfig
 from qmq.log.recovery import open_store
-from qmq.log.retention import begin_retention, end_retention
 from qmq.log.store import Store
 from qmq.testing import TestCluster
 from qmq.testing.machine import ReplicaMachine
 from qmq.tiering.object_store import Objects, StoreAway
 from support import ManualClock, eventually, intake
+from support.retention import begin_retention, end_retention
 
 CHUNK_BYTES = 10_000
 CONFIG = LogConfig(segment_bytes=64 * KIB)

@@ -16,6 +16,7 @@ from typing import Annotated, Any, Final
 import typer
 
 import qmq
+from qmq.cli.arguments import RATE_MAX
 from qmq.cli.browse import moment
 from qmq.cli.output import SERVER, Json, Server, counting, fail, run, show
 from qmq.cli.roles import taking
@@ -35,7 +36,10 @@ _MOMENT: Final = "2026-11-24T09:00:00Z, or an age: 90s, 10m, 2h, 3d."
 
 Subject = Annotated[str, typer.Argument(help="The subject.")]
 Rate = Annotated[
-    float, typer.Option("--rate", min=0, help="At most this many messages per second; 0: no limit.")
+    float,
+    typer.Option(
+        "--rate", min=0, max=RATE_MAX, help="At most this many messages per second; 0: no limit."
+    ),
 ]
 Compression = Annotated[str | None, typer.Option(help="'zstd' or 'lz4'.")]
 Format = Annotated[

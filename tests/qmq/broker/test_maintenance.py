@@ -18,6 +18,7 @@ from typing import Any
 
 import pytest
 from support import alone, eventually, intake
+from support.retention import begin_retention
 
 from qmq.broker.broker import Broker
 from qmq.broker.config import BrokerConfig
@@ -29,7 +30,6 @@ from qmq.log.actions import Join, PullAction, Pulled
 from qmq.log.disk import Disk
 from qmq.log.log_config import Flush, LogConfig
 from qmq.log.recovery import open_store
-from qmq.log.retention import begin_retention
 from qmq.log.segment_index import SegmentIndex
 from qmq.log.segments import segment_name
 from qmq.model import SubjectConfig
@@ -162,7 +162,7 @@ async def test_retention_goes_by_append_time_not_by_the_files_date(tmp_path: Pat
             broker.store.append([intake(queue, [os.urandom(1000)], number=number)])
         for path in (tmp_path / "message").iterdir():
             os.utime(path, (0, 0))
-        assert begin_retention(broker.store, SubjectConfig) == []
+        assert begin_retention(broker.store, SubjectConfig).dropped == []
         assert queue.start_sequence == 0
 
 

@@ -10,7 +10,7 @@ import typer.testing
 from cli_support import Command, FakeMeta, serving
 from typer.main import get_command
 
-from qmq.cli import output
+from qmq.cli import tables
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -26,7 +26,7 @@ def _one_tree_of_commands() -> Iterator[None]:
 @pytest.fixture
 def served(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[FakeMeta, Command]]:
     """Both; tables have room for all they say."""
-    monkeypatch.setattr(output.console, "width", 160)
+    monkeypatch.setattr(tables.console, "width", 160)
     with serving() as (meta, address):
         yield meta, Command(address)
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from cli_support import Command, FakeMeta
 
-from qmq.cli import delay, output
+from qmq.cli import delay, tables
 from qmq.errors import DelayTooLong, MessageNotFound, NotConnected, TooLate
 from qmq.model import DelayedId, MessageId
 from qmq.proto.v1 import control_pb2 as control
@@ -85,11 +85,11 @@ def test_pending_messages_are_listed_with_what_is_needed_to_cancel_them(
 def test_no_id_is_cut_in_a_list_however_narrow_it_is(
     meta: FakeMeta, qmq: Command, monkeypatch: pytest.MonkeyPatch, width: int
 ) -> None:
-    monkeypatch.setattr(output.console, "width", width)
+    monkeypatch.setattr(tables.console, "width", width)
     meta.answers["ListDelayed"] = pb.ListDelayedResponse(
         messages=[message(cron="0 9 * * *", zone="Europe/Warsaw", tags=[])]
     )
-    monkeypatch.setattr(output.console, "_force_terminal", True)
+    monkeypatch.setattr(tables.console, "_force_terminal", True)
     lines = qmq.text("delay", "list").splitlines()
     assert any(ID in line for line in lines)
     assert all(len(line) <= width for line in lines)
@@ -406,7 +406,7 @@ def test_stats_show_people_what_is_due_when_and_what_is_wrong(meta: FakeMeta, qm
 def test_no_number_of_the_stats_is_broken_on_a_narrow_terminal(
     meta: FakeMeta, qmq: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(output.console, "width", 80)
+    monkeypatch.setattr(tables.console, "width", 80)
     large = description(
         "d1",
         (0, 10_000_000),

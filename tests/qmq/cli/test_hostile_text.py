@@ -16,7 +16,7 @@ from rich.text import Text
 from support import hostile
 from support.hostile import CLIPBOARD
 
-from qmq.cli import output
+from qmq.cli import tables
 from qmq.cli.consume import Form
 from qmq.errors import InvalidArgument, InvalidName
 from qmq.model import check_name
@@ -117,6 +117,6 @@ def test_a_line_break_in_a_cell_makes_no_row_of_its_own(meta: FakeMeta, qmq: Com
 def test_whatever_is_printed_is_harmless_and_rich_s_own_colours_stay() -> None:
     shown = io.StringIO()
     console = Console(file=shown, force_terminal=True, color_system="standard", width=200)
-    output.escape_controls(console)
+    tables.escape_controls(console)
     console.print(Text("a\x1b[32mb\u202e", "red"))
     assert shown.getvalue() == "\x1b[31ma\\x1b[32mb\\u202e\x1b[0m\n"

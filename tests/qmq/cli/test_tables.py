@@ -1,4 +1,4 @@
-"""Tables for people: what gives way in a narrow terminal, and what does not (qmq/cli/output.py)."""
+"""Tables for people: what gives way in a narrow terminal, and what does not (qmq/cli/tables.py)."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support import NodeProcess, cli_process
 
-from qmq.cli.output import CUT_CHARS_MIN, ELLIPSIS, GAP, lay_out, relative, table_lines
+from qmq.cli.tables import CUT_CHARS_MIN, ELLIPSIS, GAP, lay_out, relative, table_lines
 from qmq.operations.text import Duration, Time
 
 NOW_MS = 1_795_000_000_000

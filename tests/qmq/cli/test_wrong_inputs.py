@@ -32,7 +32,7 @@ WRONG = {
     "subject alter orders --retention-hours soon": "--retention-hours is a positive number or 'default', not 'soon'",  # noqa: E501
     "subject alter orders --retention-hours 1e308": "--retention-hours is at most 2562047788015, not 1e+308",  # noqa: E501
     "subject alter orders --body-bytes-max 4294967296": "body_bytes_max is a whole number from 0 to 4294967295, not 4294967296",  # noqa: E501
-    "subject create x --retention-hours inf": "--retention-hours is at most 2562047788015, not inf",
+    "subject create x --retention-hours inf": "should be less than or equal to 2562047788015",
     "subject create x --retention-mib 9000000000000": "--retention-mib is at most 8796093022207, not 9000000000000",  # noqa: E501
     "subject create x --order strict --partitions 4294967296": "partitions is a whole number from 0 to 4294967295, not 4294967296",  # noqa: E501
     "subject flush orders --flush never": "--flush must be default or sync, not 'never'",

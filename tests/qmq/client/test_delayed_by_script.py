@@ -115,7 +115,7 @@ async def test_produce_delays_each_line_and_prints_what_cancels_it() -> None:
 async def test_produce_delivers_at_a_time_and_shows_a_lone_messages_id_in_its_table(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("qmq.cli.output.console.width", 160)
+    monkeypatch.setattr("qmq.cli.tables.console.width", 160)
     async with delay_cluster() as it:
         result = await produce(it, "a\n", "--at", "2027-01-15T09:00:00+01:00")
         assert result.exit_code == 0, result.output
@@ -158,7 +158,7 @@ async def test_produce_says_what_is_wrong_with_a_time(
     options: list[str], words: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     said: list[str] = []
-    monkeypatch.setattr("qmq.cli.output.errors.print", lambda text, **_: said.append(text))
+    monkeypatch.setattr("qmq.cli.tables.errors.print", lambda text, **_: said.append(text))
     async with delay_cluster() as it:
         result = await produce(it, "a\n", *options)
         assert result.exit_code == 2

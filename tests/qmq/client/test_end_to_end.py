@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 from support import eventually, node_config, running
+from support.retention import begin_retention
 
 import qmq
 import qmq.blocking
@@ -30,7 +31,6 @@ from qmq.errors import (
 )
 from qmq.limits import MIB
 from qmq.log.log_config import Flush, LogConfig
-from qmq.log.retention import begin_retention
 from qmq.model import Order, SubjectConfig
 from qmq.node.dev_node import Node
 from qmq.wire.frame import FrameKind

@@ -16,7 +16,7 @@ from qmq.client.consuming.ordered.keys import KeyQueue
 def filled(*messages: tuple[str, bytes, int]) -> KeyQueue[str, int]:
     queue: KeyQueue[str, int] = KeyQueue()
     for lane, key, message in messages:
-        queue.put(lane, key, message)
+        queue.extend(lane, [(key, message)])
     return queue
 
 
@@ -38,7 +38,7 @@ class KeyMachine(RuleBasedStateMachine):
     @rule(lane=LANES, key=KEYS)
     def put(self, lane: str, key: bytes) -> None:
         self.count += 1
-        self.queue.put(lane, key, self.count)
+        self.queue.extend(lane, [(key, self.count)])
         self.lines.append((lane, key, self.count))
 
     def firsts(self) -> dict[bytes, tuple[str, int]]:

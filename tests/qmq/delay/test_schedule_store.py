@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from schedule_support import SECOND, START, contents, delayed, plan
 from support import ManualClock
+from support.retention import begin_retention, end_retention
 
 from qmq.delay.batches import SchedulePlace
 from qmq.delay.schedule import Schedule
@@ -23,7 +24,6 @@ from qmq.log.disk import Disk
 from qmq.log.log_config import Flush, LogConfig
 from qmq.log.merged_log import read_merged
 from qmq.log.recovery import open_store
-from qmq.log.retention import begin_retention, end_retention
 from qmq.log.store import Intake, Store
 from qmq.model import SubjectConfig
 from qmq.wire.batch_columns import parse_header
@@ -301,8 +301,8 @@ def test_without_a_checkpoint_retention_leaves_an_incomplete_schedule(tmp_path: 
     old = begin_retention(group.store, lambda name: SubjectConfig(name))
     checkpoint(group.store)
     checkpoint(group.store)
+    assert old.dropped
     end_retention(old)
-    assert old
     group.store.close()
     assert replayed(tmp_path / "a", tmp_path / "b", keeps_checkpoints=True)[0] == before
     shutil.rmtree(tmp_path / "a" / "checkpoint")

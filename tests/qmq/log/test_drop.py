@@ -9,11 +9,12 @@ from pathlib import Path
 import pytest
 from replica_support import checkpoint, queue_of, small_store, used_store
 from support import intake
+from support.retention import begin_retention
 
 from qmq.log.actions import Join, LaneBegin, PullAction, Pulled
 from qmq.log.checkpoint import close_store, discard
 from qmq.log.queue import Queue
-from qmq.log.retention import begin_retention, drop
+from qmq.log.retention import drop
 from qmq.log.store import Store
 
 
@@ -107,7 +108,7 @@ def test_groups_stay_forgotten_when_retention_took_the_drop_from_the_message_log
     other = store.open_queue("other", 0)
     for number in range(100):
         store.append([intake(other, [b"x" * 1000] * 3, number=number)])
-    assert begin_retention(store, lambda _: None) is not None
+    begin_retention(store, lambda _: None)
     for path in store.messages.drop_before(store.messages.bases[-1]):
         path.unlink()
     close_store(store)

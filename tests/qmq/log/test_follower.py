@@ -27,6 +27,7 @@ from replica_support import (
     state_of,
 )
 from support import ManualClock, intake
+from support.retention import begin_retention, end_retention
 
 from qmq.errors import CorruptBatch, DiskFull
 from qmq.log import follower
@@ -36,7 +37,6 @@ from qmq.log.envelopes import walk
 from qmq.log.log_config import Flush
 from qmq.log.merged_log import read_merged
 from qmq.log.recent_writes import WriteRun
-from qmq.log.retention import begin_retention, end_retention
 from qmq.log.store import Store
 from qmq.model import SubjectConfig
 from qmq.wire.batch import ENVELOPE_BYTES
@@ -284,9 +284,9 @@ def test_a_replica_that_starts_over_gets_the_state_of_a_master_with_a_short_log(
     traffic.run(10 * seed)
     master.commit(master.index)
     gone = begin_retention(master, SubjectConfig)
+    assert gone.dropped
     checkpoint(master)
     end_retention(gone)
-    assert gone
     old = opened(tmp_path / "old")
     assert read_from(master, old, 4096, from_files=True) is None
     old.close()

@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 from replica_support import feed, opened, small
 from support import intake
+from support.retention import begin_retention, end_retention
 
 from qmq.limits import MIB
 from qmq.log.envelopes import SNAPSHOT_BYTES, is_opened_whole, walk
 from qmq.log.queue import WINDOW, Producers
-from qmq.log.retention import begin_retention, end_retention
 from qmq.log.store import Store
 from qmq.model import SubjectConfig
 from qmq.wire.batch import Kind

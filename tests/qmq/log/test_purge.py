@@ -9,10 +9,11 @@ from pathlib import Path
 import pytest
 from replica_support import checkpoint, queue_of, small_store, used_store
 from support import intake
+from support.retention import begin_retention
 
 from qmq.log.checkpoint import close_store, discard
 from qmq.log.queue import Queue
-from qmq.log.retention import begin_retention, drop, purge
+from qmq.log.retention import drop, purge
 from qmq.log.store import Store
 
 

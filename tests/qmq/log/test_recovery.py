@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from replica_support import checkpoint, flush
 from support import ManualClock, intake
+from support.retention import begin_retention, end_retention
 
 from qmq.errors import FolderInUse, LogDamaged
 from qmq.limits import KIB, MIB
@@ -17,7 +18,6 @@ from qmq.log.checkpoint import close_store
 from qmq.log.disk import Disk
 from qmq.log.log_config import Flush, LogConfig
 from qmq.log.recovery import open_store
-from qmq.log.retention import begin_retention, end_retention
 from qmq.log.store import Store
 from qmq.model import MessageId, SubjectConfig
 from qmq.wire.batch import BatchView
@@ -253,9 +253,9 @@ def test_without_the_newest_checkpoint_a_log_opens_after_retention(
     clock.now_ms += CONFIG.retention_ms + 1
     fill(store, 60, start=60)
     store.commit(store.index)
-    files = begin_retention(store, lambda name: SubjectConfig(name))
+    gone = begin_retention(store, lambda name: SubjectConfig(name))
     checkpoint(store)
-    end_retention(files)
+    end_retention(gone)
     fill(store, 10, start=120)
     start = store.queue("s", 0).start_sequence
     store.close()
@@ -368,9 +368,9 @@ def test_retention_by_age_takes_segments_and_a_replay_still_numbers_on(tmp_path:
     fill(store, 60)
     clock.now_ms += CONFIG.retention_ms + 1
     fill(store, 30, start=60)
-    files = begin_retention(store, lambda name: SubjectConfig(name))
+    gone = begin_retention(store, lambda name: SubjectConfig(name))
     checkpoint(store)
-    end_retention(files)
+    end_retention(gone)
     queue = store.queue("s", 0)
     assert queue.start_sequence == 180
     assert bodies(store)[-90:] == expected(90, start=60)
@@ -402,8 +402,7 @@ def test_retention_by_the_whole_logs_size_takes_the_oldest_segments(tmp_path: Pa
     store = opened(tmp_path, config)
     for number in range(40):
         store.append([intake(store.open_queue("s", 0), [bytes(MIB)], number=number)])
-    files = begin_retention(store, lambda name: SubjectConfig(name))
-    assert files
+    assert begin_retention(store, lambda name: SubjectConfig(name)).dropped
     assert store.messages.end - store.messages.start <= 16 * MIB
     assert store.queue("s", 0).start_sequence > 20
     store.close()
@@ -417,10 +416,10 @@ def test_a_crash_between_checkpoint_and_deletion_is_finished_at_the_next_start(
     fill(store, 60)
     clock.now_ms += CONFIG.retention_ms + 1
     fill(store, 30, start=60)
-    files = begin_retention(store, lambda name: SubjectConfig(name))
+    gone = begin_retention(store, lambda name: SubjectConfig(name))
     checkpoint(store)
     store.close()
-    segments = [path for path in files if path.suffix == ".log"]
+    segments = [path for path in gone.dropped if path.suffix == ".log"]
     assert segments
     assert all(path.exists() for path in segments)
     opened(tmp_path, clock=clock).close()

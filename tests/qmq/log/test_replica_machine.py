@@ -38,6 +38,7 @@ from replica_support import (
 )
 from support import ManualClock
 from support.forms import examples
+from support.retention import begin_retention, end_retention
 
 from qmq import limits
 from qmq.errors import QmqError
@@ -45,7 +46,6 @@ from qmq.log import envelopes, follower, retention
 from qmq.log import store as stores
 from qmq.log.envelopes import is_opened_whole, walk
 from qmq.log.lane_state import GroupLaneState
-from qmq.log.retention import begin_retention, end_retention
 from qmq.log.segments import Segments
 from qmq.log.store import Store
 from qmq.model import SubjectConfig

@@ -24,6 +24,7 @@ from replica_support import (
     state_of,
 )
 from support import ManualClock
+from support.retention import begin_retention, end_retention
 
 from qmq.errors import LogDamaged
 from qmq.log.checkpoint import close_store
@@ -31,7 +32,6 @@ from qmq.log.envelopes import walk
 from qmq.log.follower import start_over
 from qmq.log.log_config import LogConfig
 from qmq.log.recovery import open_store
-from qmq.log.retention import begin_retention, end_retention
 from qmq.model import SubjectConfig
 from qmq.wire.batch import parse_envelope
 

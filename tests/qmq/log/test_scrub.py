@@ -13,12 +13,12 @@ from random import Random
 import pytest
 from replica_support import Traffic, checkpoint, feed_all, flush, master_at, opened, small
 from support import ManualClock
+from support.retention import begin_retention, end_retention
 
 from qmq.errors import LogDamaged
 from qmq.log import follower
 from qmq.log.disk import Disk
 from qmq.log.envelopes import walk
-from qmq.log.retention import begin_retention, end_retention
 from qmq.log.scrub import Scrubber
 from qmq.log.segments import Segments, segment_name
 from qmq.model import SubjectConfig

@@ -80,10 +80,6 @@ class KeyQueue(Generic[L, M]):
         self.paused: dict[L, OrderedDict[bytes, tuple[L, M]]] = {}
         """Paused lanes, with the keys that are ready except for the pause."""
 
-    def put(self, lane: L, key: bytes, message: M) -> None:
-        """Add a message behind all others of its key."""
-        self.extend(lane, ((key, message),))
-
     def extend(self, lane: L, messages: Iterable[tuple[bytes, M]]) -> None:
         """Messages with their keys, each behind all others of its key."""
         ready, in_work, lines, paused = self._ready, self._in_work, self._lines, self.paused

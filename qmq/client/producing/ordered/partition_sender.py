@@ -17,7 +17,6 @@ from typing import Final
 
 from qmq_ordering.hashing import logical_partition
 
-from qmq import limits
 from qmq.client.connection.connection import Connection
 from qmq.client.connection.pool import ConnectionPool
 from qmq.client.consuming.ordered.membership import GroupLoad
@@ -113,9 +112,6 @@ KEYS_MAX: Final = 200_000
 Hashing a key again costs as much as sending two messages.
 """
 
-NUMBERS: Final = list(range(limits.LOGICAL_PARTITIONS_MAX))
-"""One int object for each logical partition, shared by all cached keys."""
-
 
 class Keys(dict[Key, int]):
     """The logical partition of a key as the application passed it: `keys[key]`. Raises
@@ -128,6 +124,8 @@ class Keys(dict[Key, int]):
     def __init__(self, count: int = 0) -> None:
         super().__init__()
         self.count = count
+        self._numbers: dict[int, int] = {}
+        """One int object for each logical partition, shared by all cached keys."""
 
     def begin(self, count: int) -> None:
         """The number of logical partitions is known, or has changed."""
@@ -146,7 +144,8 @@ class Keys(dict[Key, int]):
             return 0
         if len(self) >= KEYS_MAX:
             self.clear()
-        found = self[key] = NUMBERS[logical_partition(data, self.count)]
+        number = logical_partition(data, self.count)
+        found = self[key] = self._numbers.setdefault(number, number)
         return found
 
     def of_many(self, keys: Sequence[Key]) -> list[int]:
