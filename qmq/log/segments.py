@@ -71,12 +71,24 @@ class SyncPlan:
 
 @dataclass(frozen=True, slots=True)
 class FlushPlan:
-    """One flush of both logs: call `run` in a thread, then `Store.end_flush`."""
+    """One flush of both logs: sync `files`, or call `run` in a thread; then `Store.end_flush`."""
 
     messages: SyncPlan
     actions: SyncPlan
     index: int
     """Entries up to this index are on disk after `run`."""
+
+    @property
+    def files(self) -> list[int]:
+        """The files whose syncs, in any order, are the whole flush; none if it needs `run`.
+
+        Either log may be the first to survive a power cut: the kernel writes pages back in any
+        order, so recovery expects that.
+        """
+        messages, actions = self.messages, self.actions
+        if messages.folder is not None or actions.folder is not None:
+            return []
+        return [each.file for each in (messages, actions) if each.is_dirty]
 
     def run(self) -> None:
         """Sync both logs. Raises FlushFailed."""
