@@ -6,9 +6,8 @@ fdatasync takes a given time.
 
 A library, compiled here and preloaded (LD_PRELOAD), replaces the servers' fdatasync by a sleep, and
 the kernel's asynchronous sync by a timer, so that the variance of the real disk is not measured.
-Writes are real. etcd is a static program and
-not affected. Modes: async, flushed (async, and the measured producer has acks="flushed"), sync (all
-servers with --flush sync).
+Writes are real. etcd is a static program and not affected. Modes: async, flushed (async, and the
+measured producer has acks="flushed"), sync (all servers with --flush sync).
 """
 
 from __future__ import annotations

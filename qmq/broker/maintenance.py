@@ -1,5 +1,5 @@
 """The background work of a broker: flushes, checkpoints, the commit mark, retention, leases. The
-slow parts run in threads.
+slow parts run in threads, and most flushes in the kernel.
 
 A failed flush is final: `fatal` stops the process before it acknowledges anything else.
 
@@ -34,12 +34,12 @@ from qmq.errors import AccessDenied, DiskFull, FlushFailed, LogDamaged
 from qmq.limits import MIB
 from qmq.log.checkpoint import CheckpointPlan, end_checkpoint
 from qmq.log.commit_mark import Marker
-from qmq.log.kernel_sync import KernelSyncs
 from qmq.log.log_config import Flush
 from qmq.log.retention import Before, Retention
 from qmq.log.scrub import Scrubber
 from qmq.log.segments import FlushPlan
 from qmq.log.store import Store
+from qmq.process.kernel_sync import KernelSyncs
 from qmq.security.principal import Principal
 
 log = logging.getLogger("qmq.broker")

@@ -31,8 +31,8 @@ from typing import Any, Final
 
 from qmq import limits
 from qmq.errors import DiskFull, FlushFailed, FolderInUse
-from qmq.log.kernel_sync import SystemCall, system_call
 from qmq.process.files import FILE_MODE, NO_SPACE, SHORT_OF
+from qmq.process.kernel_sync import SystemCall, system_call
 
 _CACHESTAT: Final = 451
 """The number of the system call on all architectures of Linux;

@@ -22,7 +22,7 @@ from __future__ import annotations
 
 import errno
 from bisect import bisect_right
-from collections import Counter, OrderedDict
+from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -116,7 +116,7 @@ class Segments:
         """The position of the first byte that is on this disk."""
         self._readers: OrderedDict[int, int] = OrderedDict()
         self._set_aside: list[int] = []
-        self._syncing: Counter[int] = Counter()
+        self._syncing: list[int] = []
         """The files of plans that were begun and did not end."""
         self._folder_changes = 1
         self._folder_changes_synced = 0
@@ -411,7 +411,7 @@ class Segments:
         """Make the plan for syncing everything now."""
         changes = self._folder_changes
         folder = self.folder if changes > self._folder_changes_synced else None
-        self._syncing[self._active] += 1
+        self._syncing.append(self._active)
         return SyncPlan(
             self.disk, self.end, self._active, self.flushed < self.end, folder, changes, self.cuts
         )
@@ -420,7 +420,7 @@ class Segments:
         """Finish a plan that was run: everything before its position survives a power cut, unless
         the log was cut meanwhile.
         """
-        self._syncing -= Counter({plan.file: 1})
+        self._syncing.remove(plan.file)
         if plan.cuts == self.cuts:
             self.flushed = max(self.flushed, plan.position)
         self._folder_changes_synced = max(self._folder_changes_synced, plan.changes)

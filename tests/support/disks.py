@@ -11,7 +11,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from qmq.log.disk import BLOCK_BYTES, Disk
-from qmq.log.kernel_sync import NUMBERS, Event, SystemCall
+from qmq.process.kernel_sync import NUMBERS, SyncEvent, SystemCall
 
 
 class BadBlocks:
@@ -127,7 +127,7 @@ class FailingKernel(Disk):
             if number == numbers.submit and done > 0:
                 self.begun += done
             if number == numbers.get_events and self.fails:
-                for event in (Event * max(done, 0)).from_address(d):
+                for event in (SyncEvent * max(done, 0)).from_address(d):
                     event.result = -errno.EIO
             return done
 

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from qmq.log.kernel_sync import NUMBERS, system_call
+from qmq.process.kernel_sync import NUMBERS, system_call
 from support.etcd_process import find_binary
 
 sys.path.append(str(Path(__file__).resolve().parents[2] / "scripts"))

@@ -75,7 +75,7 @@ class _Request(ctypes.Structure):
     )
 
 
-class Event(ctypes.Structure):
+class SyncEvent(ctypes.Structure):
     """struct io_event: the end of a request."""
 
     _fields_ = (
@@ -148,11 +148,16 @@ class KernelSyncs:
         """Prepare everything before the first flush. False if the kernel refuses it."""
         self._numbers = NUMBERS[platform.machine()]
         context = ctypes.c_uint64()
+        try:
+            self._eventfd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        except OSError:  # short of descriptors
+            self._call = None
+            return False
         if call(self._numbers.setup, _FILES_MAX, ctypes.addressof(context), 0, 0, 0) < 0:
+            os.close(self._eventfd)
             self._call = None
             return False
         self._context = context.value
-        self._eventfd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self._loop.add_reader(self._eventfd, self._wake)
         self._requests = (_Request * _FILES_MAX)()
         for request in self._requests:
@@ -160,7 +165,7 @@ class KernelSyncs:
             request.eventfd = self._eventfd
         self._list = (ctypes.c_uint64 * _FILES_MAX)(*map(ctypes.addressof, self._requests))
         self._list_at = ctypes.addressof(self._list)
-        self._events = (Event * _FILES_MAX)()
+        self._events = (SyncEvent * _FILES_MAX)()
         self._events_at = ctypes.addressof(self._events)
         return True
 
@@ -186,7 +191,7 @@ class KernelSyncs:
     def _read_events(self, least: int) -> None:
         """Note the requests that have ended; wait for `least` of them."""
         if self._call is None:
-            return
+            raise InvariantBroken("a sync runs that was not begun")
         count = -EINTR
         while count == -EINTR:
             count = self._call(

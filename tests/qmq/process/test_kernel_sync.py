@@ -17,7 +17,7 @@ from support.disks import FailingKernel, RefusingKernel
 
 from qmq.errors import FlushFailed
 from qmq.log.disk import Disk
-from qmq.log.kernel_sync import NUMBERS, KernelSyncs, SystemCall
+from qmq.process.kernel_sync import NUMBERS, KernelSyncs, SystemCall
 
 pytestmark = needs.kernel_syncs
 
