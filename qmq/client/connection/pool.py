@@ -73,6 +73,45 @@ class SettleReport:
     """
 
 
+SETTLE_DELAY_S: Final = 0.005
+"""Verdicts wait this long, to be sent together with others."""
+
+Send = Callable[[], None]
+
+
+class SettleClock:
+    """Lets all consumers and lanes of a client send their verdicts at one time: the broker gets one
+    write for all, handles it in one turn, and writes one entry to its log.
+    """
+
+    def __init__(self, loop_round: EventLoopTick) -> None:
+        self._round = loop_round
+        self._waiting: dict[Send, None] = {}
+        self._timer: asyncio.TimerHandle | None = None
+
+    def add(self, send: Send) -> None:
+        """Call `send` with the others, `SETTLE_DELAY_S` after the first of them was added."""
+        self._waiting[send] = None
+        if self._timer is None:
+            loop = self._round.loop or self._round.own_loop()
+            self._timer = loop.call_later(SETTLE_DELAY_S, self._fire, loop)
+
+    def discard(self, send: Send) -> None:
+        """Do not call `send`, if it waits."""
+        self._waiting.pop(send, None)
+        if not self._waiting and self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _fire(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._timer = None
+        waiting, self._waiting = self._waiting, {}
+        self._round.begin(loop)
+        for send in waiting:
+            self._round.at_end(send)
+        self._round.end()
+
+
 class SettleReporter:
     """Watches the requests of one consumer to one broker group. `on_report` gets a report when a
     request is answered or has failed.
@@ -196,6 +235,7 @@ class ConnectionPool:
         """The work of producers, consumers and connections at the end of a round
         of the event loop.
         """
+        self.settle_clock = SettleClock(self.round)
         self.answer_watch = AnswerWatch(timing.stall_s)
         self.store = store
         """The spool of verdicts that no broker has answered yet; None:
