@@ -25,6 +25,7 @@ from qmq.client.connection.connection import (
     ReachPatience,
     connect,
 )
+from qmq.client.consuming.message import ArrivedBatches
 from qmq.client.metadata.cache import Master, MetadataCache, shared
 from qmq.errors import ClientClosed, NameUnresolved, NotConnected, PeerError, QmqError, Unavailable
 from qmq.metrics.figures import Durations
@@ -236,6 +237,7 @@ class ConnectionPool:
         of the event loop.
         """
         self.settle_clock = SettleClock(self.round)
+        self.arrived = ArrivedBatches(self.round.at_end)
         self.answer_watch = AnswerWatch(timing.stall_s)
         self.store = store
         """The spool of verdicts that no broker has answered yet; None:

@@ -521,7 +521,7 @@ class LaneReader:
         self._counters = links.counters.taking(terms.subject, terms.group)
         self._loop = asyncio.get_running_loop()
         self._token = 0
-        self._batches = ReceivedBatches()
+        self._batches = ReceivedBatches(links.arrived)
         self.is_pulling = self._has_reported_end = False
         """`is_pulling`: a pull is under way."""
         self._pulls_at = 0
