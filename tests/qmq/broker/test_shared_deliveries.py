@@ -5,6 +5,7 @@ it would get alone (qmq/broker/dispatch/pull.py).
 from __future__ import annotations
 
 import random
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
@@ -31,7 +32,9 @@ GROUPS = ("a", "b", "c", "d")
 
 def append(store: Store, queue: Queue, number: int, count: int, group: str) -> None:
     """A batch for one group, or for all."""
-    headers = [{"qmq-group": group.encode()}] * count if group else None
+    headers: list[Mapping[str, bytes]] | None = (
+        [{"qmq-group": group.encode()}] * count if group else None
+    )
     flags = BatchFlag.DIRECTED if group else 0
     columns = Columns([b"%d" % number] * count, headers=headers)
     envelope, region = encode(

@@ -31,7 +31,7 @@ SECOND = stored(3, b"d", b"e", index=2)
 
 
 def alone() -> ArrivedBatches:
-    """For a consumer to which each delivery comes in a round of its own."""
+    """For a consumer that gets each delivery in another round."""
     return ArrivedBatches(lambda call: call())
 
 
