@@ -94,8 +94,7 @@ class SettleClock:
         """Call `send` with the others, `SETTLE_DELAY_S` after the first of them was added."""
         self._waiting[send] = None
         if self._timer is None:
-            loop = self._round.loop or self._round.own_loop()
-            self._timer = loop.call_later(SETTLE_DELAY_S, self._fire, loop)
+            self._timer = self._round.own_loop().call_later(SETTLE_DELAY_S, self._fire)
 
     def discard(self, send: Send) -> None:
         """Do not call `send`, if it waits."""
@@ -104,13 +103,16 @@ class SettleClock:
             self._timer.cancel()
             self._timer = None
 
-    def _fire(self, loop: asyncio.AbstractEventLoop) -> None:
+    def _fire(self) -> None:
         self._timer = None
         waiting, self._waiting = self._waiting, {}
-        self._round.begin(loop)
-        for send in waiting:
-            self._round.at_end(send)
-        self._round.end()
+        sends = iter(waiting)
+        try:
+            for send in sends:
+                send()
+        finally:  # one that fails must not keep the others from being sent
+            for send in sends:
+                self.add(send)
 
 
 class SettleReporter:

@@ -41,3 +41,19 @@ async def test_a_lane_may_be_added_while_the_others_send() -> None:
     clock.add(again)
     await eventually(lambda: len(sent) == 3)
     assert sent == [0, 1, 2]
+
+
+async def test_one_that_fails_does_not_keep_the_others_from_sending() -> None:
+    loop = asyncio.get_running_loop()
+    failures: list[str] = []
+    loop.set_exception_handler(lambda _, said: failures.append(str(said["exception"])))
+    sent: list[str] = []
+
+    def fails() -> None:
+        raise RuntimeError("planted")
+
+    clock = SettleClock(EventLoopTick())
+    for send in (lambda: sent.append("first"), fails, lambda: sent.append("last")):
+        clock.add(send)
+    await eventually(lambda: len(sent) == 2)
+    assert (sent, failures) == (["first", "last"], ["planted"])
