@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import shutil
 import signal
 import statistics
 import tempfile
@@ -162,42 +161,51 @@ async def first_pending(address: str) -> float:
     raise SystemExit("nothing is pending")
 
 
-def pending(count: int, size: int, runs: int) -> None:
-    """Fill a node with messages that are due within a year, and restart it."""
-    folder = Path(tempfile.mkdtemp(prefix="qmq-bench-"))
+def started(folder: Path) -> tuple[Node, Figures]:
+    """Start a node, and measure it."""
+    begin = time.monotonic()
     node = Node(data=folder)
-    try:
-        begin, sent = time.monotonic(), 0
-        while sent < count:
-            some = min(FILL_MESSAGES, count - sent)
-            together((send, node.address, some, size, SPANS_MS["within a year"], 0))
-            sent += some
-        _print("filled, messages/s", [count / (time.monotonic() - begin)])
-        _print("after that, MiB", [resident_mib(node.pid)])
-        for name, how in (("stopped", signal.SIGTERM), ("killed", signal.SIGKILL)):
-            found: dict[str, list[float]] = {}
-            for _ in range(runs):
-                node.process.send_signal(how)
-                node.process.wait()
-                begin = time.monotonic()
-                node = Node(data=folder)
-                figures = {"start, s": time.monotonic() - begin}
-                figures["first list, s"] = in_loop(first_pending, node.address)
-                time.sleep(REST_S)
-                figures["MiB"] = resident_mib(node.pid)
-                figures |= lateness(node.address)
-                figures["MiB at the end"] = resident_mib(node.pid)
-                for figure, value in figures.items():
-                    found.setdefault(figure, []).append(value)
-            print(f"{name}, with {count:,} pending messages")
-            for figure, values in found.items():
-                _print(figure, values)
-        files = [each.stat().st_size for each in folder.rglob("*") if each.is_file()]
-        _print("files", [len(files)])
-        _print("their GB", [sum(files) / 1e9])
-    finally:
-        node.stop(keep=True)
-        shutil.rmtree(folder)
+    figures = {"start, s": time.monotonic() - begin}
+    figures["first list, s"] = in_loop(first_pending, node.address)
+    time.sleep(REST_S)
+    figures["MiB"] = resident_mib(node.pid)
+    figures |= lateness(node.address)
+    return node, figures | {"MiB at the end": resident_mib(node.pid)}
+
+
+def fill(folder: Path, count: int, size: int) -> None:
+    """Fill a node's folder with messages that are due within a year."""
+    node = Node(data=folder)
+    begin, left = time.monotonic(), count
+    while left:
+        some = min(FILL_MESSAGES, left)
+        together((send, node.address, some, size, SPANS_MS["within a year"], 0))
+        left -= some
+    _print("filled, messages/s", [count / (time.monotonic() - begin)])
+    _print("after that, MiB", [resident_mib(node.pid)])
+    node.stop(keep=True)
+
+
+def pending(count: int, size: int, runs: int) -> None:
+    """Start a node with many pending messages, in turns with one that has few."""
+    with tempfile.TemporaryDirectory(prefix="qmq-bench-") as place:
+        folders = {number: Path(place, str(number)) for number in (BATCH, count)}
+        for number, folder in folders.items():
+            fill(folder, number, size)
+        found: dict[str, list[Figures]] = {}
+        for _ in range(runs):
+            for how in (signal.SIGTERM, signal.SIGKILL):
+                for number, folder in folders.items():
+                    node, figures = started(folder)
+                    found.setdefault(f"{number:,} pending, before {how.name}", []).append(figures)
+                    node.process.send_signal(how)
+                    node.process.wait()
+        for name, some in found.items():
+            print(name)
+            for figure in some[0]:
+                _print(figure, [each[figure] for each in some])
+        files = [each.stat().st_size for each in folders[count].rglob("*") if each.is_file()]
+        print(f"{len(files)} files, {sum(files) / 1e9:.2f} GB")
 
 
 def main(words: Sequence[str]) -> None:
