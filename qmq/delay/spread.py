@@ -21,7 +21,6 @@ region of a piece; its place is 0, and its due time that of its first message.
 from __future__ import annotations
 
 import logging
-import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -60,14 +59,8 @@ _ROWS_MIN: Final = 4_096
 REACH: Final = 65_536
 """Buckets of one run: their numbers are sorted as 16 bits."""
 _DUE: Final = int(Column.DUE)
-_NAME: Final = re.compile(r"[0-9a-f]{16}-[0-9a-f]{16}\.run")
 
 log = logging.getLogger("qmq.delay")
-
-
-def is_run_name(name: str) -> bool:
-    """Whether a run may have this name."""
-    return _NAME.fullmatch(name) is not None
 
 
 class SpreadBatch(NamedTuple):
