@@ -331,22 +331,7 @@ class Pieces:
         return self._taken
 
     def _head(self, count: int, body_bytes: int) -> bytes:
-        producer_id, batch_sequence, flags, _, create_time_ms, _, partition, _, subject_bytes, _ = (
-            self.header
-        )
-        return REGION.pack(
-            producer_id,
-            batch_sequence,
-            flags,
-            count,
-            create_time_ms,
-            self._columns,
-            partition,
-            body_bytes,
-            subject_bytes,
-            0,
-            0,
-        )
+        return _piece_head(self.header, self._columns, count, body_bytes)
 
     # --- batches of one ---------------------------------------------------------------------------
 
@@ -391,6 +376,72 @@ class Pieces:
         before = self.headers if self.headers is not None else [[] for _ in self.ids]
         self.headers = [*before[:place], headers, *before[place + 1 :]]
         self._columns |= int(Column.HEADERS)
+
+
+def cut_by_bucket(
+    pieces: Pieces, numbers: npt.NDArray[np.int32], which: Sequence[int]
+) -> list[tuple[int, Sequence[int], bytes]]:
+    """(bucket, places, region) of the messages at the places `which` (ascending), by bucket.
+    `numbers` has the bucket of each message of the batch.
+    """
+    places = np.array(which, np.intp)
+    some = numbers[places]
+    order = np.argsort(some, kind="stable")
+    ends = [*(np.flatnonzero(np.diff(some[order])) + 1).tolist(), len(order)]
+    first, every = 0, places[order].tolist()
+    found: list[tuple[int, Sequence[int], bytes]] = []
+    for number, end in zip(some[order[[0, *ends[:-1]]]].tolist(), ends, strict=True):
+        if end == first + 1:
+            found.append((number, every[first:end], pieces.one(every[first])))
+        else:
+            found += [(number, *each) for each in pieces.cut(every[first:end])]
+        first = end
+    return found
+
+
+def plain_pieces(
+    header: RegionHeader, subject: bytes, messages: Sequence[tuple[int, int, bytes]]
+) -> list[tuple[tuple[int, ...], bytes]]:
+    """(due times, region) of a piece of a batch without other columns than due times: what
+    `Pieces.cut` makes of it. `messages` are (due time, place, body).
+    """
+    dues, places, bodies = zip(*messages, strict=True)
+    start = id_of(header.producer_id, header.batch_sequence, 0)[:-2]
+    region = b"".join(
+        (
+            _piece_head(header, header.columns | _PLAIN, len(bodies), sum(map(len, bodies))),
+            padded(subject),
+            *[start + place.to_bytes(2, "big") for place in places],
+            pack(f"<{len(dues)}q", *dues),
+            _strings(bodies),
+        )
+    )
+    if len(region) <= REGION_BYTES_MAX or len(messages) == 1:
+        return [(dues, region)]
+    middle = len(messages) // 2
+    return [
+        *plain_pieces(header, subject, messages[:middle]),
+        *plain_pieces(header, subject, messages[middle:]),
+    ]
+
+
+def _piece_head(header: RegionHeader, columns: int, count: int, body_bytes: int) -> bytes:
+    producer_id, batch_sequence, flags, _, create_time_ms, _, partition, _, subject_bytes, _ = (
+        header
+    )
+    return REGION.pack(
+        producer_id,
+        batch_sequence,
+        flags,
+        count,
+        create_time_ms,
+        columns,
+        partition,
+        body_bytes,
+        subject_bytes,
+        0,
+        0,
+    )
 
 
 def _rows(

@@ -67,13 +67,14 @@ from qmq.delay.files import (
     damaged,
     read_written,
 )
+from qmq.delay.spread import Spread, SpreadPiece
 from qmq.errors import CorruptBatch, DiskFull, LogDamaged, MessageNotFound
 from qmq.limits import BATCH_BYTES_MAX, KIB, MIB
 from qmq.log.disk import Disk
 from qmq.wire.batch import BATCH_BYTES_MIN, ENVELOPE_BYTES, Kind, parse_envelope, place
 from qmq.wire.batch_columns import REGION, REGION_BYTES, UNREADABLE, RegionHeader
 
-_FILE: Final = re.compile(r"[0-9]{8}T[0-9]{6}Z\.(log|idx|done)")
+_FILE: Final = re.compile(r"[0-9]{8}T[0-9]{6}Z\.(log|idx|done)|[0-9a-f]{16}-[0-9a-f]{16}\.run")
 INDEX_ROW: Final = np.dtype(
     [("due", "<i8"), ("position8", "<u4"), ("place", "<u2"), ("flags", "<u2")]
 )
@@ -240,6 +241,13 @@ class Bucket:
         if self._marks is not None:
             self._marks += bytes(count)
         return first
+
+    def add_lost(self, due_ms: int) -> None:
+        """Store a message that cannot be read: reading it raises LogDamaged."""
+        append_ms = self.append_ms_of(self.count - 1) if self.count else 0
+        self.add(
+            ScheduledBatch(0, append_ms, bytes(BATCH_BYTES_MIN - ENVELOPE_BYTES), 1, 0), due_ms
+        )
 
     def settle(
         self, mark: DispatchMark, ordinals: bytes, targets: Iterable[SchedulePlace] = ()
@@ -456,7 +464,7 @@ log = logging.getLogger("qmq.delay")
 class Buckets:
     """The buckets of a schedule. Their unwritten tails take at most `bytes_max`."""
 
-    def __init__(self, files: AppendFiles, bucket_ms: int, bytes_max: int) -> None:
+    def __init__(self, files: AppendFiles, bucket_ms: int, bytes_max: int, spread: Spread) -> None:
         self.files = files
         self.bucket_ms = bucket_ms
         self._bytes_max = bytes_max
@@ -465,26 +473,73 @@ class Buckets:
         self._dirty: dict[int, int] = {}
         """Buckets with tails and their bytes; the one with the oldest tail comes first."""
         self._tail_bytes = 0
+        self.spread = spread
 
     # --- which there are --------------------------------------------------------------------------
 
-    def __contains__(self, number: object) -> bool:
-        return number in self._buckets
+    def __contains__(self, number: int) -> bool:
+        return number in self._buckets or self.spread.has(number)
 
     def __iter__(self) -> Iterator[Bucket]:
-        """The buckets in ascending order."""
+        """The buckets that have files, in ascending order."""
         if not self._is_sorted:
             self._buckets = dict(sorted(self._buckets.items()))
             self._is_sorted = True
         return iter(self._buckets.values())
 
     def get(self, number: int) -> Bucket | None:
-        """The bucket, if it is here."""
+        """The bucket, if it is here, with all its messages filed. Raises LogDamaged."""
+        if self.spread.has(number):
+            self._file(number, self.spread.file(number))
         return self._buckets.get(number)
+
+    def as_filed(self, number: int) -> Bucket | None:
+        """The bucket with the messages that are filed so far, if it has some."""
+        return self._buckets.get(number)
+
+    def _file(self, number: int, pieces: Iterable[SpreadPiece]) -> int:
+        bucket = self._buckets.get(number)
+        if bucket is None:
+            bucket = self._new(number)
+        before = bucket.count
+        for index, append_ms, flags, region, due_times_ms in pieces:
+            if not region:
+                bucket.add_lost(number * self.bucket_ms)
+                continue
+            bucket.add(
+                ScheduledBatch(index, append_ms, region, crc32c(region), flags & 0xFFFF),
+                due_times_ms[0] if len(due_times_ms) == 1 else np.array(due_times_ms, np.int64),
+            )
+        self.grew(bucket)
+        return bucket.count - before
+
+    def file_near(self, last: int) -> bool:
+        """File some messages of the buckets up to this one. Returns whether there may be more.
+        Raises LogDamaged.
+        """
+        number = self.spread.first_in_runs(last)
+        if number is not None:
+            self._file(number, self.spread.file_oldest(number))
+        elif (number := self.spread.first_staged(last)) is not None:
+            self.get(number)
+        return number is not None
+
+    def file_surplus(self, messages: int) -> None:
+        """While there are too many runs, file about as many messages of the oldest ones.
+        Raises LogDamaged.
+        """
+        while messages > 0 and (number := self.spread.surplus()) is not None:
+            messages -= self._file(number, self.spread.file_oldest(number)) + 1
+
+    def settle_stage(self) -> None:
+        """Before a checkpoint: nothing stays staged. Raises LogDamaged."""
+        for number in self.spread.few():
+            self.get(number)
+        self.spread.seal()
 
     def require(self, number: int) -> Bucket:
         """The bucket. Raises MessageNotFound."""
-        bucket = self._buckets.get(number)
+        bucket = self.get(number)
         if bucket is None:
             raise MessageNotFound(
                 f"there is no bucket {name_of(number, self.bucket_ms)}, or it was deleted"
@@ -524,7 +579,7 @@ class Buckets:
         self, number: int, batch: ScheduledBatch, due_times_ms: npt.NDArray[np.int64] | int
     ) -> int:
         """Store a batch that is all of one bucket; see `Bucket.add`."""
-        bucket = self._buckets.get(number) or self._new(number)
+        bucket = self.get(number) or self._new(number)
         ordinal = bucket.add(batch, due_times_ms)
         self.grew(bucket)
         return ordinal
@@ -566,6 +621,10 @@ class Buckets:
             for number in self._dirty
             for file in self._buckets[number].growing
             if file.tail
+        ] + [
+            UnwrittenTail(run.file, run.file.written, bytes(run.file.tail))
+            for run in self.spread.runs
+            if run.file.tail
         ]
 
     def wrote(self, tails: Iterable[UnwrittenTail]) -> None:
@@ -760,7 +819,7 @@ class ReadAhead:
         """
         self._ends = {number: end for number, end in self._ends.items() if number in near}
         for number in near:
-            bucket, begin = self._buckets.get(number), self._ends.get(number, 0)
+            bucket, begin = self._buckets.as_filed(number), self._ends.get(number, 0)
             if (
                 bucket is not None
                 and begin + OUTLINED_BYTES_MIN <= bucket.log.written
@@ -783,7 +842,8 @@ class ReadAhead:
         for position, outline in found.outlines:
             self._cache.put_outline(found.bucket, position, outline)
         for position, why in found.damage:
-            log.error("%s", damaged(self._buckets.require(found.bucket).log.name, position, why))
+            name = name_of(found.bucket, self._buckets.bucket_ms) + LOG
+            log.error("%s", damaged(name, position, why))
 
 
 class ReadAheadPiece:

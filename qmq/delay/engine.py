@@ -165,7 +165,7 @@ class Engine:
         """
         while self._timekeeper is not None and not self._timekeeper.is_settled:  # noqa: ASYNC110 - it is asked by another task
             await asyncio.sleep(SETTLE_S)
-        self._unsubscribe = self.schedule.subscribe(self._pending)
+        self._unsubscribe = self.schedule.subscribe(self._pending, lambda: self.loader.reach_ms)
         self.loader.begin(self.clock.time_ms())
         for work in (
             self._tick,
@@ -222,6 +222,8 @@ class Engine:
     async def _ahead(self) -> None:
         """Advance the horizon beside the ticks, since reading a slice takes a while."""
         while True:
+            while self.schedule.file_near(self.clock.time_ms() + 2 * self.config.load_ahead_ms):  # noqa: ASYNC110 - it works
+                await asyncio.sleep(0)
             while await self.loader.ahead(self.clock.time_ms()):
                 self._awake.set()
             await asyncio.sleep(max(self.config.tick_ms, self.config.pause_ms) / 1000)

@@ -13,7 +13,7 @@ from __future__ import annotations
 import errno
 import os
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Final, NamedTuple
@@ -25,8 +25,10 @@ from qmq.limits import KIB
 from qmq.log import checkpoint
 from qmq.log.disk import Disk
 
-LOG, IDX, DONE = SUFFIXES = (".log", ".idx", ".done")
-"""The endings of a bucket's files: messages, index, final states."""
+LOG, IDX, DONE, RUN = SUFFIXES = (".log", ".idx", ".done", ".run")
+"""The endings of a bucket's files: messages, index, final states; and of runs (spread.py), whose
+names sort before those of buckets.
+"""
 
 TAIL_BYTES_MAX: Final = 256 * KIB
 """A larger tail is written immediately."""
@@ -114,12 +116,20 @@ class AppendFiles:
         file.tail += envelope
         file.tail += region
 
+    def append_all(self, file: AppendFile, buffers: Sequence[bytes | memoryview]) -> None:
+        """Write these bytes at once, or keep them in memory while the disk is full."""
+        if not file.tail:
+            with suppress(DiskFull):
+                self._write(file, buffers)
+                return
+        file.tail += b"".join(buffers)
+
     def write(self, file: AppendFile) -> None:
         """Write the tail. Raises DiskFull."""
         if file.tail:
             self._write(file, [bytes(file.tail)])
 
-    def _write(self, file: AppendFile, buffers: list[bytes]) -> None:
+    def _write(self, file: AppendFile, buffers: Sequence[bytes | memoryview]) -> None:
         self.disk.write(self._fd(file.name), buffers, file.written)
         self._write_number += 1
         self._unsynced[file.name] = self._write_number
@@ -257,6 +267,11 @@ class Leftovers:
 
     def add(self, names: Iterable[str]) -> None:
         self._all.update(names)
+
+    def remove(self, name: str) -> None:
+        """The file is in use again: its content was written a second time, after a crash."""
+        self._all.discard(name)
+        self._unnamed -= {name}
 
     def captured(self) -> frozenset[str]:
         """The files that a checkpoint captured now does not name, for `saved`."""

@@ -2,10 +2,12 @@
 group's logs (qmq/log/store.py).
 
 The schedule is a pure function of the entries, in the order of the index: replicas have the same
-bytes in the same files, regardless of flushes and restarts. So nothing in this module may depend on
+bytes in the files of the buckets, regardless of flushes and restarts, though perhaps not equally
+many of them yet (spread.py). So nothing in this module may depend on
 time, randomness, or the number of bytes written to disk.
 
-    take    a batch: to the bucket of its messages' due times, or cut into several
+    take    a batch: to the bucket of its messages' due times, or cut into several, at once or
+            later (spread.py)
     act     PLAN, DONE, VOID, CANCEL, POSTPONE, RECUR, CLOSE: changes of a message's state
             (docs/DELAY.md). An action that does not apply is ignored
 
@@ -28,7 +30,7 @@ from __future__ import annotations
 
 import logging
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from operator import itemgetter
@@ -42,7 +44,15 @@ import numpy.typing as npt
 from google_crc32c import value as crc32c
 
 from qmq.delay import buckets
-from qmq.delay.batches import BatchCache, DueMessage, Pieces, Places, SchedulePlace, first_id
+from qmq.delay.batches import (
+    BatchCache,
+    DueMessage,
+    Pieces,
+    Places,
+    SchedulePlace,
+    cut_by_bucket,
+    first_id,
+)
 from qmq.delay.buckets import (
     ROW_BYTES,
     Bucket,
@@ -67,6 +77,7 @@ from qmq.delay.files import (
     delete_all,
     unlink,
 )
+from qmq.delay.spread import RUN_MESSAGES_MIN, RUNS_MAX, Spread, due_column, runs_of
 from qmq.errors import InvalidArgument, InvariantBroken, LogDamaged, MessageNotFound, check
 from qmq.limits import MIB
 from qmq.log.actions import (
@@ -87,9 +98,10 @@ from qmq.log.segment_index import checked_payload, with_checksum
 from qmq.log.store import ProjectionPlan
 from qmq.model import DelayedId
 from qmq.process.files import make_private
-from qmq.wire.batch_columns import REGION, REGION_BYTES, UNREADABLE, Column, pad
+from qmq.wire.batch_columns import REGION, REGION_BYTES, UNREADABLE, BatchFlag, Column
 
 VERSION: Final = 1
+VERSION_WITH_RUNS: Final = 2
 MARK_FILE: Final = "adopted.qms"
 _MAGIC: Final = b"QMS1"
 _BUCKET_ROW: Final = Struct("<iQIQI")
@@ -114,6 +126,9 @@ class ScheduleState(msgspec.Struct, array_like=True):
     buckets: bytes
     pending: dict[str, int] = {}
     """Undelivered messages by subject; a state of an older version has none."""
+    runs: bytes = b""
+    in_runs: bytes = b""
+    filed: bytes = b""
 
     def open_plans(self) -> dict[int, PlanAction]:
         """By number, ascending."""
@@ -141,7 +156,7 @@ class ScheduleState(msgspec.Struct, array_like=True):
             found += ((name + LOG, log_bytes), (name + IDX, count * ROW_BYTES))
             if done_bytes:
                 found.append((name + DONE, done_bytes))
-        return found
+        return found + [(each.file.name, each.size) for each in runs_of(self.runs)]
 
 
 def restore(bucket_ms: int | None, state: Any) -> ScheduleState:
@@ -156,9 +171,10 @@ def restore(bucket_ms: int | None, state: Any) -> ScheduleState:
         raise LogDamaged(
             f"the checkpoint's schedule cannot be read ({cause}): delete the checkpoint"
         ) from cause
-    if found.version != VERSION:
+    if found.version not in (VERSION, VERSION_WITH_RUNS):
         raise LogDamaged(
-            f"the schedule has version {found.version}, this program supports {VERSION}: use "
+            f"the schedule has version {found.version}, this program supports "
+            f"{VERSION_WITH_RUNS}: use "
             "the program that wrote it"
         )
     if bucket_ms not in (None, found.bucket_ms):
@@ -244,22 +260,39 @@ log = logging.getLogger("qmq.delay")
 
 _DUE: Final = int(Column.DUE)
 _FLAGS: Final = 0xFFFF
+_NEVER_STAGED: Final = int(BatchFlag.HALF | BatchFlag.RECURRING)
+"""Batches that are listed by these flags."""
+SPREAD_BUCKETS_MIN: Final = 8
+_ALWAYS: Final = 1 << 62
 CHECKPOINTS_KEPT: Final = 2
+
+
+def _never() -> int:
+    return -1
 
 
 class Schedule:
     """`folder` is the store's folder `schedule`. For one thread, except what `reader` returns."""
 
     def __init__(
-        self, folder: Path, disk: Disk, bucket_ms: int, *, buffer_bytes_max: int = 64 * MIB
+        self,
+        folder: Path,
+        disk: Disk,
+        bucket_ms: int,
+        *,
+        buffer_bytes_max: int = 64 * MIB,
+        run_messages_min: int = RUN_MESSAGES_MIN,
+        runs_max: int = RUNS_MAX,
     ) -> None:
         if bucket_ms < 1000 or bucket_ms % 1000:
             raise InvalidArgument(f"a bucket lasts whole seconds, not {bucket_ms} ms")
         self.folder = folder
         self.bucket_ms = bucket_ms
         self._on_pending: Callable[[Places], None] | None = None
+        self._until_ms: Callable[[], int] = _never
         self._disk = disk
         self._buffer_bytes_max = buffer_bytes_max
+        self._run_messages_min, self._runs_max = run_messages_min, runs_max
         self._files = AppendFiles(disk, folder)
         self._reset()
 
@@ -278,7 +311,8 @@ class Schedule:
         self._alias_of: dict[SchedulePlace, bytes] = {}
         self._files.close()
         self._files = AppendFiles(self._disk, self.folder)
-        self._buckets = Buckets(self._files, self.bucket_ms, self._buffer_bytes_max)
+        spread = Spread(self._files, self._run_messages_min, self._runs_max)
+        self._buckets = Buckets(self._files, self.bucket_ms, self._buffer_bytes_max, spread)
         self._cache = BatchCache()
         self._read_ahead = ReadAhead(self._disk, self._buckets, self._cache)
         self._leftovers = Leftovers(self.folder)
@@ -317,6 +351,7 @@ class Schedule:
         self._aliases = found.places_by_id()
         self._alias_of = {place: each for each, place in self._aliases.items()}
         self._buckets.restore(found.rows())
+        self._buckets.spread.restore(found.runs, found.in_runs, found.filed)
 
     def close(self) -> None:
         self._files.close()
@@ -326,6 +361,8 @@ class Schedule:
     def begin_checkpoint(self, index: int = 0) -> SchedulePlan:
         if not self.is_whole:
             return SchedulePlan(None, self._files, [], {})
+        self._buckets.settle_stage()
+        self._drop_runs()
         return SchedulePlan(
             self._captured(max(index, self.index)),
             self._files,
@@ -341,8 +378,9 @@ class Schedule:
             for each in self._buckets
         ]
         aliases = [each + _ALIASED.pack(*place) for each, place in self._aliases.items()]
+        spread = self._buckets.spread
         return ScheduleState(
-            VERSION,
+            VERSION_WITH_RUNS if spread.runs else VERSION,
             self.bucket_ms,
             index,
             self.closed_before,
@@ -351,6 +389,7 @@ class Schedule:
             b"".join(aliases),
             b"".join(rows),
             self.pending.all(),
+            *spread.state(),
         )
 
     def end_checkpoint(self, plan: ProjectionPlan) -> None:
@@ -394,16 +433,17 @@ class Schedule:
         self.pending.add(
             region[REGION_BYTES : REGION_BYTES + subject_bytes].decode(errors="replace"), count
         )
-        at = (
-            len(region) - pad(body_bytes) - pad(4 * count + 4) - 8 * count
-        )  # it is the last column before the bodies
+        at = due_column(region, count, body_bytes)
         batch = ScheduledBatch(index, append_time_ms, region, region_crc, flags & _FLAGS)
         if count == 1:
             self._store_one(batch, unpack_from("<q", region, at)[0])
             return
         due_times_ms = np.frombuffer(region, "<i8", count, at)
         first = max(int(due_times_ms.min()) // self.bucket_ms, self.closed_before)
-        if max(int(due_times_ms.max()) // self.bucket_ms, self.closed_before) == first:
+        last = max(int(due_times_ms.max()) // self.bucket_ms, self.closed_before)
+        if self._are_far(first, last, flags):
+            self._spread(batch, due_times_ms, first, last)
+        elif last == first:
             ordinal = self._buckets.add(first, batch, due_times_ms)
             self._report_pending(
                 due_times_ms,
@@ -413,15 +453,18 @@ class Schedule:
         else:
             self._cut(batch, due_times_ms)
 
-    def subscribe(self, on_pending: Callable[[Places], None]) -> Callable[[], None]:
+    def subscribe(
+        self, on_pending: Callable[[Places], None], until_ms: Callable[[], int] = lambda: _ALWAYS
+    ) -> Callable[[], None]:
         """Report messages immediately when they become pending (stored, moved, or next runs).
-        Returns the function that ends this.
+        Messages of buckets that begin after `until_ms` need not be reported. Returns the function
+        that ends this.
         """
-        self._on_pending = on_pending
+        self._on_pending, self._until_ms = on_pending, until_ms
 
         def unsubscribe() -> None:
             if self._on_pending is on_pending:  # else an engine of a later term has subscribed
-                self._on_pending = None
+                self._on_pending, self._until_ms = None, _never
 
         return unsubscribe
 
@@ -436,6 +479,10 @@ class Schedule:
 
     def _store_one(self, batch: ScheduledBatch, due_ms: int) -> SchedulePlace:
         number = max(due_ms // self.bucket_ms, self.closed_before)
+        if self._are_far(number, number, batch.flags):
+            place = SchedulePlace(number, self.count(number))
+            self._spread(batch, np.array([due_ms], np.int64), number, number)
+            return place
         ordinal = self._buckets.add(number, batch, due_ms)
         if self._on_pending is not None:
             self._report_pending(
@@ -448,7 +495,9 @@ class Schedule:
     def _cut(self, batch: ScheduledBatch, due_times_ms: npt.NDArray[np.int64]) -> None:
         numbers = np.maximum(due_times_ms // self.bucket_ms, self.closed_before).astype(np.int32)
         try:
-            ordinals = self._add_pieces(Pieces(batch.region), batch, due_times_ms, numbers)
+            ordinals = self._add_pieces(
+                Pieces(batch.region), batch, due_times_ms, numbers, range(len(numbers))
+            )
         except UNREADABLE:
             # it can never be read; it is stored unchanged, and reading it raises the error
             numbers[:] = numbers.min()
@@ -462,27 +511,71 @@ class Schedule:
         batch: ScheduledBatch,
         due_times_ms: npt.NDArray[np.int64],
         numbers: npt.NDArray[np.int32],
+        which: Sequence[int],
     ) -> npt.NDArray[np.uint32]:
         index, append_ms, _, _, flags = batch
-
-        def batch_of(piece: bytes) -> ScheduledBatch:
-            return ScheduledBatch(index, append_ms, piece, crc32c(piece), flags)
-
         add, ordinals = self._buckets.add, np.zeros(len(due_times_ms), np.uint32)
-        order = np.argsort(numbers, kind="stable")
-        ends = [*(np.flatnonzero(np.diff(numbers[order])) + 1).tolist(), len(order)]
-        first, every = 0, order.tolist()
-        for number, end in zip(numbers[order[[0, *ends[:-1]]]].tolist(), ends, strict=True):
-            if end == first + 1:
-                place = every[first]
-                piece = pieces.one(place)
-                ordinals[place] = add(number, batch_of(piece), pieces.due_times_ms[place])
+        for number, places, piece in cut_by_bucket(pieces, numbers, which):
+            part = ScheduledBatch(index, append_ms, piece, crc32c(piece), flags)
+            if len(places) == 1:
+                ordinals[places[0]] = add(number, part, pieces.due_times_ms[places[0]])
             else:
-                for places, piece in pieces.cut(every[first:end]):
-                    ordinal = add(number, batch_of(piece), due_times_ms[places])
-                    ordinals[places] = np.arange(ordinal, ordinal + len(places), dtype=np.uint32)
-            first = end
+                ordinal = add(number, part, due_times_ms[places])
+                ordinals[places] = np.arange(ordinal, ordinal + len(places), dtype=np.uint32)
         return ordinals
+
+    def _are_far(self, first: int, last: int, flags: int) -> bool:
+        """Whether a batch of these buckets is staged (spread.py): it falls into many, or a bucket
+        has messages that are not filed. What is near, or unusual, is not.
+        """
+        near = self._until_ms() // self.bucket_ms
+        if last <= near or flags & _NEVER_STAGED:
+            return False
+        if last - max(first, near) >= SPREAD_BUCKETS_MIN:
+            return True
+        return any(map(self._buckets.spread.has, range(max(first, near + 1), last + 1)))
+
+    def _spread(
+        self, batch: ScheduledBatch, due_times_ms: npt.NDArray[np.int64], first: int, last: int
+    ) -> None:
+        """Stage the far messages of a batch of these buckets, and cut off the near ones."""
+        numbers = np.maximum(due_times_ms // self.bucket_ms, self.closed_before).astype(np.int32)
+        near = self._until_ms() // self.bucket_ms
+        spread, which = self._buckets.spread, None
+        if first <= near:
+            which = np.flatnonzero(numbers > near)
+        try:
+            is_staged = spread.stage(
+                batch.log_index,
+                batch.append_ms,
+                batch.region,
+                due_times_ms,
+                numbers,
+                max(first, near + 1),
+                last,
+                which,
+            )
+        except UNREADABLE:
+            is_staged = False
+        if not is_staged:
+            self._cut(batch, due_times_ms)
+            return
+        if which is not None:
+            places = np.flatnonzero(numbers <= near)
+            ordinals = self._add_pieces(
+                Pieces(batch.region), batch, due_times_ms, numbers, places.tolist()
+            )
+            self._report_pending(due_times_ms[places], numbers[places], ordinals[places])
+        self._buckets.file_surplus(len(due_times_ms))
+        self._drop_runs()
+
+    def _drop_runs(self) -> None:
+        spread = self._buckets.spread
+        self._leftovers.add(spread.over)
+        spread.over.clear()
+        for run in spread.new:
+            self._leftovers.remove(run)
+        spread.new.clear()
 
     # --- acting -----------------------------------------------------------------------------------
 
@@ -626,6 +719,9 @@ class Schedule:
         left = next(
             (each.number for each in self._buckets if each.settled < each.count), action.before
         )
+        unfiled = self._buckets.spread.first
+        if unfiled is not None:
+            left = min(left, unfiled)
         self.closed_before = max(self.closed_before, min(action.before, left))
         self._leftovers.add(self._buckets.drop_before(self.closed_before))
 
@@ -688,20 +784,37 @@ class Schedule:
 
     def buckets(self) -> list[BucketInfo]:
         """All stored buckets, ascending."""
-        return [
+        spread = self._buckets.spread
+        unfiled, unfiled_bytes = spread.counts(), spread.filed_bytes
+        found = [
             BucketInfo(
                 each.number,
-                each.count,
-                each.count - each.settled,
-                each.log.end + each.idx.end + each.done.end,
+                each.count + (more := unfiled.pop(each.number, 0)),
+                each.count - each.settled + more,
+                each.log.end + each.idx.end + each.done.end + more * unfiled_bytes,
             )
             for each in self._buckets
         ]
+        if unfiled:
+            found += [
+                BucketInfo(number, more, more, more * unfiled_bytes)
+                for number, more in unfiled.items()
+            ]
+            found.sort()
+        return found
 
     def count(self, bucket: int) -> int:
         """The number of the bucket's messages; 0 if the bucket does not exist."""
-        found = self._buckets.get(bucket)
-        return 0 if found is None else found.count
+        found = self._buckets.as_filed(bucket)
+        return (0 if found is None else found.count) + self._buckets.spread.count(bucket)
+
+    def file_near(self, until_ms: int) -> bool:
+        """Do a part of the work that is left for buckets up to this time, so that what needs one
+        of them does not wait for it. Returns whether there may be more. Raises LogDamaged.
+        """
+        is_more = self._buckets.file_near(until_ms // self.bucket_ms)
+        self._drop_runs()
+        return is_more
 
     def reader(self, bucket: int) -> BucketReader:
         """The bucket's index at this moment, for reading in a thread. Raises MessageNotFound."""
@@ -774,11 +887,17 @@ class Schedule:
         """
         end_ms = to_ms or 1 << 62
         first = max(from_ms // self.bucket_ms, self.closed_before)
-        for bucket in list(self._buckets):
-            is_behind = (
-                bucket.number * self.bucket_ms >= end_ms and bucket.number > self.closed_before
-            )
-            if bucket.number >= first and not is_behind and bucket.settled < bucket.count:
+        with_files = {each.number for each in self._buckets}
+        for number in sorted(
+            with_files
+            if flags & _NEVER_STAGED
+            else with_files | self._buckets.spread.counts().keys()
+        ):
+            is_behind = number * self.bucket_ms >= end_ms and number > self.closed_before
+            if number < first or is_behind:
+                continue
+            bucket = self._buckets.require(number)
+            if bucket.settled < bucket.count:
                 for places in buckets.pending(self._marked(bucket.number), from_ms, end_ms, flags):
                     yield from (
                         each

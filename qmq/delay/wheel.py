@@ -541,6 +541,11 @@ class Loader:
         """Late messages due before this are in `late`."""
         self._is_late_read = False
 
+    @property
+    def reach_ms(self) -> int:
+        """Messages due later need not be told to `stored`."""
+        return max(self.horizon_ms, self._aside_end_ms if self._aside is not None else 0)
+
     def begin(self, now_ms: int) -> None:
         """This master serves from now on."""
         self.origin_ms = self.horizon_ms = now_ms

@@ -122,7 +122,7 @@ a log's end.
 """
 
 
-def chunks_of(buffers: Sequence[bytes]) -> Iterator[Sequence[memoryview]]:
+def chunks_of(buffers: Sequence[bytes | memoryview]) -> Iterator[Sequence[memoryview]]:
     """The buffers in parts that one system call writes."""
     chunk, room = list[memoryview](), WRITE_BYTES_MAX
     for buffer in buffers:
@@ -165,7 +165,7 @@ class Disk:
     def close(self, fd: int) -> None:
         os.close(fd)
 
-    def write(self, fd: int, buffers: Sequence[bytes], at: int) -> None:
+    def write(self, fd: int, buffers: Sequence[bytes | memoryview], at: int) -> None:
         """Write all buffers from byte `at` on. Raises DiskFull, and an unknown part of them is
         written then.
         """

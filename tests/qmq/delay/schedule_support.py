@@ -102,7 +102,9 @@ def checkpoint(schedule: Schedule) -> Any:
 
 
 def contents(schedule: Schedule) -> dict[str, bytes]:
-    """The files of the buckets that are kept, byte for byte."""
+    """The files of the buckets that are kept, byte for byte, when everything is filed."""
+    while schedule.file_near(1 << 60):
+        pass
     state = checkpoint(schedule)
     return {name: (schedule.folder / name).read_bytes() for name, _ in Schedule.files(state)}
 
@@ -295,6 +297,8 @@ def messages_of(
     *,
     flags: int = 0,
     headers: Sequence[dict[str, bytes]] | None = None,
+    bodies: Sequence[bytes] | None = None,
+    keys: Sequence[bytes] | None = None,
 ) -> list[DueMessage]:
     """The messages that `delayed` puts into a batch."""
     return [
@@ -302,8 +306,8 @@ def messages_of(
             SchedulePlace(-1, -1),
             due,
             "orders",
-            b"body %d.%d" % (number, place),
-            b"",
+            bodies[place] if bodies else b"body %d.%d" % (number, place),
+            keys[place] if keys else b"",
             (),
             headers[place] if headers else {},
             START,
