@@ -54,7 +54,7 @@ class MortalDisk(Disk):
         self._require_alive()
         return super().open_append(path)
 
-    def write(self, fd: int, buffers: Sequence[bytes], at: int) -> None:
+    def write(self, fd: int, buffers: Sequence[bytes | memoryview], at: int) -> None:
         self._require_alive()
         super().write(fd, buffers, at)
 

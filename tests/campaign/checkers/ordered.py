@@ -21,15 +21,16 @@ SLOW_NS: Final = 10_000_000_000
 
 
 def all_settled(groups: tuple[str, ...]) -> Drained:
-    """Whether each group was given every acknowledged message, and settled all it was given. A
-    settlement without an answer counts: it may have been made, and nothing comes again then.
+    """Whether each group was given every acknowledged message, and settled all it was given.
+
+    A settlement without an answer counts: it may have been made, and nothing comes again then. So
+    does what a client was given before it was struck: what it settled last is in no history.
     """
 
     def is_drained(events: Sequence[Operation]) -> bool:
         acked: set[tuple[str, str, int]] = set()
         given: dict[str, set[tuple[str, str, int]]] = {group: set() for group in groups}
-        open_at: dict[str, set[tuple[int, int]]] = {group: set() for group in groups}
-        settled: dict[str, set[tuple[int, int]]] = {group: set() for group in groups}
+        holder: dict[tuple[str, int, int], str] = {}
         for event in events:
             if isinstance(event, Put) and event.type == "ok":
                 acked.update((event.process, each.key, each.serial) for each in event.messages)
@@ -37,12 +38,16 @@ def all_settled(groups: tuple[str, ...]) -> Drained:
                 given[event.group].update(
                     (each.producer, each.key, each.serial) for each in event.handed
                 )
-                open_at[event.group].update(
-                    (event.partition, each.sequence) for each in event.handed
+                client = event.process.partition(".")[0]  # of consumer0.15809.0bba9ab2
+                holder.update(
+                    ((event.group, event.partition, each.sequence), client) for each in event.handed
                 )
             elif isinstance(event, Settle) and event.type in ("ok", "info"):
-                settled[event.group].update((event.partition, each) for each in event.sequences)
-        return all(acked <= given[each] and open_at[each] <= settled[each] for each in groups)
+                for sequence in event.sequences:
+                    holder.pop((event.group, event.partition, sequence), None)
+            elif isinstance(event, Strike) and event.type == "info":
+                holder = {at: each for at, each in holder.items() if each not in event.targets}
+        return not holder and all(acked <= given[each] for each in groups)
 
     return is_drained
 
