@@ -23,7 +23,7 @@ from bench.processes import Figures
 Scenarios = dict[str, Callable[[], Figures]]
 """By name."""
 
-PROGRAMS: Final = ("everyday", "flush", "security", "gateway", "integrations")
+PROGRAMS: Final = ("everyday", "cluster", "flush", "security", "gateway", "integrations")
 
 
 def every(scale: float) -> dict[str, Scenarios]:
