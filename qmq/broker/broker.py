@@ -5,10 +5,10 @@
     end of turn: one write to the message log, consumers woken,
                  one write to the action log, answers out, a flush begun if it is due
 
-PULLs, and SETTLEs whose answers nobody waits for, are not written at once: they are written with the
-next messages or other actions, with the next tick at the latest. So a batch that is produced,
-delivered and acknowledged takes the group one round of replication instead of three. A replica tells
-its group of the messages and the actions of one turn together.
+PULLs, and SETTLEs whose answers nobody waits for, are written with the next messages or other
+actions, with the next tick at the latest. So a batch that is produced, delivered and acknowledged
+takes the group one round of replication instead of three. A replica tells its group of the messages
+and the actions of one turn together.
 
 PRODUCE requests are checked when they arrive, and admitted and written together at the turn's end.
 A turn runs at the end of the round of the event loop in which it was requested, or immediately if
