@@ -23,7 +23,15 @@ from bench.processes import Figures
 Scenarios = dict[str, Callable[[], Figures]]
 """By name."""
 
-PROGRAMS: Final = ("everyday", "delayed", "flush", "security", "gateway", "integrations")
+PROGRAMS: Final = (
+    "everyday",
+    "delayed",
+    "cluster",
+    "flush",
+    "security",
+    "gateway",
+    "integrations",
+)
 
 
 def every(scale: float) -> dict[str, Scenarios]:

@@ -195,45 +195,56 @@ def qmq(_: Path, is_flushed: bool = False, environment: dict[str, str] | None = 
         return server
 
 
-def kafka(cache: Path, is_flushed: bool = False) -> Server:
+def kafka(cache: Path, is_flushed: bool = False, nodes: int = 1) -> Server:
     """A topic's own setting says whether each message is flushed."""
     folder = jars(cache, "kafka")
     if folder is None:
         raise Missing("Maven and Java are needed")
-    port, controller = free_ports(2)
-    with _starting(port) as server:
-        settings = {
+    ports = free_ports(2 * nodes)
+    brokers, controllers = ports[:nodes], ports[nodes:]
+    with _starting(brokers[0]) as server:
+        server.address = ",".join([f"{HOST}:{port}" for port in brokers])
+        replicas, in_sync = str(nodes), str(nodes // 2 + 1)
+        shared = {
             "process.roles": "broker,controller",
-            "node.id": "1",
-            "controller.quorum.voters": f"1@{HOST}:{controller}",
-            "listeners": f"PLAINTEXT://{HOST}:{port},CONTROLLER://{HOST}:{controller}",
+            "controller.quorum.voters": ",".join(
+                [f"{number}@{HOST}:{port}" for number, port in enumerate(controllers, 1)]
+            ),
             "controller.listener.names": "CONTROLLER",
-            "log.dirs": str(server.folder / "log"),
-            "offsets.topic.replication.factor": "1",
-            "transaction.state.log.replication.factor": "1",
-            "transaction.state.log.min.isr": "1",
-            "share.coordinator.state.topic.replication.factor": "1",
-            "share.coordinator.state.topic.min.isr": "1",
+            "offsets.topic.replication.factor": replicas,
+            "transaction.state.log.replication.factor": replicas,
+            "transaction.state.log.min.isr": in_sync,
+            "share.coordinator.state.topic.replication.factor": replicas,
+            "share.coordinator.state.topic.min.isr": in_sync,
             "group.initial.rebalance.delay.ms": "0",
         }
-        path = server.folder / "server.properties"
-        path.write_text("".join(f"{name}={value}\n" for name, value in settings.items()))
         java = (*JAVA, "-Xms1G", "-Xmx1G", "-cp", f"{folder}/*")
-        subprocess.run(
-            [
-                *java,
-                "kafka.tools.StorageTool",
-                "format",
-                f"--cluster-id={secrets.token_urlsafe(16)}",
-                "-c",
-                str(path),
-            ],
-            check=True,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-        )
-        server.run(*java, "kafka.Kafka", path)
-        server.wait_for(port)
+        cluster = secrets.token_urlsafe(16)
+        for number, (port, controller) in enumerate(zip(brokers, controllers, strict=True), 1):
+            settings = {
+                **shared,
+                "node.id": str(number),
+                "listeners": f"PLAINTEXT://{HOST}:{port},CONTROLLER://{HOST}:{controller}",
+                "log.dirs": str(server.folder / f"log{number}"),
+            }
+            path = server.folder / f"server{number}.properties"
+            path.write_text("".join(f"{name}={value}\n" for name, value in settings.items()))
+            subprocess.run(
+                [
+                    *java,
+                    "kafka.tools.StorageTool",
+                    "format",
+                    f"--cluster-id={cluster}",
+                    "-c",
+                    str(path),
+                ],
+                check=True,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+            )
+            server.run(*java, "kafka.Kafka", path, name=f"server{number}")
+        for port in brokers:
+            server.wait_for(port)
         return server
 
 

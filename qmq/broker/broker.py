@@ -5,6 +5,11 @@
     end of turn: one write to the message log, consumers woken,
                  one write to the action log, answers out, a flush begun if it is due
 
+PULLs, and SETTLEs whose answers nobody waits for, are written with the next messages or other
+actions, with the next tick at the latest. So a batch that is produced, delivered and acknowledged
+takes the group one round of replication instead of three. A replica tells its group of the messages
+and the actions of one turn together.
+
 PRODUCE requests are checked when they arrive, and admitted and written together at the turn's end.
 A turn runs at the end of the round of the event loop in which it was requested, or immediately if
 only one connection sent frames recently: then no other frames would join, and another round of the
@@ -378,6 +383,8 @@ class Broker:
         self._flushed_index = 0
         """Committed, and flushed on a majority, up to this index."""
         self._is_action_log_full = False
+        self._is_untold = False
+        """Whether something was written that the committer does not know yet."""
         self.use_store(store)
         if is_serving:
             self._begin_work(store, self)
@@ -424,10 +431,12 @@ class Broker:
     def begin_stop(self) -> None:
         """Refuse further messages: the process is about to end."""
         self.is_stopping = True
+        self.schedule()
 
     def pause(self) -> None:
         """Begin no new request; requests that were begun are finished."""
         self.is_paused = True
+        self.turn()
 
     def resume(self) -> None:
         self.is_paused = False
@@ -573,21 +582,26 @@ class Broker:
         turns = self.turns
         turns.is_scheduled, turns.is_turning = False, True
         turns.count += 1
+        must_write = bool(turns.staged) or self.is_stopping or self.is_paused
         try:
             if turns.staged:
                 turns.append_staged()
             if self.dispatch.to_wake and self.is_serving:
                 self.dispatch.wake_due()
             turns.flush_outboxes()
-            if self.store.unwritten.waits and self.is_serving:
+            unwritten = self.store.unwritten
+            if unwritten.waits and (must_write or unwritten.is_due) and self.is_serving:
                 self._write_actions()
+                turns.flush_outboxes()
+            if self._is_untold:
+                self._tell_committer()
                 turns.flush_outboxes()
             self._on_turn_end()
         except Exception as cause:
             self.fatal(cause)
         finally:
             turns.is_turning = False
-        is_unwritten = self.store.unwritten.waits and not self._is_action_log_full
+        is_unwritten = self.store.unwritten.is_due and not self._is_action_log_full
         # what came up after its step of this turn needs another turn
         if (
             turns.staged
@@ -622,6 +636,7 @@ class Broker:
         waiter: asyncio.Future[None] = self.loop.create_future()
         if self.store.unwritten.waits and not only_written:
             self.responses.wait(waiter, None)
+            self.store.unwritten.is_due = True
             self.schedule()
         else:
             self.responses.wait(waiter, self.store.index)
@@ -697,16 +712,25 @@ class Broker:
         return plan
 
     def written(self, queues: list[Queue]) -> None:
-        """Messages to these queues, or actions, are in the log: tell the committer. If they are
-        committed already (a batch was sent twice), answers are released all the same.
+        """Messages to these queues, or actions, are in the log: tell the committer, at the end of
+        the turn if others must have the entries before they are committed.
         """
-        store = self.store
-        index = store.index
-        if store.commits_at_once:  # a node alone, whose committer would say the same
+        if self.store.commits_at_once:  # a node alone, whose committer would say the same
             if queues:
                 self._wake_queues(queues)
-            self.commit(index)
+            self.commit(self.store.index)
             return
+        self._is_untold = True
+        if not self.turns.is_turning:
+            self._tell_committer()
+
+    def _tell_committer(self) -> None:
+        """If everything is committed already (a batch was sent twice), answers are released all the
+        same.
+        """
+        self._is_untold = False
+        store = self.store
+        index = store.index
         is_committed = index <= store.committed_index
         if not is_committed:
             self.counters.wrote(index)
@@ -745,8 +769,10 @@ class Broker:
         if self.is_serving:
             self.dispatch.tick()
             self.lanes.tick()
+        unwritten = self.store.unwritten
+        unwritten.is_due = unwritten.waits
         if self.turns.tick() or (
-            self.is_serving and (self.responses.has_unwritten or self.store.unwritten.waits)
+            self.is_serving and (self.responses.has_unwritten or unwritten.waits)
         ):
             self.schedule()
 

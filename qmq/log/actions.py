@@ -342,12 +342,15 @@ class ActionEntry(NamedTuple):
     scheduled: tuple[ScheduleAction, ...]
 
 
+_MAY_WAIT: Final = (PullAction, SettleAction)
+
+
 class UnwrittenActions:
     """`add` what is applied; then, to write it, take entries with `entries`,
     and report them with `written`.
     """
 
-    __slots__ = ("_encoded", "_fresh", "_has_scheduled", "encoded_bytes", "waits")
+    __slots__ = ("_encoded", "_fresh", "_has_scheduled", "encoded_bytes", "is_due", "waits")
 
     def __init__(self) -> None:
         self._fresh: list[AnyAction] = []
@@ -359,10 +362,16 @@ class UnwrittenActions:
         """True while there are actions to write. An attribute, because each turn of a broker looks
         at it several times.
         """
+        self.is_due = False
+        """False while nobody waits for any of them: they are deliveries and verdicts. If those are
+        lost, the messages are handed out again, and the verdicts are sent again.
+        """
 
     def add(self, action: AnyAction, *, is_scheduled: bool) -> None:
         self._fresh.append(action)
         self.waits = True
+        if type(action) not in _MAY_WAIT:
+            self.is_due = True
         if is_scheduled:
             self._has_scheduled = True
 
@@ -387,6 +396,7 @@ class UnwrittenActions:
         for _ in range(count):
             self.encoded_bytes -= len(self._encoded.popleft().payload)
         self.waits = bool(self._fresh or self._encoded)
+        self.is_due = self.is_due and self.waits
 
 
 def _cut(actions: list[AnyAction], *, has_scheduled: bool) -> Iterator[ActionEntry]:

@@ -285,6 +285,8 @@ class Dispatch:
         holder = share.holders.get(session.consumer)
         if holder is None:
             raise UnknownConsumer(f"consumer {session.consumer!r} lost its lease: attach again")
+        if share.next_sequence >= queue.visible_sequence and not share.requeued:
+            return Served.NOT
         room = min(waiter.messages_max, limits.CONSUMER_UNACKED_MAX - holder.unacked)
         room_bytes = session.outstanding.room(holder, queue.index)
         if room <= 0 or room_bytes <= 0 or not session.peer.is_writable:
@@ -293,8 +295,6 @@ class Dispatch:
             queue.id.subject, state.name, session.consumer, session.peer.client
         ):
             return Served.BLOCKED
-        if share.next_sequence >= queue.visible_sequence and not share.requeued:
-            return Served.NOT
         delivery = self._delivery(waiter, room, min(waiter.bytes_max, room_bytes))
         if delivery is None:
             return Served.NOT
@@ -419,6 +419,7 @@ class Dispatch:
                 held, settlements, self._settings(state), self._failures(state), can_die=can_die
             )
             settled = self._act_settled(state, session.consumer, decided, Cause.VERDICT)
+            self._store.unwritten.is_due = True
         else:
             kept = tuple([each[:4] for each in settlements])
             settled = self._act_settled(state, session.consumer, Decided(kept), Cause.VERDICT)

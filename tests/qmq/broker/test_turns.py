@@ -189,3 +189,61 @@ async def test_an_answer_behind_the_last_step_of_a_turn_leaves_with_the_next(sto
     assert (connection.answers, connection.flushed) == (1, 0)
     await asyncio.sleep(0)
     assert connection.flushed == 1
+
+
+async def _delivered(broker: Broker, producer: Connection, consumer: Connection) -> int:
+    """A stored message is handed out. Returns the consumer's session."""
+    producer.talk()
+    attached = broker.dispatch.attach(
+        consumer, wire.Attach("s", 0, "g", "c", "1", -1, "earliest", 30_000, [], [])
+    )
+    await asyncio.sleep(0)
+    received = consumer.flushed
+    broker.dispatch.pull(consumer, 1, wire.Pull(attached.session, 10, 1_000, 20_000), 0)
+    await asyncio.sleep(0)
+    assert consumer.flushed == received + 1
+    assert broker.store.unwritten.waits, "the delivery"
+    return attached.session
+
+
+def _settle(broker: Broker, consumer: Connection, session: int) -> None:
+    broker.dispatch.settle(consumer, 2, session, [wire.Settlement(0, 0, wire.Verdict.ACK, 0)])
+
+
+async def test_deliveries_and_verdicts_are_written_with_the_next_messages(store: Store) -> None:
+    broker = broker_on(store)
+    producer, consumer = Connection(broker, 1), Connection(broker, 2)
+    session = await _delivered(broker, producer, consumer)
+    _settle(broker, consumer, session)
+    await asyncio.sleep(0)
+    assert store.unwritten.waits
+    producer.talk()
+    await asyncio.sleep(0)
+    assert not store.unwritten.waits
+
+
+async def test_a_tick_writes_deliveries_and_verdicts_that_wait(store: Store) -> None:
+    broker = broker_on(store)
+    producer, consumer = Connection(broker, 1), Connection(broker, 2)
+    session = await _delivered(broker, producer, consumer)
+    _settle(broker, consumer, session)
+    answers = consumer.answers
+    broker.tick()
+    await asyncio.sleep(0)
+    assert not store.unwritten.waits
+    assert consumer.answers == answers + 1, "the verdict is stored"
+
+
+async def test_nothing_waits_unwritten_for_a_mastership_that_is_handed_over(store: Store) -> None:
+    broker = broker_on(store)
+    await _delivered(broker, Connection(broker, 1), Connection(broker, 2))
+    broker.pause()
+    assert not store.unwritten.waits
+
+
+async def test_who_asks_whether_all_is_committed_does_not_wait_for_a_tick(store: Store) -> None:
+    broker = broker_on(store)
+    await _delivered(broker, Connection(broker, 1), Connection(broker, 2))
+    async with asyncio.timeout(5):
+        await broker.committed()
+    assert not store.unwritten.waits
