@@ -24,9 +24,9 @@ Scenarios = dict[str, Callable[[], Figures]]
 """By name."""
 
 PROGRAMS: Final = (
+    "cluster",
     "everyday",
     "delayed",
-    "cluster",
     "flush",
     "security",
     "gateway",

@@ -98,6 +98,8 @@ async def test_verdicts_given_without_a_broker_survive_the_client(
             homes[(await mq.send("s", body)).broker_group].append(body)
         async with worker(servers.servers, sum(map(len, homes.values()))) as process:
             assert await told(process) == "taken"
+            # what was handed out is in the log when a broker has told of it
+            await mq.metadata.describe_groups("s", "ops")
             await servers.crash("g1-a")
             assert await told(process, "fail g1") == "failed"
             for body in (b"meanwhile", b"still"):
