@@ -124,7 +124,7 @@ async def _unreadable(world: World, choose: Choose) -> Striking:
     blocks = world.random.sample(range(count), min(BLOCKS, count))
     disk.spoil(path, blocks)
     try:
-        await world.start(name)
+        await world.do(world.cluster.start, name, wait=False)
         await _until(lambda: disk.count("reads_failed") > before, SEEN_S)
         failed = disk.count("reads_failed") - before
         if failed:

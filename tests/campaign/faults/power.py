@@ -23,7 +23,7 @@ from cluster_runner.errors import ClusterError
 from qmq_replication import identity as identities
 
 from campaign.cluster import World
-from campaign.faults.replaced import move_away
+from campaign.faults.replaced import behind, move_away
 from campaign.values import DURABILITIES, LOOPS, PRELOAD, Fault, Striking, Struck
 from qmq.errors import LogDamaged
 from qmq.log.disk import Disk
@@ -114,6 +114,26 @@ async def _all_slow(world: World) -> Striking:
 
 
 @asynccontextmanager
+async def _behind(world: World) -> Striking:
+    """The machine of a follower loses power; what its slow disk lacks, one other replica has."""
+
+    async def change(_: str, name: str) -> str:
+        disk = world.disks[name]
+        count = await slowed(world, [name])
+        before = disk.size_bytes()
+        disk.cut()
+        await world.do(world.cluster.kill, name)
+        await world.do(disk.unmount)
+        await world.do(disk.mount_again)
+        boot_again(world.data(name))
+        gone = before - disk.size_bytes()
+        return f"{count} slow syncs; cut; files are {gone:,} bytes shorter" if count else ""
+
+    async with behind(world, change) as struck:
+        yield struck
+
+
+@asynccontextmanager
 async def _lied(world: World, name: str) -> Striking:
     disk = world.broken[name]
     before = disk.count("syncs_lied")
@@ -193,6 +213,16 @@ FAULTS = (
         loses_acks=frozenset({"async", "flushed"}),
         lasts_s=(0.5, 2.0),
         doubtful_s=3.0,
+    ),
+    Fault(
+        name="power-behind",
+        what="a follower's machine loses power while another is behind, and the master dies",
+        strike=_behind,
+        needs=SLOW_NEEDS,
+        disk_mib=DISK_MIB,
+        settings=SETTINGS,
+        durabilities=DURABILITIES,
+        lasts_s=(2.0, 4.0),
     ),
     Fault(
         name="power-lied-master",

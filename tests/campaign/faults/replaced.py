@@ -1,15 +1,14 @@
 """Other disks: an empty one, and an older copy of a replica's own.
 
 Both are dangerous with an election: a replica that forgot what it stored and promised must not
-help to elect a master that lacks it. So the master dies as well, every other time, before the
-replica starts, and comes back when the fault ends.
+help to elect a master that lacks it.
 """
 
 from __future__ import annotations
 
 import asyncio
 import shutil
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Final
@@ -17,8 +16,9 @@ from typing import Final
 from campaign.cluster import World
 from campaign.values import Fault, Striking, Struck
 
-WORK_S: Final = (2.0, 5.0)
-"""How long a replica goes on after its disk was copied."""
+WORK_S: Final = (2.0, 4.0)
+"""How long senders go on before the change."""
+HARD: Final = 0.7
 
 
 def move_away(world: World, name: str) -> Path:
@@ -43,56 +43,65 @@ def size_of(folder: Path) -> int:
 
 
 @asynccontextmanager
-async def restarted(world: World, name: str, effect: str) -> Striking:
-    """The replica, which is dead and has another disk, starts during the block, with or without a
-    master; at its end all run.
+async def behind(world: World, change: Callable[[str, str], Awaitable[str]]) -> Striking:
+    """A follower gets another disk while only two replicas have the newest messages: it and the
+    master. In most strikes the third replica was away when they were acknowledged, and the master
+    dies as well: then those two that start must wait for it.
+
+    `change` gets the master and the follower, and changes the follower, which it leaves dead. It
+    returns what was seen.
     """
-    group, _, _ = name.partition("-")
-    absent: Sequence[str] = ()
-    if world.random.random() < 0.5:
-        absent = [await world.master(group)]
-        await world.do(world.cluster.kill, *absent)
+    master, (name, third) = await _three(world)
+    is_alone = world.random.random() < HARD
+    absent: list[str] = []
     try:
-        await world.do(world.cluster.start, name, wait=False)
+        if is_alone:
+            await world.do(world.cluster.kill, third)
+            absent.append(third)
+            await asyncio.sleep(world.random.uniform(*WORK_S))
+        effect = await change(master, name)
+        if is_alone:
+            await world.do(world.cluster.kill, master)
+            absent.append(master)
+        await world.do(world.cluster.start, *[name, *absent[:1]], wait=False)
         yield Struck(targets=(name, *absent), effect=effect)
     finally:
         await world.start(name, *absent)
 
 
-async def _victim(world: World) -> str:
-    return world.random.choice(world.brokers)
+async def _three(world: World) -> tuple[str, list[str]]:
+    master, others = await world.others(world.a_group())
+    world.random.shuffle(others)
+    return master, others
 
 
 @asynccontextmanager
 async def _empty(world: World) -> Striking:
-    name = await _victim(world)
-    await world.do(world.cluster.kill, name)
-    await world.master(name.partition("-")[0])
-    away = await asyncio.to_thread(move_away, world, name)
-    effect = f"{name} lost {size_of(away):,} bytes"
-    async with restarted(world, name, effect) as struck:
+    async def change(_: str, name: str) -> str:
+        await world.do(world.cluster.kill, name)
+        away = await asyncio.to_thread(move_away, world, name)
+        return f"{name} lost {size_of(away):,} bytes"
+
+    async with behind(world, change) as struck:
         yield struck
 
 
 @asynccontextmanager
 async def _old(world: World) -> Striking:
-    name = await _victim(world)
-    await world.do(world.cluster.kill, name)
-    data, copy = world.data(name), world.folder / "copy" / name
-    shutil.rmtree(copy, ignore_errors=True)
-    try:
-        await asyncio.to_thread(shutil.copytree, data, copy)
-    finally:
+    async def change(_: str, name: str) -> str:
+        copy = world.folder / "copy" / name
+        shutil.rmtree(copy, ignore_errors=True)
+        await world.do(world.cluster.kill, name)
+        await asyncio.to_thread(shutil.copytree, world.data(name), copy)
         await world.start(name)
-    await world.settled()
-    await asyncio.sleep(world.random.uniform(*WORK_S))
-    await world.do(world.cluster.kill, name)
-    await world.master(name.partition("-")[0])
-    away = await asyncio.to_thread(move_away, world, name)
-    await asyncio.to_thread(shutil.copytree, copy, data, dirs_exist_ok=True)
-    gone = size_of(away) - size_of(copy)
-    effect = f"{name} has a copy that is {gone:,} bytes shorter" if gone else ""
-    async with restarted(world, name, effect) as struck:
+        await asyncio.sleep(world.random.uniform(*WORK_S))
+        await world.do(world.cluster.kill, name)
+        away = await asyncio.to_thread(move_away, world, name)
+        await asyncio.to_thread(shutil.copytree, copy, world.data(name), dirs_exist_ok=True)
+        gone = size_of(away) - size_of(copy)
+        return f"{name} has a copy that is {gone:,} bytes shorter" if gone else ""
+
+    async with behind(world, change) as struck:
         yield struck
 
 
