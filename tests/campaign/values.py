@@ -175,6 +175,11 @@ class CampaignTest:
         words = [self.workload.name, self.fault.name]
         return "-".join(words if self.durability == "async" else [*words, self.durability])
 
+    @property
+    def checkers(self) -> tuple[str, ...]:
+        """Those that judge it."""
+        return (*self.workload.checkers, *self.fault.checkers)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Evidence:

@@ -77,9 +77,7 @@ def judged(
         strict=test.workload.strict,
     )
     anomalies: dict[str, list[Anomaly]] = {
-        name: found
-        for name in (*test.workload.checkers, *test.fault.checkers)
-        if (found := list(checkers[name].find(evidence)))
+        name: found for name in test.checkers if (found := list(checkers[name].find(evidence)))
     }
     unmet = list(gates(test, events, is_drained=is_drained))
     is_broken = bool(anomalies or reason)
