@@ -140,14 +140,15 @@ async def _lied(world: World, name: str) -> Striking:
     disk.set(sync_lies=1)
     try:
         await asyncio.sleep(world.random.uniform(*LIES_S))
-        lies = disk.count("syncs_lied") - before
+        lies, is_cut = disk.count("syncs_lied") - before, False
         try:
             async with cut(world, [name]) as struck:
+                is_cut = True
                 disk.set(sync_lies=0)
                 effect = f"{lies} lies; {struck.effect}" if lies else ""
                 yield Struck(targets=struck.targets, effect=effect)
         except ClusterError:  # it refuses to start, and says why in its log
-            if world.state(name) != "dead":
+            if not is_cut or world.state(name) != "dead":
                 raise
             move_away(world, name)
             await world.start(name)
