@@ -596,6 +596,16 @@ class Broker:
         ):
             self.schedule()
 
+    def stored(self, index: int) -> None:
+        """Everything up to `index` survives a power cut here: tell the committer, and answer."""
+        turns = self.turns
+        turns.is_turning = True  # the turn that follows does what this schedules
+        try:
+            self.committer.stored(index)
+        finally:
+            turns.is_turning = False
+        self.turn()
+
     def act(self, action: ScheduleAction) -> None:
         """Write the action with the next turn, after earlier ones. The actions of one turn are one
         entry: all or none. Raises NotMaster.

@@ -1,5 +1,5 @@
 """The background work of a broker: flushes, checkpoints, the commit mark, retention, leases. The
-slow parts run in threads.
+slow parts run in threads, and most flushes in the kernel.
 
 A failed flush is final: `fatal` stops the process before it acknowledges anything else.
 
@@ -25,11 +25,12 @@ import sys
 import time
 from collections.abc import Callable, Coroutine
 from concurrent.futures import Future, ThreadPoolExecutor, wait
+from functools import partial
 from typing import Any, Final, TypeVar
 
 from qmq.broker.broker import Broker
 from qmq.broker.reading.fetches import IndexMemory
-from qmq.errors import AccessDenied, DiskFull, LogDamaged
+from qmq.errors import AccessDenied, DiskFull, FlushFailed, LogDamaged
 from qmq.limits import MIB
 from qmq.log.checkpoint import CheckpointPlan, end_checkpoint
 from qmq.log.commit_mark import Marker
@@ -38,6 +39,7 @@ from qmq.log.retention import Before, Retention
 from qmq.log.scrub import Scrubber
 from qmq.log.segments import FlushPlan
 from qmq.log.store import Store
+from qmq.process.kernel_sync import KernelSyncs
 from qmq.security.principal import Principal
 
 log = logging.getLogger("qmq.broker")
@@ -91,6 +93,7 @@ class Maintenance:
         self._threads = ThreadPoolExecutor(
             3, "qmq-disk"
         )  # so that a flush never waits behind a checkpoint and the scrubber
+        self._kernel = KernelSyncs(broker.store.disk.kernel_call())
         self._flush: Future[float] | None = None
         self._running: set[Future[Any]] = set()
         self._scrubber = Scrubber(broker.store)
@@ -127,6 +130,7 @@ class Maintenance:
             await asyncio.wait([self._checkpoint])
         self._retention.end()
         self._is_paused = True  # a turn may still come, and finds no threads
+        self._kernel.close()
         self._threads.shutdown(wait=True)
 
     @property
@@ -137,7 +141,9 @@ class Maintenance:
         return asyncio.wrap_future(self._submit(run, *args), loop=self._loop)
 
     def _submit(self, run: Callable[..., _R], *args: Any) -> Future[_R]:
-        running = self._threads.submit(run, *args)
+        return self._run(self._threads.submit(run, *args))
+
+    def _run(self, running: Future[_R]) -> Future[_R]:
         self._running.add(running)
         running.add_done_callback(self._running.discard)
         return running
@@ -155,7 +161,8 @@ class Maintenance:
                     each.exception()
 
     def quiesce(self) -> None:
-        """Block until no thread works on the store, which is about to be reopened."""
+        """Block until nothing works on the store, which is about to be reopened."""
+        self._kernel.wait()
         wait(list(self._running))
         self._flush = None
 
@@ -218,6 +225,14 @@ class Maintenance:
         store = self._store
         plan = store.begin_flush()
         self._flush_at = self._loop.time() + store.config.flush_interval_ms / 1000
+        try:
+            flush = self._kernel.begin(plan.files, partial(self._end_flush, store, plan))
+        except FlushFailed as failure:
+            self._fatal(failure)
+            return
+        if flush is not None:
+            self._flush = self._run(flush)
+            return
         self._flush = self._submit(_timed, plan.run)
         # Not as a future of asyncio, which takes the event loop one more round for each flush.
         self._flush.add_done_callback(
@@ -232,8 +247,7 @@ class Maintenance:
         self._broker.counters.flushes.note(done.result())
         if store is self._store:
             self._flush = None
-            self._broker.committer.stored(store.end_flush(plan))
-            self._broker.turn()
+            self._broker.stored(store.end_flush(plan))
 
     # --- on the clock -----------------------------------------------------------------------------
 
@@ -362,8 +376,7 @@ class Maintenance:
             plan.checkpoint.action_position,
         )
         self._broker.counters.checkpoint_written(self._broker.clock.time_ms())
-        self._broker.committer.stored(end_checkpoint(self._store, plan))
-        self._broker.turn()
+        self._broker.stored(end_checkpoint(self._store, plan))
 
     async def _retain(self, retention: Retention) -> None:
         """Drop expired messages, record that in a checkpoint, and only then delete the files.

@@ -32,6 +32,7 @@ from typing import Any, Final
 from qmq import limits
 from qmq.errors import DiskFull, FlushFailed, FolderInUse
 from qmq.process.files import FILE_MODE, NO_SPACE, SHORT_OF
+from qmq.process.kernel_sync import SystemCall, system_call
 
 _CACHESTAT: Final = 451
 """The number of the system call on all architectures of Linux;
@@ -142,6 +143,12 @@ class Disk:
 
     unreadable = 0
     """The number of blocks that could not be read."""
+
+    def kernel_call(self) -> SystemCall | None:
+        """The system calls for `KernelSyncs`. None if every sync must be a call of `sync`, as with
+        a disk of a test that has its own.
+        """
+        return system_call() if type(self).sync is Disk.sync else None
 
     def open_append(self, path: Path) -> int:
         """Open a file for reading and writing at offsets. Create it if absent.

@@ -22,7 +22,7 @@ from __future__ import annotations
 
 import errno
 from bisect import bisect_right
-from collections import Counter, OrderedDict
+from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -71,12 +71,24 @@ class SyncPlan:
 
 @dataclass(frozen=True, slots=True)
 class FlushPlan:
-    """One flush of both logs: call `run` in a thread, then `Store.end_flush`."""
+    """One flush of both logs: sync `files`, or call `run` in a thread; then `Store.end_flush`."""
 
     messages: SyncPlan
     actions: SyncPlan
     index: int
     """Entries up to this index are on disk after `run`."""
+
+    @property
+    def files(self) -> list[int]:
+        """The files whose syncs, in any order, are the whole flush; none if it needs `run`.
+
+        Either log may be the first to survive a power cut: the kernel writes pages back in any
+        order, so recovery expects that.
+        """
+        messages, actions = self.messages, self.actions
+        if messages.folder is not None or actions.folder is not None:
+            return []
+        return [each.file for each in (messages, actions) if each.is_dirty]
 
     def run(self) -> None:
         """Sync both logs. Raises FlushFailed."""
@@ -104,7 +116,7 @@ class Segments:
         """The position of the first byte that is on this disk."""
         self._readers: OrderedDict[int, int] = OrderedDict()
         self._set_aside: list[int] = []
-        self._syncing: Counter[int] = Counter()
+        self._syncing: list[int] = []
         """The files of plans that were begun and did not end."""
         self._folder_changes = 1
         self._folder_changes_synced = 0
@@ -399,7 +411,7 @@ class Segments:
         """Make the plan for syncing everything now."""
         changes = self._folder_changes
         folder = self.folder if changes > self._folder_changes_synced else None
-        self._syncing[self._active] += 1
+        self._syncing.append(self._active)
         return SyncPlan(
             self.disk, self.end, self._active, self.flushed < self.end, folder, changes, self.cuts
         )
@@ -408,7 +420,7 @@ class Segments:
         """Finish a plan that was run: everything before its position survives a power cut, unless
         the log was cut meanwhile.
         """
-        self._syncing -= Counter({plan.file: 1})
+        self._syncing.remove(plan.file)
         if plan.cuts == self.cuts:
             self.flushed = max(self.flushed, plan.position)
         self._folder_changes_synced = max(self._folder_changes_synced, plan.changes)

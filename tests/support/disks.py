@@ -1,15 +1,17 @@
-"""Disks with unreadable blocks, and disks to be filled to the last byte."""
+"""Disks with unreadable blocks, or to be filled to the last byte, and kernels that fail to sync."""
 
 from __future__ import annotations
 
 import errno
 import os
+import platform
 import subprocess
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from qmq.log.disk import BLOCK_BYTES, Disk
+from qmq.process.kernel_sync import NUMBERS, SyncEvent, SystemCall
 
 
 class BadBlocks:
@@ -103,3 +105,50 @@ def fill(folder: Path) -> Path:
             os.write(file, bytes(4096))
     os.close(file)
     return filler
+
+
+class FailingKernel(Disk):
+    """The real disk and kernel, but what the kernel's own syncs report can be made an EIO. It
+    counts them.
+    """
+
+    def __init__(self) -> None:
+        self.fails = False
+        self.begun = 0
+
+    def kernel_call(self) -> SystemCall | None:
+        call = super().kernel_call()
+        if call is None:
+            return None
+        numbers = NUMBERS[platform.machine()]
+
+        def called(number: int, a: int, b: int, c: int, d: int, e: int) -> int:
+            done = call(number, a, b, c, d, e)
+            if number == numbers.submit and done > 0:
+                self.begun += done
+            if number == numbers.get_events and self.fails:
+                for event in (SyncEvent * max(done, 0)).from_address(d):
+                    event.result = -errno.EIO
+            return done
+
+        return called
+
+
+class RefusingKernel(Disk):
+    """The real disk, with a kernel that refuses one of the calls of its own syncs, as containers
+    and some file systems make it do.
+    """
+
+    def __init__(self, call: str, error: int) -> None:
+        self._refused, self._error = call, error
+
+    def kernel_call(self) -> SystemCall | None:
+        call = super().kernel_call()
+        if call is None:
+            return None
+        refused = getattr(NUMBERS[platform.machine()], self._refused)
+
+        def called(number: int, a: int, b: int, c: int, d: int, e: int) -> int:
+            return -self._error if number == refused else call(number, a, b, c, d, e)
+
+        return called

@@ -4,13 +4,16 @@ install them; CI has all of them.
 
 from __future__ import annotations
 
+import ctypes
 import os
+import platform
 import shutil
 import sys
 from pathlib import Path
 
 import pytest
 
+from qmq.process.kernel_sync import NUMBERS, system_call
 from support.etcd_process import find_binary
 
 sys.path.append(str(Path(__file__).resolve().parents[2] / "scripts"))
@@ -25,6 +28,7 @@ NO_ETCD = "no etcd: run scripts/setup, put etcd on the PATH, or set QMQ_ETCD_BIN
 NO_NAMESPACES = "no network namespaces: they need root and apt-get install iproute2"
 NO_MOUNTS = "no file systems of the test's own: mounting one needs root"
 NO_STRACE = "no strace: apt-get install strace"
+NO_KERNEL_SYNCS = "no Linux AIO: this kernel, or the container, refuses io_setup"
 NO_PROMTOOL = "no promtool: apt-get install prometheus, or set QMQ_PROMTOOL"
 NO_CHROMIUM = "no Chromium: apt-get install chromium"
 NO_NODE = "no Node: put node and npm on the PATH"
@@ -45,6 +49,18 @@ def can_use_namespaces() -> bool:
     rights, `ip` and `nsenter`.
     """
     return not unavailable()
+
+
+def has_kernel_syncs() -> bool:
+    """Whether the kernel syncs files by itself."""
+    call, context = system_call(), ctypes.c_uint64()
+    if call is None:
+        return False
+    numbers = NUMBERS[platform.machine()]
+    is_taken = call(numbers.setup, 1, ctypes.addressof(context), 0, 0, 0) == 0
+    if is_taken:
+        call(numbers.destroy, context.value, 0, 0, 0, 0)
+    return is_taken
 
 
 def has_engine() -> bool:
@@ -107,6 +123,7 @@ etcd = pytest.mark.skipif(find_binary() is None, reason=NO_ETCD)
 namespaces = pytest.mark.skipif(not can_use_namespaces(), reason=NO_NAMESPACES)
 mounts = pytest.mark.skipif(os.geteuid() != 0 or shutil.which("mount") is None, reason=NO_MOUNTS)
 strace = pytest.mark.skipif(shutil.which("strace") is None, reason=NO_STRACE)
+kernel_syncs = pytest.mark.skipif(not has_kernel_syncs(), reason=NO_KERNEL_SYNCS)
 engine = pytest.mark.skipif(not has_engine(), reason=NO_ENGINE)
 prometheus = pytest.mark.skipif(find_prometheus() is None, reason=NO_PROMTOOL)
 promtool = pytest.mark.skipif(find_promtool() is None, reason=NO_PROMTOOL)

@@ -13,6 +13,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final
@@ -55,9 +56,15 @@ def java(program: str, *options: str) -> list[str]:
 
 
 class Gateway:
-    """A `qmq gateway` process."""
+    """A `qmq gateway` process; `variables` are added to its environment."""
 
-    def __init__(self, server: str, port: int = 0, *options: str) -> None:
+    def __init__(
+        self,
+        server: str,
+        port: int = 0,
+        *options: str,
+        variables: Mapping[str, str] | None = None,
+    ) -> None:
         self.port = port or free_ports(1)[0]
         command = [
             sys.executable,
@@ -70,7 +77,9 @@ class Gateway:
             str(self.port),
             *options,
         ]
-        self.process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+        self.process = subprocess.Popen(
+            command, stdout=subprocess.PIPE, text=True, env={**os.environ, **(variables or {})}
+        )
         assert self.process.stdout is not None
         line = self.process.stdout.readline()
         assert "ready at" in line, line

@@ -5,6 +5,7 @@ replica repairs itself or stops loudly.
 from __future__ import annotations
 
 import asyncio
+import errno
 import shutil
 import subprocess
 from collections.abc import Iterator
@@ -113,16 +114,19 @@ async def test_a_replica_whose_sync_fails_stops_loudly_and_the_others_continue(
     async with under_load(group, "sync", tmp_path) as work:
         master = await group.master()
         pid = next(each.pid for each in group.cluster.status() if each.service == master)
-        inject = "inject=fdatasync:error=EIO:when=1"
+        # Of a sync by the kernel, EIO becomes the result: the third word of its event.
+        reported = (bytes(16) + (-errno.EIO).to_bytes(8, "little", signed=True)).hex()
         tracer = subprocess.Popen(
             [
                 "strace",
                 "-f",
                 "-q",
                 "-e",
-                "trace=fdatasync",
+                "trace=fdatasync,io_getevents",
                 "-e",
-                inject,
+                "inject=fdatasync:error=EIO:when=1",
+                "-e",
+                f"inject=io_getevents:poke_exit=@arg4={reported}:when=1",
                 "-o",
                 str(tmp_path / "strace"),
                 "-p",

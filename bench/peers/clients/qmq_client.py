@@ -67,6 +67,8 @@ class Client:
             for _ in range(phase.consumers)
         ]
         try:
+            if phase.per_s:  # as NATS and aiokafka subscribe
+                await asyncio.gather(*[consumer.join() for consumer in consumers])
             run.begin()
             await asyncio.gather(*[work(consumer, run) for consumer in consumers])
         finally:

@@ -22,7 +22,9 @@ from qmq.broker.dispatch.pull import (
     Begun,
     Decided,
     Failures,
+    LaidOut,
     PullResult,
+    SharedDelivery,
     TagFilter,
     check_tags,
     collect,
@@ -112,6 +114,7 @@ class Dispatch:
         self._leases: CheckTimes[QueueGroup] = CheckTimes()
         """When a lease in each group may end."""
         self.dead_letters = DeadLetterWriter(broker)
+        self._shared = SharedDelivery()
         self._cold_reads = ColdReads(broker.store, broker.loop, self.wake)
         self._recent_bytes = broker.config.recent_bytes
         for queue in broker.store.queues.values():
@@ -194,10 +197,10 @@ class Dispatch:
                 f"messages_max of a pull is 1 to {limits.PULL_MESSAGES_MAX}, not "
                 f"{request.messages_max}"
             )
-        if (
-            sum([each.session is session for each in session.group.waiters])
-            >= limits.SESSION_PULLS_MAX
-        ):
+        if session.pulls >= limits.SESSION_PULLS_MAX:
+            # counted now and then only: 500 consumers of a group have 500 waiting pulls
+            session.pulls = sum([each.session is session for each in session.group.waiters])
+        if session.pulls >= limits.SESSION_PULLS_MAX:
             raise Overloaded(
                 f"{limits.SESSION_PULLS_MAX} pulls of this session are already waiting: wait "
                 "for their answers"
@@ -207,6 +210,7 @@ class Dispatch:
         bytes_max = min(max(request.bytes_max, 1), limits.PULL_BYTES_MAX)
         waiter = Waiter(session, request_id, request.messages_max, bytes_max, until, request.kept)
         session.group.waiters.append(waiter)
+        session.pulls += 1
         self._late_pulls.at(session.group, until)
         self.wake(session.group)
         if not wait_ms and waiter in session.group.waiters:
@@ -291,21 +295,10 @@ class Dispatch:
             return Served.BLOCKED
         if share.next_sequence >= queue.visible_sequence and not share.requeued:
             return Served.NOT
-        warm_bytes = self._warm_bytes(state)
-        if not warm_bytes:
+        delivery = self._delivery(waiter, room, min(waiter.bytes_max, room_bytes))
+        if delivery is None:
             return Served.NOT
-        bytes_max = min(waiter.bytes_max, room_bytes, warm_bytes)
-        found = self._found(session, room, bytes_max)
-        if not found.pulled:
-            return Served.NOT
-        try:
-            ranges, buffers, batches = lay_out(self._store, queue, found, waiter.kept)
-        except LogDamaged:
-            readable = readable_messages(self._store, queue, found)
-            if not readable:
-                raise
-            found = self._found(session, readable, bytes_max)
-            ranges, buffers, batches = lay_out(self._store, queue, found, waiter.kept)
+        found, ranges, buffers, batches = delivery
         first = holder.next_pull
         queue_id = queue.id
         self._store.act(
@@ -334,6 +327,35 @@ class Dispatch:
         state.counters.handed_out(found.messages, found.bytes, found.retried)
         self._broker.schedule()
         return Served.YES
+
+    def _delivery(self, waiter: Waiter, messages_max: int, bytes_max: int) -> LaidOut | None:
+        """What a waiting pull gets; None if nothing. Raises as `_serve`."""
+        session, store = waiter.session, self._store
+        state = session.group
+        queue, reader = state.queue, state.reader
+        is_plain = session.tags is None and waiter.kept < 0
+        if is_plain:
+            delivery = self._shared.find(store, reader, state.share, messages_max, bytes_max)
+            if delivery is not None:
+                return delivery
+        warm_bytes = self._warm_bytes(state)
+        if not warm_bytes:
+            return None
+        bytes_max = min(bytes_max, warm_bytes)
+        found = self._found(session, messages_max, bytes_max)
+        if not found.pulled:
+            return None
+        try:
+            delivery = LaidOut(found, *lay_out(store, queue, found, waiter.kept))
+        except LogDamaged:
+            readable = readable_messages(store, queue, found)
+            if not readable:
+                raise
+            found = self._found(session, readable, bytes_max)
+            delivery = LaidOut(found, *lay_out(store, queue, found, waiter.kept))
+        if is_plain and len(self.groups.of_queue(queue)) > 1:
+            self._shared.note(store, reader, state.share.next_sequence, delivery)
+        return delivery
 
     def _warm_bytes(self, state: QueueGroup) -> int:
         """How many bytes of the group's new messages the event loop may read now; 0 means wait

@@ -139,27 +139,28 @@ class PullResult:
 class BatchReader:
     """Reads one queue's index forward for one group, and remembers its place."""
 
-    __slots__ = ("_ahead", "_found", "_number", "queue")
+    __slots__ = ("_ahead", "_found", "number", "queue")
 
     def __init__(self, queue: Queue) -> None:
         self.queue = queue
         self._ahead: dict[int, IndexEntry] = {}
         self._found: dict[int, int] = {}
         """Searched sequences: a failed message is looked up at every verdict and every attempt."""
-        self._number = -1
+        self.number = -1
+        """Where the last read ended: the number of an entry, or -1."""
 
     def number_of(self, sequence: int) -> int:
         """The number of the entry that holds `sequence`, or of the next one; the number of entries
         if there is none.
         """
-        place = self._number
+        place = self.number
         # the last pull looked at the entry behind its end, or at no further one
         for number in (place, place + 1, place - 1):
             if self._holds(number, sequence):
                 break
         else:
             number = self._search(sequence)
-        self._number = number
+        self.number = number
         return number
 
     def _search(self, sequence: int) -> int:
@@ -202,7 +203,7 @@ class BatchReader:
         """
         number, index = self.number_of(sequence), self.queue.index
         while number < index.count:
-            self._number = number
+            self.number = number
             entry = self.entry(number)
             if entry.next_sequence > self.queue.visible_sequence:
                 return
@@ -213,7 +214,7 @@ class BatchReader:
         """The index has changed: forget what was read."""
         self._ahead.clear()
         self._found.clear()
-        self._number = -1
+        self.number = -1
 
 
 def collect(
@@ -373,6 +374,65 @@ def lay_out(
         for each in delivery.pieces
     ]
     return ranges, buffers, count
+
+
+class LaidOut(NamedTuple):
+    """A delivery as it is sent: `batches` buffers' batches, and the ranges of them."""
+
+    found: PullResult
+    ranges: list[Range]
+    buffers: list[bytes]
+    batches: int
+
+
+SHARED_BYTES_MAX: Final = 64 * limits.KIB
+
+
+class SharedDelivery:
+    """The last delivery of all that is new in a queue. Groups that are at the same place get the
+    same: it is found, read and laid out once for all of them. With 50 groups that saves a third of
+    what a delivery costs.
+    """
+
+    __slots__ = ("_delivery", "_number", "_place")
+
+    def __init__(self) -> None:
+        self._place: object = None
+        self._delivery: LaidOut | None = None
+        self._number = -1
+
+    def find(
+        self, store: Store, reader: BatchReader, share: GroupState, messages_max: int, size_max: int
+    ) -> LaidOut | None:
+        """What a pull without a filter and without a kept batch gets; None if it is to be found."""
+        delivery = self._delivery
+        if (
+            delivery is None
+            or share.requeued
+            or self._place != _place(store, reader.queue, share.next_sequence)
+            or delivery.found.messages > messages_max
+            or delivery.found.bytes > size_max
+            or share.is_full
+        ):
+            return None
+        reader.number = self._number
+        return delivery
+
+    def note(self, store: Store, reader: BatchReader, begin: int, delivery: LaidOut) -> None:
+        """A pull of a group that was at `begin` got this, without a filter."""
+        found, queue = delivery.found, reader.queue
+        if (
+            found.bytes <= SHARED_BYTES_MAX
+            and found.pulled == [Pulled(begin, queue.visible_sequence - begin, 1)]
+            and not any([each.entry.tag_bloom == LOOK_INSIDE for each in found.pieces])  # noqa: C419 - faster than a generator
+        ):
+            self._place, self._delivery = _place(store, queue, begin), delivery
+            self._number = reader.number
+
+
+def _place(store: Store, queue: Queue, begin: int) -> tuple[object, ...]:
+    """What a delivery depends on. At the same index nothing was stored and no queue emptied."""
+    return id(queue), begin, queue.start_sequence, queue.visible_sequence, store.index
 
 
 def readable_messages(store: Store, queue: Queue, delivery: PullResult) -> int:

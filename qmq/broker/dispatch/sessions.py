@@ -208,6 +208,8 @@ class Session:
     tags: TagFilter | None
     outstanding: UnackedBytes = field(default_factory=UnackedBytes)
     """The unacknowledged bytes of the consumer."""
+    pulls: int = 0
+    """An upper bound of its waiting pulls."""
 
 
 @dataclass(slots=True)

@@ -25,6 +25,7 @@ from qmq.client.connection.connection import (
     ReachPatience,
     connect,
 )
+from qmq.client.consuming.message import ArrivedBatches
 from qmq.client.metadata.cache import Master, MetadataCache, shared
 from qmq.errors import ClientClosed, NameUnresolved, NotConnected, PeerError, QmqError, Unavailable
 from qmq.metrics.figures import Durations
@@ -71,6 +72,47 @@ class SettleReport:
     """Why the broker refused the request, or has not answered; then the verdicts are sent again
     while the messages are held.
     """
+
+
+SETTLE_DELAY_S: Final = 0.005
+"""Verdicts wait this long, to be sent together with others."""
+
+Send = Callable[[], None]
+
+
+class SettleClock:
+    """Lets all consumers and lanes of a client send their verdicts at one time: the broker gets one
+    write for all, handles it in one turn, and writes one entry to its log.
+    """
+
+    def __init__(self, loop_round: EventLoopTick) -> None:
+        self._round = loop_round
+        self._waiting: dict[Send, None] = {}
+        self._timer: asyncio.TimerHandle | None = None
+
+    def add(self, send: Send) -> None:
+        """Call `send` with the others, `SETTLE_DELAY_S` after the first of them was added."""
+        self._waiting[send] = None
+        if self._timer is None:
+            self._timer = self._round.own_loop().call_later(SETTLE_DELAY_S, self._fire)
+
+    def discard(self, send: Send) -> None:
+        """Do not call `send`, if it waits."""
+        self._waiting.pop(send, None)
+        if not self._waiting and self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _fire(self) -> None:
+        self._timer = None
+        waiting, self._waiting = self._waiting, {}
+        sends = iter(waiting)
+        try:
+            for send in sends:
+                send()
+        finally:  # one that fails must not keep the others from being sent
+            for send in sends:
+                self.add(send)
 
 
 class SettleReporter:
@@ -196,6 +238,8 @@ class ConnectionPool:
         """The work of producers, consumers and connections at the end of a round
         of the event loop.
         """
+        self.settle_clock = SettleClock(self.round)
+        self.arrived = ArrivedBatches(self.round.at_end)
         self.answer_watch = AnswerWatch(timing.stall_s)
         self.store = store
         """The spool of verdicts that no broker has answered yet; None:

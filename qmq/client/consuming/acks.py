@@ -79,7 +79,6 @@ from qmq.wire.frame_payloads import BY_GROUP_MS, Settlement, Verdict
 
 log = logging.getLogger("qmq.client")
 
-SETTLE_DELAY_S: Final = 0.005
 ACKS_MAX: Final = 64
 """Acknowledgements that are gathered before they are settled; an eighth of `prefetch` if that is
 more, so that pulls are sent in time.
@@ -334,7 +333,9 @@ class PendingAcks:
         self._requests: list[SettleRequest] = []
         self._is_flushing = False
         """Whether a flush is scheduled for the end of this round of the event loop."""
-        self._timer: asyncio.TimerHandle | None = None
+        self._clock = links.settle_clock
+        self._is_soon = False
+        """Whether the clock will call `flush`."""
         self._is_closed = False
         self._spool = QueueSpool(file, self._unanswered)
 
@@ -406,8 +407,9 @@ class PendingAcks:
             if not self._is_flushing:
                 self._is_flushing = True
                 self.loop.call_soon(self.flush)
-        elif self._timer is None:
-            self._timer = self.loop.call_later(SETTLE_DELAY_S, self.flush)
+        elif not self._is_soon:
+            self._is_soon = True
+            self._clock.add(self.flush)
         self._calls.pull_more()
         if was_flushing and (session := self._sessions.session) is not None:
             # The event loop has not run a round since: the application finds messages ready, and
@@ -457,9 +459,7 @@ class PendingAcks:
         self._is_flushing = False
         for each in self._all_acks:
             each.settle_acks()
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
+        self._no_longer_soon()
         if self._unsent.messages and self._sessions.session is not None:
             for part in in_frames(self._unsent.take()):
                 self._send(SettleRequest(part))
@@ -617,8 +617,12 @@ class PendingAcks:
                     "the consumer was closed before the answer came", outcome=Outcome.UNKNOWN
                 ),
             )
-        if self._timer is not None:
-            self._timer.cancel()
+        self._no_longer_soon()
+
+    def _no_longer_soon(self) -> None:
+        if self._is_soon:
+            self._is_soon = False
+            self._clock.discard(self.flush)
 
 
 def _fail(waiter: asyncio.Future[None], failure: QmqError) -> None:

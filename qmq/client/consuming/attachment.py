@@ -129,7 +129,7 @@ class Attachment:
         )
         """Keeps a session with the master, from `sessions.start` on."""
         self._received = -1
-        self._batches = ReceivedBatches()
+        self._batches = ReceivedBatches(links.arrived)
         self._knows_kept = False
         file = (
             links.store.file(self._owner, lambda: ms_of(links.now_ns()))

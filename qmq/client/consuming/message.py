@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from itertools import chain, groupby, repeat
 from typing import Any, Final, Protocol
+from weakref import ref
 
 from qmq import limits
 from qmq.client.consuming import GatheredAcks, MessageFields, cut_bodies
@@ -28,7 +29,7 @@ from qmq.errors import CorruptBatch, DelayTooLong, InvalidArgument
 from qmq.model import MessageId
 from qmq.process.event_loop import time_of
 from qmq.rpc.channel import failures
-from qmq.wire.batch import BatchView, parse_envelope
+from qmq.wire.batch import ENVELOPE_BYTES, BatchView, parse_envelope
 from qmq.wire.frame_payloads import ERROR_CHARS_MAX, Range, Verdict
 
 
@@ -483,12 +484,42 @@ def delay_ms(delay: timedelta) -> int:
     return int(delay.total_seconds() * 1000)
 
 
+class ArrivedBatches:
+    """The batches that arrived in this round of the event loop, for all consumers of a client: a
+    batch that several of them get, in the same bytes, is checked and decoded once. With 50 groups
+    of one subject that halves what a message costs when it arrives.
+    """
+
+    __slots__ = ("_at_end", "_batches")
+
+    def __init__(self, at_end: Callable[[Callable[[], object]], object]) -> None:
+        """`at_end` calls at the end of the round."""
+        self._at_end = at_end
+        self._batches: dict[tuple[str | None, bytes], ref[DecodedBatch]] = {}
+        """Weak, because tasks run before the end of the round, and may drop a batch that is large
+        when it is decompressed.
+        """
+
+    def read(self, payload: bytes | memoryview, at: int, server: str | None) -> DecodedBatch:
+        """The batch that begins at byte `at` of a payload from `server`. Raises CorruptBatch."""
+        place = server, bytes(payload[at : at + ENVELOPE_BYTES])
+        known = self._batches.get(place)
+        found = None if known is None else known()
+        if found is None or len(payload) - at < found.view.envelope.total_bytes:
+            found = DecodedBatch(BatchView.parse(payload, at), server)
+            self._batches[place] = ref(found)
+            if len(self._batches) == 1:
+                self._at_end(self._batches.clear)
+        return found
+
+
 class ReceivedBatches:
     """Reads the batches of one session's deliveries, in their order."""
 
-    __slots__ = ("_cut",)
+    __slots__ = ("_arrived", "_cut")
 
-    def __init__(self) -> None:
+    def __init__(self, arrived: ArrivedBatches) -> None:
+        self._arrived = arrived
         self._cut: DecodedBatch | None = None
 
     @property
@@ -521,7 +552,7 @@ class ReceivedBatches:
                 or batch.server != server
                 or parse_envelope(payload, at) != batch.view.envelope
             ):
-                batch = DecodedBatch(BatchView.parse(payload, at), server)
+                batch = self._arrived.read(payload, at, server)
             at += batch.view.envelope.total_bytes
             batches.append(batch)
         if cut is not None and any([each.batch == count for each in ranges]):  # noqa: C419 - faster than a generator

@@ -178,7 +178,7 @@ class ReplicaBroker:
         return BrokerParts(
             self.driver,
             environment.fatal,
-            self.maintenance.after_turn,
+            self._turn_ended,
             self.repair.report_damage,
             self.driver.accept,
             self.write_lease,
@@ -187,6 +187,11 @@ class ReplicaBroker:
             self._kind.broker_parts(self._parts.access),
             ViewRules(context.view, broker.config.retries, broker.serve_waiting),
         )
+
+    def _turn_ended(self) -> None:
+        # The slaves' disks first: their flushes are what an answer waits for.
+        self.driver.mesh.flush()
+        self.maintenance.after_turn()
 
     def _own_name(self) -> ServerName:
         return self._context.server_name(self._identity.replica)

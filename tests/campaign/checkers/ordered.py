@@ -22,7 +22,9 @@ SLOW_NS: Final = 10_000_000_000
 
 
 def all_settled(groups: tuple[str, ...]) -> Drained:
-    """Whether each group was given every acknowledged message, and settled all it was given."""
+    """Whether each group was given every acknowledged message, and settled all it was given. A
+    settlement without an answer counts: it may have been made, and nothing comes again then.
+    """
 
     def is_drained(events: Sequence[Operation]) -> bool:
         acked: set[tuple[str, str, int]] = set()
@@ -39,7 +41,7 @@ def all_settled(groups: tuple[str, ...]) -> Drained:
                 open_at[event.group].update(
                     (event.partition, each.sequence) for each in event.handed
                 )
-            elif isinstance(event, Settle) and event.type == "ok":
+            elif isinstance(event, Settle) and event.type in ("ok", "info"):
                 settled[event.group].update((event.partition, each) for each in event.sequences)
         return all(acked <= given[each] and open_at[each] <= settled[each] for each in groups)
 

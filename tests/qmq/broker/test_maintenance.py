@@ -5,6 +5,7 @@ that can fail.
 from __future__ import annotations
 
 import asyncio
+import errno
 import gc
 import os
 import resource
@@ -17,7 +18,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support import alone, eventually, intake
+from support import alone, eventually, intake, needs
+from support.disks import FailingKernel, RefusingKernel
 from support.retention import begin_retention
 
 from qmq.broker.broker import Broker
@@ -76,10 +78,13 @@ async def served(
         store.close()
 
 
+@pytest.mark.parametrize(
+    "make_disk", [FailingDisk, pytest.param(FailingKernel, marks=needs.kernel_syncs)]
+)
 async def test_after_a_failed_flush_nothing_is_acknowledged_and_the_process_is_stopped(
-    tmp_path: Path,
+    tmp_path: Path, make_disk: Callable[[], FailingDisk | FailingKernel]
 ) -> None:
-    disk = FailingDisk()
+    disk = make_disk()
     async with served(tmp_path, LogConfig(flush=Flush.SYNC), disk) as (_, server, fatal):
         connection = await connect(f"127.0.0.1:{server.port}", "test")
         disk.fails = True
@@ -90,6 +95,26 @@ async def test_after_a_failed_flush_nothing_is_acknowledged_and_the_process_is_s
         assert isinstance(fatal[0], FlushFailed)
         assert answers == []
         disk.fails = False
+        connection.close()
+        await connection.wait_closed()
+
+
+@pytest.mark.parametrize("call", ["setup", "submit"])
+async def test_where_the_kernel_refuses_its_own_syncs_a_thread_flushes(
+    tmp_path: Path, call: str
+) -> None:
+    disk = RefusingKernel(call, errno.EINVAL)
+    async with served(tmp_path, LogConfig(flush=Flush.SYNC), disk) as (broker, server, fatal):
+        connection = await connect(f"127.0.0.1:{server.port}", "test")
+        for number in range(3):
+            answers: list[object] = []
+            batch = encode(
+                b"s", Columns([b"body"]), producer_id=1, batch_sequence=number, create_time_ms=0
+            )
+            connection.request(FrameKind.PRODUCE, answers.append, *batch, timeout_s=30)
+            await eventually(lambda answers=answers: answers)
+        assert broker.store.is_flushed
+        assert fatal == []
         connection.close()
         await connection.wait_closed()
 

@@ -59,7 +59,6 @@ from qmq.client.consuming.ordered.lane_reader import (
     LaneReader,
     LaneTerms,
     PullWrites,
-    SettleClock,
 )
 from qmq.client.consuming.ordered.membership import LaneMembership, Member, SyncMember
 from qmq.client.consuming.ordered.message import (
@@ -154,7 +153,6 @@ class OrderedConsumer:
         self._loop = links.round.own_loop()
         self._slice = LoopSlice(self._loop)
         self._inbox = LaneInbox(self.name, links.round.at_end, lambda: self.ready.end())
-        self._settle_clock = SettleClock(self._loop)
         self._pull_writes = PullWrites(lambda: len(self._readers))
         self._lane_calls = LaneCalls(
             self._room, lambda: self.is_paused, self._finished, self._failed
@@ -547,7 +545,6 @@ class OrderedConsumer:
             self._inbox,
             self._terms,
             lane,
-            self._settle_clock,
             self._pull_writes,
             self._lane_calls,
         )

@@ -1,0 +1,1 @@
+"""Modules that a runner copies into a suite of another project."""
