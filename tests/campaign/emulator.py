@@ -472,11 +472,14 @@ class Run:
         )
 
     async def _scan(self, scanner: Job, first: int) -> None:
-        async with asyncio.timeout(SERVES_S):
-            while True:
-                with suppress(QmqError):
-                    self._count = first + await scan(scanner, first)
-                    return
+        try:
+            async with asyncio.timeout(SERVES_S):
+                while True:
+                    with suppress(QmqError):
+                        self._count = first + await scan(scanner, first)
+                        return
+        except TimeoutError:
+            raise CannotRun(f"the log cannot be read within {SERVES_S:g} s") from None
 
     async def _drained(self) -> None:
         drained = WORKLOAD.is_drained
