@@ -45,6 +45,8 @@ class Job:
     recorder: Recorder
     durability: Durability
     random: Random
+    life: int = field(default_factory=os.getpid)
+    """Another one than that of any other program of the test."""
     stops: asyncio.Event = field(default_factory=asyncio.Event)
     """Set at SIGTERM: begin nothing more."""
 
@@ -56,7 +58,7 @@ class Job:
     @property
     def first_value(self) -> int:
         """Values from here on belong to this life."""
-        return os.getpid() * LIVES
+        return self.life * LIVES
 
     async def pause(self, seconds: float) -> bool:
         """Wait, at most until SIGTERM; whether the program is to go on."""

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from random import Random
@@ -25,9 +25,10 @@ from cluster_runner import Cluster
 from cluster_runner.compose import COMPOSE_FILE, ROOT, resolve
 from system.group import CONTROL_PORT, META_PORT, Shape, master_at, settled_at, shaped
 
+from campaign.broken_disk import BrokenDisk, build
 from campaign.disks import LoopDisk
 from campaign.machine import missing
-from campaign.values import LOOPS, NAMESPACES, Bug, CampaignTest
+from campaign.values import LOOPS, NAMESPACES, PRELOAD, Bug, CampaignTest
 from qmq.rpc.network import NETWORK
 
 ETCD_TIMES: Final = {"QMQ_ETCD_HEARTBEAT_MS": "50", "QMQ_ETCD_ELECTION_MS": "500"}
@@ -52,6 +53,17 @@ class World:
         ]
         self.disks: dict[str, LoopDisk] = {}
         """Of each replica, if the test has them."""
+        self.broken: dict[str, BrokenDisk] = {}
+        """What the disk of each replica does, if the fault changes that."""
+
+    def data(self, name: str) -> Path:
+        """A replica's data folder."""
+        return self.cluster.folder.volume(name)
+
+    async def others(self, group: str) -> tuple[str, list[str]]:
+        """The serving master, and the other replicas."""
+        master = await self.master(group)
+        return master, [name for name in self.members(group) if name != master]
 
     @property
     def server(self) -> str:
@@ -126,16 +138,25 @@ def shape_of(test: CampaignTest) -> Shape:
 
 
 def model_of(
-    model: dict[str, Any], test: CampaignTest, histories: Path, seed: int, bug: Bug | None
+    model: dict[str, Any],
+    test: CampaignTest,
+    histories: Path,
+    seed: int,
+    bug: Bug | None,
+    preloads: Mapping[str, Mapping[str, str]],
 ) -> dict[str, Any]:
-    """The compose file with servers and clients. Pure."""
+    """The compose file with servers and clients; `preloads` has more variables of servers. Pure."""
     found = shaped(model, shape_of(test))
     services: dict[str, Any] = found["services"]
     metas = ",".join(f"{name}:{META_PORT}" for name in shape_of(test).meta_names)
     for name, body in services.items():
         if kind_of(name) in ("brokers", "delays"):
             flush = "sync" if test.durability == "sync" else "async"
-            body["environment"] |= {"QMQ_FLUSH": flush, **test.fault.settings}
+            body["environment"] |= {
+                "QMQ_FLUSH": flush,
+                **test.fault.settings,
+                **preloads.get(name, {}),
+            }
         if bug is not None and kind_of(name) in bug.into:
             body["command"] = ["python", "-m", "campaign.bugs", bug.name, *body["command"][1:]]
             body["environment"]["PYTHONPATH"] = PATHS
@@ -170,13 +191,18 @@ def running(
 ) -> Iterator[World]:
     """The servers of a test, up and healthy, until the end of the block."""
     file = folder / "compose.json"
-    file.write_text(
-        json.dumps(model_of(resolve(COMPOSE_FILE, ETCD_TIMES), test, histories, seed, bug))
-    )
     network = "loopback" if missing({NAMESPACES}) else "netns"
     shape = shape_of(test)
     cluster = Cluster(folder / "cluster", network=network, environment=ETCD_TIMES, file=file)
     world = World(cluster, test, shape, folder, Random(seed))
+    if PRELOAD in test.fault.needs:
+        for name in (*world.brokers, *world.delays):
+            world.broken[name] = BrokenDisk(folder / "disks" / name, world.data(name))
+    preloads = {
+        name: disk.environment(build(folder / "disks")) for name, disk in world.broken.items()
+    }
+    model = resolve(COMPOSE_FILE, ETCD_TIMES)
+    file.write_text(json.dumps(model_of(model, test, histories, seed, bug, preloads)))
     try:
         if test.fault.disk_mib:
             reason = missing({LOOPS})
@@ -184,7 +210,7 @@ def running(
                 raise OSError(reason)
             for name in (*world.brokers, *world.delays):
                 world.disks[name] = LoopDisk(
-                    folder / "images" / name, cluster.folder.volume(name), test.fault.disk_mib
+                    folder / "images" / name, world.data(name), test.fault.disk_mib
                 )
         servers = (*world.etcds, *world.metas, *world.brokers, *world.delays)
         cluster.up(servers, deps=False, within_s=START_S)

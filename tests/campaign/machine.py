@@ -10,7 +10,8 @@ from typing import Final
 
 from cluster_runner.netns import unavailable
 
-from campaign.values import LOOPS, NAMESPACES
+from campaign.broken_disk import no_preload
+from campaign.values import LOOPS, NAMESPACES, PRELOAD
 
 
 def _no_loops() -> str:
@@ -27,7 +28,7 @@ def _no_namespaces() -> str:
     return f"network namespaces: {reason}" if reason else ""
 
 
-REASONS: Final = {NAMESPACES: _no_namespaces, LOOPS: _no_loops}
+REASONS: Final = {NAMESPACES: _no_namespaces, LOOPS: _no_loops, PRELOAD: no_preload}
 
 
 def missing(needs: Iterable[str]) -> str:

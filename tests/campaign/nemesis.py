@@ -44,12 +44,14 @@ async def torment(
 async def strike(world: World, recorder: Recorder, answered: Callable[[], int]) -> None:
     """One fault, from its beginning until the cluster serves again. Raises DoesNotServe."""
     fault, lasts_s = world.test.fault, world.random.uniform(*world.test.fault.lasts_s)
-    begun = recorder.record(Strike(process=NEMESIS, type="invoke", fault=fault.name))
+    begun = recorder.record(
+        Strike(process=NEMESIS, type="invoke", fault=fault.name, at_ms=_now_ms())
+    )
     forgets = world.test.durability in fault.loses_acks
     if forgets:
         recorder.record(Reset(process=NEMESIS, type="invoke"))
     async with fault.strike(world) as struck:
-        seen = begun.ended("info", targets=struck.targets, effect=struck.effect)
+        seen = begun.ended("info", targets=struck.targets, effect=struck.effect, at_ms=_now_ms())
         recorder.record(seen)
         await asyncio.sleep(lasts_s)
     try:
@@ -67,3 +69,7 @@ async def strike(world: World, recorder: Recorder, answered: Callable[[], int]) 
     if forgets:
         recorder.record(Reset(process=NEMESIS, type="ok"))
     recorder.record(seen.ended("ok"))
+
+
+def _now_ms() -> int:
+    return time.time_ns() // 1_000_000

@@ -32,7 +32,7 @@ def test_every_workload_names_checkers_and_programs_that_exist() -> None:
 def test_every_fault_and_every_checker_is_in_some_test() -> None:
     tests = table.tests().values()
     assert {each.fault.name for each in tests} == table.faults().keys()
-    assert {name for each in tests for name in each.workload.checkers} == table.checkers().keys()
+    assert {name for each in tests for name in each.checkers} == table.checkers().keys()
     assert all(fault.hits <= KINDS for fault in table.faults().values())
 
 
@@ -48,7 +48,7 @@ def test_every_planted_bug_has_a_test_with_a_checker_that_can_find_it() -> None:
     for bug in bugs.values():
         test = table.tests()[bug.found_by]
         assert bug.finds, bug.name
-        assert set(bug.finds) <= set(test.workload.checkers), bug.name
+        assert set(bug.finds) <= set(test.checkers), bug.name
         assert bug.into <= KINDS
         assert bug.into <= test.workload.uses, bug.name
 

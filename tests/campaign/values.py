@@ -28,6 +28,8 @@ DURABILITIES: Final[tuple[Durability, ...]] = ("async", "flushed", "sync")
 NAMESPACES: Final = "namespaces"
 LOOPS: Final = "loops"
 """File systems of the test's own on loop devices."""
+PRELOAD: Final = "preload"
+"""Functions of the C library replaced in servers: see `broken_disk`."""
 SUBJECT: Final = "campaign"
 """What clients write to and read from."""
 
@@ -43,6 +45,8 @@ class Strike(Operation):
     fault: str
     targets: tuple[str, ...] = ()
     effect: str = ""
+    at_ms: int = 0
+    """The wall clock."""
 
 
 learn(Strike, targets=tuple)
@@ -83,6 +87,12 @@ class Fault:
     """With which it may destroy the last acknowledgements of consumers."""
     disk_mib: int = 0
     """The size of a file system of each replica's own; 0: none."""
+    checkers: tuple[str, ...] = ()
+    """Those that judge the fault's own events, besides the workload's."""
+    doubtful_s: float = 1.0
+    """How long before the fault a message may have been acknowledged without being on a disk, where
+    sends may be lost: "about the last two flushes", on this fault's disks.
+    """
     settings: Mapping[str, str] = field(default_factory=dict)
     """Variables of the brokers."""
 
@@ -102,6 +112,27 @@ Drained: TypeAlias = Callable[[Sequence[Operation]], bool]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Doubt:
+    """A time in which what was acknowledged may be lost: shortly before and during a fault."""
+
+    since_ns: int
+    until_ns: int
+    since_ms: int
+    until_ms: int
+    """The same by the wall clock."""
+
+    def has(self, first_ns: int, last_ns: int, *, is_open: bool = False) -> bool:
+        """Whether something that began and ended then is doubtful. `is_open`: it has no end."""
+        return first_ns <= self.until_ns and (last_ns >= self.since_ns or is_open)
+
+
+Doubting: TypeAlias = Callable[
+    [Sequence[Operation], Sequence[Doubt]], tuple[Sequence[Operation], int]
+]
+"""The events as if nothing were known of what is doubtful, and how many messages that are. Pure."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Workload:
     """What clients do, and what judges it."""
 
@@ -117,6 +148,8 @@ class Workload:
     """How often each of these operations must have ended with `ok`."""
     is_drained: Drained
     """Whether readers have everything: pure, of the events so far."""
+    doubting: Doubting | None = None
+    """For other events than Send and Poll."""
     strict: tuple[str, ...] = ()
     """Groups with a strict gate."""
     uses: frozenset[str] = frozenset({"brokers", "etcds", "metas", "clients"})
@@ -141,6 +174,11 @@ class CampaignTest:
         """Such as `log-power-all-flushed`; the default durability is not named."""
         words = [self.workload.name, self.fault.name]
         return "-".join(words if self.durability == "async" else [*words, self.durability])
+
+    @property
+    def checkers(self) -> tuple[str, ...]:
+        """Those that judge it."""
+        return (*self.workload.checkers, *self.fault.checkers)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

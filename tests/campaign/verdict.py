@@ -6,7 +6,8 @@
     pass        neither
 
 Where the contract lets a fault destroy the last messages (`Fault.loses_sends`), what was sent
-shortly before and during it is *doubtful*: checkers do not get to see it, and it is counted.
+shortly before and during it is *doubtful*: checkers do not get to see it, and it is counted. What
+that means for its events, a workload says (`Workload.doubting`); for Send and Poll it is here.
 """
 
 from __future__ import annotations
@@ -18,12 +19,8 @@ from typing import Any, Final
 
 from history.events import Anomaly, History, Operation, Poll, Send
 
-from campaign.values import CampaignTest, Checker, Evidence, Strike
+from campaign.values import CampaignTest, Checker, Doubt, Evidence, Strike
 
-DOUBTFUL_NS: Final = 1_000_000_000
-"""How long before a cut a message may have been acknowledged without being on a disk: "about the
-last two flushes", which are 20 ms apart, on disks that are slow.
-"""
 SHOWN_MAX: Final = 10
 
 
@@ -71,17 +68,16 @@ def judged(
     could not go to its end.
     """
     events = tuple(events)
-    left_out = doubtful(events) if test.durability in test.fault.loses_sends else frozenset[int]()
+    doubts = doubts_of(test, events) if test.durability in test.fault.loses_sends else ()
+    known, left_out = (test.workload.doubting or of_messages)(events, doubts)
     evidence = Evidence(
-        history=History(without(events, left_out)),  # type: ignore[arg-type]
+        history=History(known),  # type: ignore[arg-type]
         is_drained=is_drained,
         groups=test.workload.groups,
         strict=test.workload.strict,
     )
     anomalies: dict[str, list[Anomaly]] = {
-        name: found
-        for name in test.workload.checkers
-        if (found := list(checkers[name].find(evidence)))
+        name: found for name in test.checkers if (found := list(checkers[name].find(evidence)))
     }
     unmet = list(gates(test, events, is_drained=is_drained))
     is_broken = bool(anomalies or reason)
@@ -100,7 +96,7 @@ def judged(
         anomalies=[
             f"{name}: {each}" for name, found in anomalies.items() for each in found[:SHOWN_MAX]
         ],
-        doubtful=len(left_out),
+        doubtful=left_out,
     )
 
 
@@ -162,29 +158,45 @@ def _effective(events: Iterable[Operation]) -> list[Strike]:
     ]
 
 
-def doubtful(events: Sequence[Operation]) -> frozenset[int]:
-    """Values whose last send was answered shortly before a strike took effect, or was under way
-    then.
-    """
-    windows: list[tuple[int, int]] = []
-    begun_ns = 0
+def doubts_of(test: CampaignTest, events: Iterable[Operation]) -> list[Doubt]:
+    """The times of the strikes, from shortly before until each took effect."""
+    found: list[Doubt] = []
+    begun: Strike | None = None
     for event in events:
         if isinstance(event, Strike) and event.type == "invoke":
-            begun_ns = event.t_ns
-        elif isinstance(event, Strike) and event.type == "info":
-            windows.append((begun_ns - DOUBTFUL_NS, event.t_ns))
+            begun = event
+        elif isinstance(event, Strike) and event.type == "info" and begun is not None:
+            before_s = test.fault.doubtful_s
+            found.append(
+                Doubt(
+                    since_ns=begun.t_ns - int(before_s * 1e9),
+                    until_ns=event.t_ns,
+                    since_ms=begun.at_ms - int(before_s * 1e3),
+                    until_ms=event.at_ms,
+                )
+            )
+    return found
+
+
+def of_messages(
+    events: Sequence[Operation], doubts: Sequence[Doubt]
+) -> tuple[Sequence[Operation], int]:
+    """For Send and Poll."""
+    values = doubtful(events, doubts)
+    return tuple(without(events, values)), len(values)
+
+
+def doubtful(events: Iterable[Operation], doubts: Sequence[Doubt]) -> frozenset[int]:
+    """Values whose last send was answered in such a time, or was under way then."""
     times: dict[int, list[int]] = {}
-    for event in events:
+    for event in events if doubts else ():
         if isinstance(event, Send):
             for value in event.values:
                 times.setdefault(value, []).append(event.t_ns)
     return frozenset(
         value
         for value, found in times.items()
-        if any(
-            found[0] <= until_ns and (found[-1] >= since_ns or len(found) == 1)
-            for since_ns, until_ns in windows
-        )
+        if any(doubt.has(found[0], found[-1], is_open=len(found) == 1) for doubt in doubts)
     )
 
 

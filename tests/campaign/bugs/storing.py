@@ -39,6 +39,7 @@ BUGS = (
         name="flush-nothing",
         what="files and folders are never synced",
         plant=replacing(
+            (Disk, "kernel_call", _nothing),
             (Disk, "sync", _nothing),
             (Disk, "sync_files", _nothing),
             (Disk, "sync_folder", _nothing),

@@ -15,13 +15,13 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
-from typing import ClassVar
+from typing import ClassVar, Final
 
 from history.events import Anomaly, Operation, learn
 
-from campaign.values import Checker, Evidence
+from campaign.values import Checker, Doubt, Evidence
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,6 +104,64 @@ def _of(evidence: Evidence) -> _Known:
 def all_arrived(events: Sequence[Operation]) -> bool:
     """Whether everything acknowledged that nobody cancelled, for certain or perhaps, has come."""
     return not any(_is_missing(each) for each in _known(events).messages.values())
+
+
+LATE_MS: Final = 15_000
+"""How late a message may be on its way to the broker group: machines of tests are busy, and a group
+may just elect.
+"""
+
+
+def doubting(
+    events: Sequence[Operation], doubts: Sequence[Doubt]
+) -> tuple[Sequence[Operation], int]:
+    """Doubtful is a message that was sent in such a time, cancelled, or given to its broker group:
+    stored there in that time, or never seen, and due shortly before. Nothing is said of it.
+    """
+    if not doubts:
+        return events, 0
+    times: dict[int, list[int]] = {}
+    stored: dict[int, int] = {}
+    for event in events:
+        if isinstance(event, Later):
+            for value in event.values:
+                times.setdefault(value, []).append(event.t_ns)
+        elif isinstance(event, Cancel):
+            times[event.value].append(event.t_ns)
+        elif isinstance(event, Arrive):
+            first_ms = stored.setdefault(event.value, event.stored_ms)
+            stored[event.value] = min(first_ms, event.stored_ms)
+    due = {value: message.due_ms for value, message in _known(events).messages.items()}
+    values = frozenset(
+        value
+        for value, found in times.items()
+        if any(
+            any(doubt.has(at_ns, at_ns) for at_ns in found)
+            or (len(found) == 1 and doubt.has(found[0], found[0], is_open=True))
+            or _went_in(doubt, due[value], stored.get(value))
+            for doubt in doubts
+        )
+    )
+    return tuple(_without(events, values)), len(values)
+
+
+def _went_in(doubt: Doubt, due_ms: int, stored_ms: int | None) -> bool:
+    if stored_ms is not None:
+        return doubt.since_ms <= stored_ms <= doubt.until_ms
+    return doubt.since_ms - LATE_MS <= due_ms <= doubt.until_ms
+
+
+def _without(events: Iterable[Operation], values: frozenset[int]) -> Iterator[Operation]:
+    for event in events:
+        if isinstance(event, Later):
+            kept = [at for at, value in enumerate(event.values) if value not in values]
+            event = replace(
+                event,
+                values=tuple(event.values[at] for at in kept),
+                due_ms=tuple(event.due_ms[at] for at in kept),
+            )
+        if not (isinstance(event, Cancel | Arrive) and event.value in values):
+            yield event
 
 
 def _is_missing(message: _Message) -> bool:

@@ -7,6 +7,7 @@ cluster serves again; writers may wait then.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from functools import lru_cache
 from typing import Final
 
@@ -14,7 +15,7 @@ from history.events import Anomaly, Operation
 from history.ordered.checkers import check_ordered
 from history.ordered.events import Deliver, Outage, Put, Rerouted, Settle
 
-from campaign.values import Checker, Drained, Evidence, Strike
+from campaign.values import Checker, Doubt, Drained, Evidence, Strike
 
 SLOW_NS: Final = 10_000_000_000
 """A message that waits longer for its answer needs a reason: machines of tests are busy."""
@@ -50,6 +51,78 @@ def all_settled(groups: tuple[str, ...]) -> Drained:
         return not holder and all(acked <= given[each] for each in groups)
 
     return is_drained
+
+
+def doubting(
+    events: Sequence[Operation], doubts: Sequence[Doubt]
+) -> tuple[Sequence[Operation], int]:
+    """Doubtful is a message whose put was answered in such a time, or was under way then: its
+    outcome is unknown, and no delivery and no settlement has it.
+    """
+    names = _doubtful(events, doubts)
+    places = {
+        (event.partition, each.sequence)
+        for event in events
+        if isinstance(event, Deliver)
+        for each in event.handed
+        if (each.producer, each.key, each.serial) in names
+    }
+    return tuple(_without(events, names, places)), len(names)
+
+
+def _doubtful(
+    events: Sequence[Operation], doubts: Sequence[Doubt]
+) -> frozenset[tuple[str, str, int]]:
+    times: dict[tuple[str, str, int], list[int]] = {}
+    for event in events if doubts else ():
+        if isinstance(event, Put):
+            for each in event.messages:
+                times.setdefault((event.process, each.key, each.serial), []).append(event.t_ns)
+    return frozenset(
+        name
+        for name, found in times.items()
+        if any(doubt.has(found[0], found[-1], is_open=len(found) == 1) for doubt in doubts)
+    )
+
+
+def _without(
+    events: Sequence[Operation],
+    names: frozenset[tuple[str, str, int]],
+    places: set[tuple[int, int]],
+) -> Iterator[Operation]:
+    for event in events:
+        if names and isinstance(event, Put) and event.type == "ok":
+            known = [(event.process, each.key, each.serial) not in names for each in event.messages]
+            unsaid = [
+                each for each, is_known in zip(event.messages, known, strict=True) if not is_known
+            ]
+            if unsaid:
+                yield replace(event, type="info", messages=tuple(unsaid), places=(), resent=None)
+                said = [
+                    pair
+                    for pair, is_known in zip(
+                        zip(event.messages, event.places, strict=True), known, strict=True
+                    )
+                    if is_known
+                ]
+                if not said:
+                    continue
+                event = replace(
+                    event,
+                    messages=tuple(message for message, _ in said),
+                    places=tuple(place for _, place in said),
+                )
+        elif names and isinstance(event, Deliver):
+            handed = tuple(
+                each for each in event.handed if (each.producer, each.key, each.serial) not in names
+            )
+            event = replace(event, handed=handed)
+        elif names and isinstance(event, Settle):
+            sequences = tuple(
+                each for each in event.sequences if (event.partition, each) not in places
+            )
+            event = replace(event, sequences=sequences)
+        yield event
 
 
 def with_outages(events: Sequence[Operation]) -> Iterator[Operation]:

@@ -1,24 +1,47 @@
 """Power cuts: each replica has an ext4 file system, which is shut down under load without
 its journal being written; then the processes die, and start on what was synced.
 
-The processes stop a moment before, so that the machines of a cut lose power at one time.
+The processes stop a moment before, so that the machines of a cut lose power at one time. A machine
+that starts again has another boot id; this machine does not, so the id that each replica remembers
+is changed. With slow disks (`broken_disk`), much more is written and not synced.
+
+**A disk that lies** says that it synced, and did not. When it loses power, flushed bytes are
+missing, which a replica may find at its start. If it refuses to start, an operator moves its folder
+away, as its error says, and it copies everything from the others.
 """
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import Final
+
+from cluster_runner.errors import ClusterError
+from qmq_replication import identity as identities
 
 from campaign.cluster import World
-from campaign.values import DURABILITIES, LOOPS, Fault, Striking, Struck
+from campaign.faults.replaced import behind, move_away
+from campaign.values import DURABILITIES, LOOPS, PRELOAD, Fault, Striking, Struck
+from qmq.errors import LogDamaged
+from qmq.log.disk import Disk
 
 NEEDS = frozenset({LOOPS})
-DISK_MIB = 256
-SETTINGS = {"QMQ_DISK_FREE_MIB": "16", "QMQ_SEGMENT_MIB": "16"}
+SLOW_NEEDS: Final = frozenset({LOOPS, PRELOAD})
+SYNC_DELAY_MS: Final = 150
+SLOWED_MIN: Final = 3
+"""Slow syncs of each replica before a cut."""
+SLOWED_S: Final = 10.0
+LIES_S: Final = (1.5, 4.0)
+DISK_MIB: Final = 256
+SETTINGS: Final = {"QMQ_DISK_FREE_MIB": "16", "QMQ_SEGMENT_MIB": "16"}
 
 
 @asynccontextmanager
-async def _cut(world: World, names: Sequence[str]) -> Striking:
+async def cut(world: World, names: Sequence[str]) -> Striking:
+    """These machines lose power, and start again when the block ends."""
     disks = [world.disks[name] for name in names]
     await world.do(world.cluster.pause, *names)
     before = sum(disk.size_bytes() for disk in disks)
@@ -28,6 +51,8 @@ async def _cut(world: World, names: Sequence[str]) -> Striking:
     for disk in disks:
         await world.do(disk.unmount)
         await world.do(disk.mount_again)
+    for name in names:
+        boot_again(world.data(name))
     gone = before - sum(disk.size_bytes() for disk in disks)
     try:
         yield Struck(targets=tuple(names), effect=f"cut; files are {gone:,} bytes shorter")
@@ -37,22 +62,110 @@ async def _cut(world: World, names: Sequence[str]) -> Striking:
 
 @asynccontextmanager
 async def _master(world: World) -> Striking:
-    async with _cut(world, [await world.master(world.a_group())]) as struck:
+    async with cut(world, [await world.master(world.a_group())]) as struck:
         yield struck
 
 
 @asynccontextmanager
 async def _follower(world: World) -> Striking:
-    group = world.a_group()
-    master = await world.master(group)
-    lone = world.random.choice([name for name in world.members(group) if name != master])
-    async with _cut(world, [lone]) as struck:
+    _, others = await world.others(world.a_group())
+    async with cut(world, [world.random.choice(others)]) as struck:
         yield struck
 
 
 @asynccontextmanager
 async def _all(world: World) -> Striking:
-    async with _cut(world, world.brokers) as struck:
+    async with cut(world, [*world.brokers, *world.delays]) as struck:
+        yield struck
+
+
+def boot_again(data: Path) -> None:
+    """The machine has started: it has another boot id than the one in replica.json."""
+    group, _, _ = data.name.partition("-")
+    with suppress(LogDamaged):  # the replica will say so itself
+        found = identities.load(data, group, data.name)
+        if found is not None and found.boot != identities.CLEAN:
+            replace(found, boot="before the cut").save(Disk(), data)
+
+
+async def slowed(world: World, names: Sequence[str]) -> int:
+    """Syncs of these replicas are slow from now on, until the test ends. Returns how many were."""
+    disks = [world.broken[name] for name in names]
+    before = [disk.count("syncs_slowed") for disk in disks]
+    for disk in disks:
+        disk.set(sync_delay_ms=SYNC_DELAY_MS)
+    with suppress(TimeoutError):
+        async with asyncio.timeout(SLOWED_S):
+            while any(
+                disk.count("syncs_slowed") < least + SLOWED_MIN
+                for disk, least in zip(disks, before, strict=True)
+            ):
+                await asyncio.sleep(0.02)
+    return sum(disk.count("syncs_slowed") for disk in disks) - sum(before)
+
+
+@asynccontextmanager
+async def _all_slow(world: World) -> Striking:
+    names = [*world.brokers, *world.delays]
+    count = await slowed(world, names)
+    async with cut(world, names) as struck:
+        effect = f"{count} slow syncs; {struck.effect}" if count else ""
+        yield Struck(targets=struck.targets, effect=effect)
+
+
+@asynccontextmanager
+async def _behind(world: World) -> Striking:
+    """The machine of a follower loses power; what its slow disk lacks, one other replica has."""
+
+    async def change(_: str, name: str) -> str:
+        disk = world.disks[name]
+        count = await slowed(world, [name])
+        before = disk.size_bytes()
+        disk.cut()
+        await world.do(world.cluster.kill, name)
+        await world.do(disk.unmount)
+        await world.do(disk.mount_again)
+        boot_again(world.data(name))
+        gone = before - disk.size_bytes()
+        return f"{count} slow syncs; cut; files are {gone:,} bytes shorter" if count else ""
+
+    async with behind(world, change) as struck:
+        yield struck
+
+
+@asynccontextmanager
+async def _lied(world: World, name: str) -> Striking:
+    disk = world.broken[name]
+    before = disk.count("syncs_lied")
+    disk.set(sync_lies=1)
+    try:
+        await asyncio.sleep(world.random.uniform(*LIES_S))
+        lies, is_cut = disk.count("syncs_lied") - before, False
+        try:
+            async with cut(world, [name]) as struck:
+                is_cut = True
+                disk.set(sync_lies=0)
+                effect = f"{lies} lies; {struck.effect}" if lies else ""
+                yield Struck(targets=struck.targets, effect=effect)
+        except ClusterError:  # it refuses to start, and says why in its log
+            if not is_cut or world.state(name) != "dead":
+                raise
+            move_away(world, name)
+            await world.start(name)
+    finally:
+        disk.set(sync_lies=0)
+
+
+@asynccontextmanager
+async def _lied_master(world: World) -> Striking:
+    async with _lied(world, await world.master(world.a_group())) as struck:
+        yield struck
+
+
+@asynccontextmanager
+async def _lied_follower(world: World) -> Striking:
+    _, others = await world.others(world.a_group())
+    async with _lied(world, world.random.choice(others)) as struck:
         yield struck
 
 
@@ -88,5 +201,48 @@ FAULTS = (
         loses_sends=frozenset({"async"}),
         loses_acks=frozenset({"async", "flushed"}),
         lasts_s=(0.5, 2.0),
+    ),
+    Fault(
+        name="power-all-slow",
+        what="all brokers' machines, whose disks are slow, lose power at one time",
+        strike=_all_slow,
+        needs=SLOW_NEEDS,
+        disk_mib=DISK_MIB,
+        settings=SETTINGS,
+        durabilities=DURABILITIES,
+        loses_sends=frozenset({"async"}),
+        loses_acks=frozenset({"async", "flushed"}),
+        lasts_s=(0.5, 2.0),
+        doubtful_s=3.0,
+    ),
+    Fault(
+        name="power-behind",
+        what="a follower's machine loses power while another is behind, and the master dies",
+        strike=_behind,
+        needs=SLOW_NEEDS,
+        disk_mib=DISK_MIB,
+        settings=SETTINGS,
+        durabilities=DURABILITIES,
+        lasts_s=(2.0, 4.0),
+    ),
+    Fault(
+        name="power-lied-master",
+        what="the master's disk lies about syncs, and loses power",
+        strike=_lied_master,
+        needs=SLOW_NEEDS,
+        disk_mib=DISK_MIB,
+        settings=SETTINGS,
+        durabilities=DURABILITIES,
+        lasts_s=(2.0, 4.0),
+    ),
+    Fault(
+        name="power-lied-follower",
+        what="a follower's disk lies about syncs, and loses power",
+        strike=_lied_follower,
+        needs=SLOW_NEEDS,
+        disk_mib=DISK_MIB,
+        settings=SETTINGS,
+        durabilities=DURABILITIES,
+        lasts_s=(1.0, 4.0),
     ),
 )

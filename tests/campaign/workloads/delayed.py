@@ -9,7 +9,7 @@ from contextlib import suppress
 from datetime import UTC, datetime
 from typing import Final
 
-from campaign.checkers.delayed import Arrive, Cancel, Later, all_arrived
+from campaign.checkers.delayed import Arrive, Cancel, Later, all_arrived, doubting
 from campaign.client import Job
 from campaign.programs import LEASE_MS, end_of, queue_of
 from campaign.values import Role, Workload
@@ -111,6 +111,6 @@ WORKLOADS = (
         is_drained=all_arrived,
         uses=frozenset({"brokers", "etcds", "metas", "clients", "delays"}),
         delays=1,
-        skips=frozenset({"power-all"}),
+        doubting=doubting,
     ),
 )

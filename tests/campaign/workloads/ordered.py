@@ -16,7 +16,7 @@ from typing import Final
 from system.ordered_nemesis import Changer
 from system.ordered_workload import Item, PutRecorder, RouteRecorder, consume
 
-from campaign.checkers.ordered import all_settled
+from campaign.checkers.ordered import all_settled, doubting
 from campaign.client import Job
 from campaign.values import Role, Workload
 from qmq.errors import QmqError
@@ -48,7 +48,9 @@ def _items(job: Job) -> Iterator[Item]:
 
 async def _produce(job: Job) -> None:
     put, items = PutRecorder(job.recorder, job.name, job.subject), _items(job)
-    async with job.client.ordered_producer(job.subject, delivery_timeout_s=120.0) as producer:
+    async with job.client.ordered_producer(
+        job.subject, delivery_timeout_s=120.0, acks=job.acks
+    ) as producer:
         while await job.pause(PAUSE_S * job.random.uniform(0.5, 1.5)):
             await put.send(producer, list(itertools.islice(items, BATCH)))
 
@@ -126,7 +128,7 @@ def _workload(name: str, what: str, *kinds: str) -> Workload:
         gates={"put": 50, "deliver": 50, "settle": 20, "route": 3},
         is_drained=all_settled(GROUPS),
         broker_groups=len(BROKER_GROUPS),
-        skips=frozenset({"power-all"}),
+        doubting=doubting,
     )
 
 
