@@ -79,8 +79,8 @@ BUGS = (
         name="cut-at-election",
         what="a new master cuts what it does not know to be committed",
         plant=replacing((Replica, "lead", _lead_from_the_commit)),
-        found_by="log-kill-all",
-        finds=("no_loss", "stable_positions", "stored_once", "read_in_order"),
+        found_by="watched-kill-all",
+        finds=("commit_stays", "no_loss", "stable_positions", "stored_once"),
     ),
     Bug(
         name="answer-written",

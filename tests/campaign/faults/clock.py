@@ -55,7 +55,7 @@ REASONS[COMPILER] = _no_compiler
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Lie:
+class WrongClock:
     """How a wall clock is wrong."""
 
     offset_ns: int = 0
@@ -74,11 +74,11 @@ class Lie:
         return ", ".join(filter(None, parts)) or "true"
 
 
-TRUE: Final = Lie()
-Lies = Callable[[World], Lie]
+TRUE: Final = WrongClock()
+Lies = Callable[[World], WrongClock]
 
 
-class Page:
+class ClockPage:
     """The page of one process's clock. It begins true."""
 
     def __init__(self, path: Path) -> None:
@@ -88,7 +88,7 @@ class Page:
         with path.open("r+b") as file:
             self._bytes = mmap.mmap(file.fileno(), PAGE.size)
 
-    def set(self, lie: Lie) -> None:
+    def set(self, lie: WrongClock) -> None:
         """The process has this clock from its next reading on."""
         version = PAGE.unpack_from(self._bytes)[0]
         fields = (
@@ -122,9 +122,9 @@ def library() -> Path:
     return target
 
 
-def page_of(world: World, name: str) -> Page:
+def page_of(world: World, name: str) -> ClockPage:
     """The page of a service's clock."""
-    return Page(world.folder / "clocks" / name)
+    return ClockPage(world.folder / "clocks" / name)
 
 
 async def equip(world: World, names: Sequence[str]) -> None:
@@ -148,7 +148,7 @@ async def equip(world: World, names: Sequence[str]) -> None:
 
 
 @asynccontextmanager
-async def lied_to(world: World, lies: dict[str, Lie]) -> Striking:
+async def lied_to(world: World, lies: dict[str, WrongClock]) -> Striking:
     """These services have wrong clocks during the block."""
     pages = {name: page_of(world, name) for name in lies}
     before = {name: page.reads for name, page in pages.items()}
@@ -177,17 +177,17 @@ def _is_small(world: World, kind: str) -> bool:
 
 
 def _jump(sign: int, kind: str) -> Lies:
-    def lie(world: World) -> Lie:
+    def lie(world: World) -> WrongClock:
         range_s = SMALL_JUMP_S if _is_small(world, kind) else JUMP_S
-        return Lie(offset_ns=sign * int(world.random.uniform(*range_s) * NS))
+        return WrongClock(offset_ns=sign * int(world.random.uniform(*range_s) * NS))
 
     return lie
 
 
 def _strobe(kind: str) -> Lies:
-    def lie(world: World) -> Lie:
+    def lie(world: World) -> WrongClock:
         range_s = SMALL_JUMP_S if _is_small(world, kind) else SWING_S
-        return Lie(
+        return WrongClock(
             swing_ns=world.random.choice((-1, 1)) * int(world.random.uniform(*range_s) * NS),
             period_ns=int(world.random.uniform(*PERIOD_S) * NS),
         )
@@ -195,8 +195,8 @@ def _strobe(kind: str) -> Lies:
     return lie
 
 
-def _drift(world: World) -> Lie:
-    return Lie(drift_ppm=world.random.choice(DRIFTS_PPM))
+def _drift(world: World) -> WrongClock:
+    return WrongClock(drift_ppm=world.random.choice(DRIFTS_PPM))
 
 
 # --- whose ----------------------------------------------------------------------------------------
