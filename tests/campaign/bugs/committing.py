@@ -131,7 +131,7 @@ BUGS = (
         name="never-step-down",
         what="a master that hears no majority goes on serving",
         plant=replacing((Leader, "has_quorum", lambda self: True)),
-        found_by="watched-partition-master",
+        found_by="watched-partition-from-etcd-and-partition-master",
         finds=("one_master",),
     ),
 )

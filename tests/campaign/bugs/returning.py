@@ -4,11 +4,9 @@ are some that the simulator's tests plant (`ordersim.bugs`).
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
-from ordersim.bugs import BUGS as IN_SIMULATOR
-
+from campaign.bugs.ordering import as_simulated
 from campaign.values import Bug
 from qmq.log import queue
 from qmq.log.actions import Return
@@ -28,13 +26,6 @@ def _keep() -> None:
     queue.CHANGES[Return] = (queue.Queue.share, _keep_what_never_arrived)
 
 
-def _planted(name: str) -> Callable[[], None]:
-    def plant() -> None:
-        IN_SIMULATOR[name]().__enter__()
-
-    return plant
-
-
 BUGS = (
     Bug(
         name="keep-what-never-arrived",
@@ -46,7 +37,7 @@ BUGS = (
     Bug(
         name="publish-before-seal",
         what="a route is published before its sources are sealed",
-        plant=_planted("publish before the sources are sealed"),
+        plant=as_simulated("publish before the sources are sealed"),
         found_by="ordered-split-none",
         finds=("ordered_log", "key_order", "ranges_in_order", "ordered_no_loss"),
         into=_METAS,
@@ -54,7 +45,7 @@ BUGS = (
     Bug(
         name="advance-on-first-source",
         what="a group reads a merged partition when one of its sources is finished",
-        plant=_planted("advance when the first of several sources is finished"),
+        plant=as_simulated("advance when the first of several sources is finished"),
         found_by="ordered-merge-none",
         finds=("ranges_in_order", "key_order", "replay_in_order", "ordered_no_loss"),
         into=_METAS,
@@ -62,14 +53,14 @@ BUGS = (
     Bug(
         name="forget-when-sealed",
         what="of a batch that is stored a sealed partition says that it is not",
-        plant=_planted("say of a batch that is stored that it is not, once sealed"),
+        plant=as_simulated("say of a batch that is stored that it is not, once sealed"),
         found_by="ordered-split-partition-no-answers",
         finds=("ordered_stored_once", "ordered_log", "key_order"),
     ),
     Bug(
         name="overlapping-lanes",
         what="a consumer is granted a lane that another one still holds",
-        plant=_planted("grant a lane that overlaps another one"),
+        plant=as_simulated("grant a lane that overlaps another one"),
         found_by="ordered-split-kill-client",
         finds=("lane_fenced", "replay_in_order", "key_order"),
     ),

@@ -19,9 +19,9 @@ from history.events import Anomaly, Operation, Reset, learn
 
 from campaign.values import Checker, Evidence
 
-TOO_LONG_NS: Final = 3_000_000_000
-"""A master that no majority answers stops within two seconds (docs/REPLICATION.md), and its
-successor needs more than one to begin.
+TOO_LONG_NS: Final = 2_000_000_000
+"""A master that no majority answers stops within two seconds, and its successor needs more than one
+to begin.
 """
 
 

@@ -143,7 +143,7 @@ async def equip(world: World, names: Sequence[str]) -> None:
             VARIABLE: str(world.folder / "clocks" / name),
         }
     world.cluster.folder.save_model(model)
-    await world.do(world.cluster.stop, *bare)
+    await world.do(world.cluster.stop, *[name for name in bare if world.state(name) != "dead"])
     await world.start(*bare)
 
 

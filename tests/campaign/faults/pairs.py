@@ -114,6 +114,8 @@ FAULTS = (
     _pair("etcd-no-quorum", "kill-master"),
     _pair("etcd-kill-one", "kill-master"),
     _pair("partition-from-etcd", "kill-one"),
+    # A master that neither etcd nor its followers tell that it was replaced.
+    _pair("partition-from-etcd", "partition-master"),
     # A metaserver that starts late knows nothing of what changed.
     _pair("kill-master", "kill-meta", crossed=True),
     _pair("kill-client", "kill-master"),

@@ -90,8 +90,9 @@ def _exchange(world: World, one: str, other: str) -> None:
     # A machine that takes an address says so; else its neighbours ask again only after a while.
     servers = (*world.etcds, *world.metas, *world.brokers, *world.delays, *world.clients)
     for name in servers:
-        _ip(world, name, "neigh", "flush", "all")
-    subprocess.run(["ip", "neigh", "flush", "all"], capture_output=True, check=False)
+        _ip(world, name, "neigh", "flush", "dev", "eth0")
+    network = world.cluster.address(servers[0]).rsplit(".", 1)[0] + ".0/24"
+    subprocess.run(["ip", "neigh", "flush", "to", network], capture_output=True, check=False)
 
 
 async def _moved(world: World, names: Sequence[str], to: str) -> Struck:
