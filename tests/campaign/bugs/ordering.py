@@ -9,7 +9,7 @@ from ordersim.bugs import BUGS as IN_SIMULATOR
 from campaign.values import Bug
 
 
-def _as_simulated(name: str) -> Callable[[], None]:
+def as_simulated(name: str) -> Callable[[], None]:
     def plant() -> None:
         IN_SIMULATOR[name]().__enter__()
 
@@ -20,21 +20,21 @@ BUGS = (
     Bug(
         name="zombie-settles",
         what="verdicts count under a token that is void",
-        plant=_as_simulated("let a zombie's verdicts count"),
+        plant=as_simulated("let a zombie's verdicts count"),
         found_by="ordered-move-stop-client",
         finds=("lane_fenced", "replay_in_order", "ordered_no_loss"),
     ),
     Bug(
         name="begin-at-end",
         what="a lane of a new partition begins at the partition's end",
-        plant=_as_simulated("begin a target at its end"),
+        plant=as_simulated("begin a target at its end"),
         found_by="ordered-split-none",
         finds=("ordered_no_loss", "key_order"),
     ),
     Bug(
         name="write-behind-seal",
         what="a broker takes batches behind the command message of a sealed partition",
-        plant=_as_simulated("take batches behind the command message"),
+        plant=as_simulated("take batches behind the command message"),
         found_by="ordered-move-none",
         finds=("ordered_log", "ordered_no_loss", "key_order", "ranges_in_order"),
     ),
