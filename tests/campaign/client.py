@@ -45,6 +45,8 @@ class Job:
     recorder: Recorder
     durability: Durability
     random: Random
+    folder: Path
+    """Of the test, for files that its processes share."""
     stops: asyncio.Event = field(default_factory=asyncio.Event)
     """Set at SIGTERM: begin nothing more."""
 
@@ -92,6 +94,7 @@ async def run(
                 recorder=recorder,
                 durability=cast("Durability", chosen.durability),
                 random=Random(f"{chosen.seed} {chosen.role} {chosen.number} {os.getpid()}"),
+                folder=chosen.history.parent.parent,
             )
             asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, job.stops.set)
             await program(job)

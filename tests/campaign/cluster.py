@@ -136,6 +136,12 @@ def model_of(
         if kind_of(name) in ("brokers", "delays"):
             flush = "sync" if test.durability == "sync" else "async"
             body["environment"] |= {"QMQ_FLUSH": flush, **test.fault.settings}
+        if kind_of(name) == "brokers":
+            folder = histories.parent
+            body["environment"] |= {
+                variable: value.format(folder=folder)
+                for variable, value in test.workload.settings.items()
+            }
         if bug is not None and kind_of(name) in bug.into:
             body["command"] = ["python", "-m", "campaign.bugs", bug.name, *body["command"][1:]]
             body["environment"]["PYTHONPATH"] = PATHS

@@ -164,6 +164,7 @@ async def _set_up(world: World, histories: Path, seed: int) -> None:
                     recorder=recorder,
                     durability=world.test.durability,
                     random=Random(seed),
+                    folder=histories.parent,
                 )
             )
 

@@ -125,6 +125,8 @@ class Workload:
     metas: int = 1
     skips: frozenset[str] = frozenset()
     """Faults that mean nothing here, or another test covers."""
+    settings: Mapping[str, str] = field(default_factory=dict)
+    """Variables of the brokers; `{folder}` is the folder of the test."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
