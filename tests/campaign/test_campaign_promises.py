@@ -14,6 +14,7 @@ from campaign.checkers.dead_letters import Again, DeadCopy, Refusal, Replays, al
 from campaign.checkers.delayed import Arrive, Cancel, Later
 from campaign.checkers.half import HalfCommit, all_decided_arrived
 from campaign.checkers.moved import Postponing, all_moved_arrived
+from campaign.checkers.outbox import Audited, BookedRow, Sale, SoldRow, all_booked
 from campaign.checkers.parked import Refuse
 from campaign.checkers.recreated import JoinedAnew, Raze, all_of_last_life
 from campaign.checkers.recurring import CronRun, Recurrence, Revoke, WallClock, all_ran
@@ -354,3 +355,28 @@ def test_each_rule_of_recreated_subjects_is_checked() -> None:
     old = [*sent(7, 0), *RAZED, JOINED, *got(7, 0, "settlers")]
     assert found("recreated", old) == {"nothing_of_the_old": 1}
     assert found("recreated", [*RAZED, *sent(8, 1)]) == {"recreated_keeps": 1}
+
+
+# --- transactions of databases --------------------------------------------------------------------
+
+SOLD = [
+    Sale(process="s", type="invoke", value=7),
+    Sale(process="s", type="ok", value=7),
+    SoldRow(process="a", type="ok", value=7, row=1),
+]
+BOOKED = BookedRow(process="a", type="ok", value=7, row=1)
+AUDITS = [Audited(process="a", type="ok")] * 2
+
+
+def test_a_committed_sale_is_booked_once() -> None:
+    assert found("outbox", [*SOLD, BOOKED, BOOKED, *AUDITS]) == {}
+    assert found("outbox", [BOOKED]) == {}, "its sale was not looked for yet"
+    assert all_booked([*SOLD, BOOKED, *AUDITS])
+    assert not all_booked([*SOLD, BOOKED])
+    assert not all_booked([*SOLD, *AUDITS])
+
+
+def test_each_rule_of_the_outbox_is_checked() -> None:
+    assert found("outbox", [*SOLD, *AUDITS]) == {"outbox_comes": 1}
+    assert found("outbox", [BOOKED, *AUDITS]) == {"outbox_no_phantom": 1}
+    assert found("outbox", [*SOLD, BOOKED, replace(BOOKED, row=2)]) == {"effect_once": 1}
