@@ -5,12 +5,13 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Iterable
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Final
 
 from cluster_runner.netns import unavailable
 
-from campaign.values import LOOPS, NAMESPACES
+from campaign.values import LOOPS, NAMESPACES, ROCKETMQ
 
 
 def _no_loops() -> str:
@@ -27,7 +28,11 @@ def _no_namespaces() -> str:
     return f"network namespaces: {reason}" if reason else ""
 
 
-REASONS: Final = {NAMESPACES: _no_namespaces, LOOPS: _no_loops}
+def _no_rocketmq() -> str:
+    return "" if find_spec("rocketmq") else "RocketMQ's client: pip install rocketmq-python-client"
+
+
+REASONS: Final = {NAMESPACES: _no_namespaces, LOOPS: _no_loops, ROCKETMQ: _no_rocketmq}
 
 
 def missing(needs: Iterable[str]) -> str:

@@ -73,7 +73,7 @@ async def run_test(
 ) -> Result:
     """The verdict. Leaves histories and the output of all processes in the folder."""
     begun_s = time.monotonic()
-    reason = missing(test.fault.needs)
+    reason = missing(test.needs)
     if reason:
         return Result(test=test.name, verdict="skipped", seed=seed, seconds=0.0, reason=reason)
     histories = folder / "histories"

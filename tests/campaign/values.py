@@ -28,6 +28,8 @@ DURABILITIES: Final[tuple[Durability, ...]] = ("async", "flushed", "sync")
 NAMESPACES: Final = "namespaces"
 LOOPS: Final = "loops"
 """File systems of the test's own on loop devices."""
+ROCKETMQ: Final = "rocketmq"
+"""RocketMQ's Python client."""
 SUBJECT: Final = "campaign"
 """What clients write to and read from."""
 
@@ -127,6 +129,8 @@ class Workload:
     """Faults that mean nothing here, or another test covers."""
     settings: Mapping[str, str] = field(default_factory=dict)
     """Variables of the brokers; `{folder}` is the folder of the test."""
+    needs: frozenset[str] = frozenset()
+    """Programs that its clients need."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -143,6 +147,11 @@ class CampaignTest:
         """Such as `log-power-all-flushed`; the default durability is not named."""
         words = [self.workload.name, self.fault.name]
         return "-".join(words if self.durability == "async" else [*words, self.durability])
+
+    @property
+    def needs(self) -> frozenset[str]:
+        """What this machine must have."""
+        return self.fault.needs | self.workload.needs
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

@@ -1,7 +1,7 @@
 """tiered: a reader begins again and again at the oldest message, which only an object store has.
 
-The store is a folder of the test. Segments are small, and files of all but the newest few are deleted
-as soon as the store has them.
+The store is a folder of the test. Segments are small, and files of all but the newest few are
+deleted as soon as the store has them.
 """
 
 from __future__ import annotations
