@@ -132,6 +132,7 @@ def model_of(
     found = shaped(model, shape_of(test))
     services: dict[str, Any] = found["services"]
     metas = ",".join(f"{name}:{META_PORT}" for name in shape_of(test).meta_names)
+    etcds = ",".join(f"{name}:{CLIENT_PORT}" for name in shape_of(test).etcd_names)
     for name, body in services.items():
         if kind_of(name) in ("brokers", "delays"):
             flush = "sync" if test.durability == "sync" else "async"
@@ -157,7 +158,7 @@ def model_of(
             services[name] = {
                 "image": "qmq:latest",
                 "command": command,
-                "environment": {"PYTHONPATH": PATHS},
+                "environment": {"PYTHONPATH": PATHS, "QMQ_ETCD": etcds},
             }
     return found
 

@@ -56,3 +56,15 @@ async def beside(job: Job, *words: str, program: tuple[str, ...] = ()) -> AsyncI
         yield process
     finally:
         await ended(process)
+
+
+async def listens(port: int) -> bool:
+    """Whether something on this machine takes connections there."""
+    try:
+        _, writer = await asyncio.open_connection("127.0.0.1", port)
+    except OSError:
+        return False
+    writer.close()
+    with suppress(OSError):
+        await writer.wait_closed()
+    return True

@@ -17,7 +17,7 @@ from support.etcd_process import free_ports
 from campaign.checkers.fifo import FifoReceive, FifoSend, all_received
 from campaign.client import Job
 from campaign.values import ROCKETMQ, Role, Workload
-from campaign.workloads.children import beside
+from campaign.workloads.children import beside, listens
 from campaign.workloads.handling import RETRY_S
 from qmq.model import Order, SubjectConfig
 
@@ -46,20 +46,9 @@ async def _gateway(job: Job) -> AsyncIterator[Any]:
     port = free_ports(1)[0]
     servers = ",".join(job.client.addresses)
     async with beside(job, "gateway", "--server", servers, "--port", str(port)):
-        while not await _listens(port):
+        while not await listens(port):
             await asyncio.sleep(RETRY_S)
         yield ClientConfiguration(f"127.0.0.1:{port}", Credentials(), request_timeout=REQUEST_S)
-
-
-async def _listens(port: int) -> bool:
-    try:
-        _, writer = await asyncio.open_connection("127.0.0.1", port)
-    except OSError:
-        return False
-    writer.close()
-    with suppress(OSError):
-        await writer.wait_closed()
-    return True
 
 
 async def _started(job: Job, make: Any) -> Any:
