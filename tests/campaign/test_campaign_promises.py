@@ -10,9 +10,12 @@ from history.events import Ack, History, Operation, Poll, Record, Send
 from history.ordered.events import Deliver, Handed
 
 from campaign import table
+from campaign.checkers.backups import BackupMade, RestoredRead
 from campaign.checkers.dead_letters import Again, DeadCopy, Refusal, Replays, all_buried
 from campaign.checkers.delayed import Arrive, Cancel, Later
+from campaign.checkers.fifo import FifoReceive, FifoSend
 from campaign.checkers.half import HalfCommit, all_decided_arrived
+from campaign.checkers.mirrored import MirrorCopy, TargetPlace, all_copied
 from campaign.checkers.moved import Postponing, all_moved_arrived
 from campaign.checkers.outbox import Audited, BookedRow, Sale, SoldRow, all_booked
 from campaign.checkers.parked import Refuse
@@ -28,6 +31,7 @@ from campaign.checkers.retention import (
     Uncounted,
     all_read_or_told,
 )
+from campaign.checkers.tiered import Garbled
 from campaign.values import Evidence
 
 Q = "campaign/0@g1"
@@ -380,3 +384,83 @@ def test_each_rule_of_the_outbox_is_checked() -> None:
     assert found("outbox", [*SOLD, *AUDITS]) == {"outbox_comes": 1}
     assert found("outbox", [BOOKED, *AUDITS]) == {"outbox_no_phantom": 1}
     assert found("outbox", [*SOLD, BOOKED, replace(BOOKED, row=2)]) == {"effect_once": 1}
+
+
+# --- other clusters, other clients ----------------------------------------------------------------
+
+STORED = sent(7, 0)
+BACKUP = [BackupMade(process="k", type=end, op=0) for end in ("invoke", "ok")]  # type: ignore[arg-type]
+
+
+def restored(group: str, *records: tuple[int, int]) -> Operation:
+    rows = tuple(Record(*each) for each in records)
+    return RestoredRead(process="k", type="ok", op=0, group=group, queue=Q, records=rows)
+
+
+def acked(value: int) -> list[Operation]:
+    begun = Ack(process="c", type="invoke", group="reader", queue=Q, values=(value,))
+    return [begun, replace(begun, type="ok")]
+
+
+GOT = got(7, 0, "reader")
+
+
+def test_a_restored_cluster_has_what_was_acknowledged() -> None:
+    whole = [*STORED, *BACKUP, restored("auditor", (0, 7)), restored("reader", (0, 7)), *GOT]
+    assert found("backups", whole) == {}
+    settled = [*STORED, *GOT, *acked(7), *BACKUP, restored("auditor", (0, 7)), restored("reader")]
+    assert found("backups", settled) == {}
+    assert found("backups", [*BACKUP, *STORED, *GOT, restored("auditor")]) == {}
+
+
+def test_each_rule_of_backups_is_checked() -> None:
+    lacking = [*STORED, *GOT, *BACKUP, restored("auditor")]
+    assert found("backups", lacking) == {"backup_has_all": 1}
+    strange = [*STORED, *GOT, *BACKUP, restored("auditor", (0, 7), (1, 9))]
+    assert found("backups", strange) == {"backup_no_phantom": 1}
+    again = [*STORED, *GOT, *acked(7), *BACKUP, restored("reader", (0, 7))]
+    assert found("backups", again) == {"backup_has_progress": 1}
+    assert found("backups", [*STORED, *GOT, *BACKUP, restored("reader")]) == {
+        "restored_continues": 1
+    }
+
+
+COPIED = MirrorCopy(process="w", type="ok", value=7, queue=Q, sequence=0)
+PLACE = TargetPlace(process="w", type="ok", group="reader", queue=Q, next_sequence=1)
+
+
+def test_a_mirror_copies_once_and_is_not_ahead() -> None:
+    assert found("mirrored", [*STORED, COPIED, *acked(7), PLACE]) == {}
+    assert found("mirrored", [*STORED, COPIED, acked(7)[0], PLACE]) == {}
+    assert not all_copied(STORED)
+
+
+def test_each_rule_of_mirrors_is_checked() -> None:
+    assert found("mirrored", STORED) == {"mirror_no_loss": 1}
+    assert found("mirrored", [*STORED, COPIED, replace(COPIED, sequence=1)]) == {"mirror_once": 1}
+    assert found("mirrored", [COPIED]) == {"mirror_no_phantom": 1}
+    assert found("mirrored", [*STORED, COPIED, PLACE]) == {"mirror_not_ahead": 1}
+
+
+def fifo(serial: int, end: str = "ok") -> list[Operation]:
+    begun = FifoSend(process="s", type="invoke", key="g", serial=serial)
+    return [begun, replace(begun, type=end)]  # type: ignore[arg-type]
+
+
+def took(serial: int) -> Operation:
+    return FifoReceive(process="r", type="ok", producer="s", key="g", serial=serial, attempt=1)
+
+
+def test_messages_of_a_group_come_in_order() -> None:
+    assert found("fifo", [*fifo(1), *fifo(2), took(1), took(2), took(1)]) == {}
+    assert found("fifo", [*fifo(1, "info"), *fifo(2), took(2)]) == {}
+    assert found("fifo", [*fifo(1), *fifo(2), took(2), took(1)]) == {"fifo_order": 1}
+    assert found("fifo", [*fifo(1), *fifo(2), took(2)]) == {"fifo_comes": 1}
+    assert found("fifo", [took(1)]) == {"fifo_no_phantom": 1}
+
+
+def test_a_body_that_changed_in_the_store_is_reported() -> None:
+    events = [*sent(7, 0), *got(7, 0, "historian")]
+    assert found("tiered", events) == {}
+    changed = Garbled(process="r", type="info", value=7, queue=Q, sequence=0)
+    assert found("tiered", [*events, changed]) == {"tiered_same": 1}

@@ -12,6 +12,10 @@ are polls, and acknowledgements are by sequence.
 
 The contract's exception (a packet of a killed process that reaches a broker after the next replay
 has looked) is not modelled: a process needs longer to start than packets on this machine take.
+
+The planted bug bury-nowhere breaks `dead_or_done`. A writer of letters that forgets its numbers at a
+failover, a count of attempts that is not in the log, and a replay that does not look for its copies
+break the others.
 """  # noqa: E501
 
 from __future__ import annotations

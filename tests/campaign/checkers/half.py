@@ -7,7 +7,8 @@
     {"process":"k","type":"ok","f":"cancel","value":7}                         rolled back, for certain
 
 beside `later`, `cancel` (a rollback) and `arrive` (checkers/delayed.py). Two processes may decide
-one message: its sender, and who checks back on messages that nobody decided.
+one message: its sender, and who checks back on messages that nobody decided. The planted bug
+deliver-undecided breaks `half_waits`.
 """  # noqa: E501
 
 from __future__ import annotations

@@ -5,6 +5,8 @@
 
 An acknowledgement that began before the other consumer's poll was answered proves nothing: the
 broker may have taken it first. Nor does one of a consumer that was given the message again.
+
+A broker that looks verdicts up by message, and not by delivery, is found here.
 """  # noqa: E501
 
 from __future__ import annotations

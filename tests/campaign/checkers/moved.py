@@ -8,7 +8,7 @@ beside `later`, `cancel` and `arrive` (checkers/delayed.py). Senders move and ca
 one task, one step after another.
 
 Some messages are due far beyond the run, and are moved into it: only those come whose move was
-answered, so a move that is answered and not done loses them.
+answered, so a move that is answered and not done (the planted bug move-nothing) loses them.
 """  # noqa: E501
 
 from __future__ import annotations

@@ -5,7 +5,8 @@
     {"process":"o","type":"ok","f":"unpark","group":"g","partition":1,"key":"k1","count":4}
 
 beside the events of ordered subjects (tests/history/ordered), where a refused message is also a
-settlement that failed. Whether a refusal reached the broker is not told.
+settlement that failed. Whether a refusal reached the broker is not told. The planted bug
+forget-parked breaks the rule here, replay-not-all breaks `key_order`.
 """
 
 from __future__ import annotations

@@ -13,7 +13,8 @@ A message that was acknowledged before a deletion began is an *old* one after th
     consumer, joined               [joined  polls 8: fine;  polls 7: an old one
 
 A deletion without an answer continues, so it ends with the answer to the next one: until then nothing
-is said. Consumers are new ones after the answer, since a client may hand out what it holds.
+is said. Consumers are new ones after the answer, since a client may hand out what it holds. The
+planted bug keep-deleted-subject breaks `nothing_of_the_old`.
 """  # noqa: E501
 
 from __future__ import annotations

@@ -15,6 +15,9 @@ A run does not say which tick it is, but runs come in order, so the n-th run bel
 
 `stored_ms` and `now_ms` are of the machines' clocks, which agree in these tests; `id` is the run's
 message id. A run that is handed out again is at the same place.
+
+The planted bug skip-runs breaks `every_tick_comes`; a plan that a next master sends under another
+number breaks `tick_once`.
 """  # noqa: E501
 
 from __future__ import annotations

@@ -6,7 +6,8 @@
 `to` is earliest, latest or time; `at_ms` is that time and `now_ms` the time of the line's beginning,
 both by the machine's wall clock. An answer says where the group continues: everything from there on
 comes, again or for the first time. The last reset of each group is judged by that, because nothing
-is moved after it; each answer is judged by where it points.
+is moved after it; each answer is judged by where it points. The planted bug reset-nothing breaks
+`reset_gives_all`.
 """  # noqa: E501
 
 from __future__ import annotations

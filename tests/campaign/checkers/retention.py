@@ -15,6 +15,9 @@ too young if even the longest possible age is too little:
     send      [.....stored.....ok]
     kept                                  [....first is behind it]
               |<-------- too young if this is less than the retention ------>|
+
+The planted bugs delete-early, delete-much and skip-unsaid break `kept_while_young`, `kept_while_few`
+and `deleted_is_said`.
 """  # noqa: E501
 
 from __future__ import annotations
