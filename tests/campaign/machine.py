@@ -11,7 +11,7 @@ from typing import Final
 
 from cluster_runner.netns import unavailable
 
-from campaign.values import LOOPS, NAMESPACES, ROCKETMQ
+from campaign.values import LOOPS, NAMESPACES, ROCKETMQ, SPARK
 
 
 def _no_loops() -> str:
@@ -32,7 +32,18 @@ def _no_rocketmq() -> str:
     return "" if find_spec("rocketmq") else "RocketMQ's client: pip install rocketmq-python-client"
 
 
-REASONS: Final = {NAMESPACES: _no_namespaces, LOOPS: _no_loops, ROCKETMQ: _no_rocketmq}
+def _no_spark() -> str:
+    if not find_spec("pyspark"):
+        return "Spark: pip install qmq[spark]"
+    return "" if os.environ.get("JAVA_HOME") or shutil.which("java") else "Spark: needs Java"
+
+
+REASONS: Final = {
+    NAMESPACES: _no_namespaces,
+    LOOPS: _no_loops,
+    ROCKETMQ: _no_rocketmq,
+    SPARK: _no_spark,
+}
 
 
 def missing(needs: Iterable[str]) -> str:

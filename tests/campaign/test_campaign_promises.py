@@ -436,9 +436,9 @@ def test_a_mirror_copies_once_and_is_not_ahead() -> None:
 
 
 def test_each_rule_of_mirrors_is_checked() -> None:
-    assert found("mirrored", STORED) == {"mirror_no_loss": 1}
-    assert found("mirrored", [*STORED, COPIED, replace(COPIED, sequence=1)]) == {"mirror_once": 1}
-    assert found("mirrored", [COPIED]) == {"mirror_no_phantom": 1}
+    assert found("mirrored", STORED) == {"copy_no_loss": 1}
+    assert found("mirrored", [*STORED, COPIED, replace(COPIED, sequence=1)]) == {"copy_once": 1}
+    assert found("mirrored", [COPIED]) == {"copy_no_phantom": 1}
     assert found("mirrored", [*STORED, COPIED, PLACE]) == {"mirror_not_ahead": 1}
 
 

@@ -30,6 +30,8 @@ LOOPS: Final = "loops"
 """File systems of the test's own on loop devices."""
 ROCKETMQ: Final = "rocketmq"
 """RocketMQ's Python client."""
+SPARK: Final = "spark"
+"""PySpark and Java."""
 SUBJECT: Final = "campaign"
 """What clients write to and read from."""
 

@@ -1,15 +1,15 @@
-"""A mirror: what its target has of the source's messages, and where the target's groups are.
+"""Copies of a subject: what the target has of the source, and where the target's groups are.
 
     {"process":"w","type":"ok","f":"copied","value":7,"queue":"s/0@g1","sequence":0}
     {"process":"w","type":"ok","f":"place","group":"reader","queue":"s/0@g1","next_sequence":5}
 
-Queues and sequences are the target's. `place` is where a group of the target continues: everything
-before it counts as done there, so it must be done in the source, or its acknowledgement was at
-least begun. Keys of an ordered subject are `fifo` and `received` (checkers/fifo.py), the latter in
-the target.
+Queues and sequences are the target's, which a mirror or a stream of Spark fills. `place` is where a
+group of the target continues: everything before it counts as done there, so it must be done in the
+source, or its acknowledgement was at least begun. Keys of an ordered subject are `fifo` and
+`received` (checkers/fifo.py), the latter in the target.
 
-A mirror that forgets how far it was copies twice or leaves messages out; one that moves groups to
-what was handed out, and not to what was acknowledged, is ahead.
+A copier that forgets how far it was copies twice or leaves messages out. A mirror that moves groups
+to what was handed out, and not to what was acknowledged, is ahead.
 """
 
 from __future__ import annotations
@@ -88,19 +88,19 @@ def _lost(evidence: Evidence) -> Iterator[Anomaly]:
     left = sorted(found.acked - found.copies.keys())
     if left:
         some = ", ".join(map(str, left[:5]))
-        yield Anomaly("mirror_no_loss", f"{len(left)} messages are not in the target: {some}")
+        yield Anomaly("copy_no_loss", f"{len(left)} messages are not in the target: {some}")
 
 
 def _twice(evidence: Evidence) -> Iterator[Anomaly]:
     for value, places in _of(evidence).copies.items():
         if len(places) > 1:
-            yield Anomaly("mirror_once", f"{value} is in the target at {sorted(places)}")
+            yield Anomaly("copy_once", f"{value} is in the target at {sorted(places)}")
 
 
 def _phantom(evidence: Evidence) -> Iterator[Anomaly]:
     outcomes = evidence.history.outcomes
     for value in sorted(_of(evidence).copies.keys() - outcomes.acked - outcomes.unknown):
-        yield Anomaly("mirror_no_phantom", f"{value} is in the target, and was not sent")
+        yield Anomaly("copy_no_phantom", f"{value} is in the target, and was not sent")
 
 
 def _ahead(evidence: Evidence) -> Iterator[Anomaly]:
@@ -122,9 +122,9 @@ def _ahead(evidence: Evidence) -> Iterator[Anomaly]:
 
 
 CHECKERS = (
-    Checker(name="mirror_no_loss", what="the target gets every message", find=_lost),
-    Checker(name="mirror_once", what="the target gets each message once", find=_twice),
-    Checker(name="mirror_no_phantom", what="the target gets what was sent, no more", find=_phantom),
+    Checker(name="copy_no_loss", what="the target gets every message", find=_lost),
+    Checker(name="copy_once", what="the target gets each message once", find=_twice),
+    Checker(name="copy_no_phantom", what="the target gets what was sent, no more", find=_phantom),
     Checker(
         name="mirror_not_ahead",
         what="a group of the target is not ahead of what was done in the source",

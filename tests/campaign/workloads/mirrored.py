@@ -185,9 +185,9 @@ WORKLOADS = (
         checkers=(
             "no_phantom",
             "stored_once",
-            "mirror_no_loss",
-            "mirror_once",
-            "mirror_no_phantom",
+            "copy_no_loss",
+            "copy_once",
+            "copy_no_phantom",
             "mirror_not_ahead",
             "fifo_comes",
             "fifo_order",
