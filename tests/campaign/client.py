@@ -42,11 +42,11 @@ class Job:
     number: int
     subject: str
     client: qmq.Client
+    folder: Path
+    """Of the test, for files that its processes share."""
     recorder: Recorder
     durability: Durability
     random: Random
-    folder: Path
-    """Of the test, for files that its processes share."""
     stops: asyncio.Event = field(default_factory=asyncio.Event)
     """Set at SIGTERM: begin nothing more."""
 
@@ -91,10 +91,10 @@ async def run(
                 number=chosen.number,
                 subject=subject,
                 client=client,
+                folder=chosen.history.parent.parent,
                 recorder=recorder,
                 durability=cast("Durability", chosen.durability),
                 random=Random(f"{chosen.seed} {chosen.role} {chosen.number} {os.getpid()}"),
-                folder=chosen.history.parent.parent,
             )
             asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, job.stops.set)
             await program(job)

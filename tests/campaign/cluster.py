@@ -137,15 +137,14 @@ def model_of(
         if kind_of(name) in ("brokers", "delays"):
             flush = "sync" if test.durability == "sync" else "async"
             body["environment"] |= {"QMQ_FLUSH": flush, **test.fault.settings}
-        if kind_of(name) == "brokers":
-            folder = histories.parent
-            body["environment"] |= {
-                variable: value.format(folder=folder)
-                for variable, value in test.workload.settings.items()
-            }
         if bug is not None and kind_of(name) in bug.into:
             body["command"] = ["python", "-m", "campaign.bugs", bug.name, *body["command"][1:]]
             body["environment"]["PYTHONPATH"] = PATHS
+    for name in (each for each in services if kind_of(each) == "brokers"):
+        services[name]["environment"] |= {
+            variable: value.format(folder=histories.parent)
+            for variable, value in test.workload.settings.items()
+        }
     for role in test.workload.roles:
         for number in range(role.count):
             name = f"{role.name}{number}"

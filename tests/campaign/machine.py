@@ -5,13 +5,12 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Iterable
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Final
 
 from cluster_runner.netns import unavailable
 
-from campaign.values import LOOPS, NAMESPACES, ROCKETMQ, SPARK
+from campaign.values import LOOPS, NAMESPACES
 
 
 def _no_loops() -> str:
@@ -28,22 +27,7 @@ def _no_namespaces() -> str:
     return f"network namespaces: {reason}" if reason else ""
 
 
-def _no_rocketmq() -> str:
-    return "" if find_spec("rocketmq") else "RocketMQ's client: pip install rocketmq-python-client"
-
-
-def _no_spark() -> str:
-    if not find_spec("pyspark"):
-        return "Spark: pip install qmq[spark]"
-    return "" if os.environ.get("JAVA_HOME") or shutil.which("java") else "Spark: needs Java"
-
-
-REASONS: Final = {
-    NAMESPACES: _no_namespaces,
-    LOOPS: _no_loops,
-    ROCKETMQ: _no_rocketmq,
-    SPARK: _no_spark,
-}
+REASONS: Final = {NAMESPACES: _no_namespaces, LOOPS: _no_loops}
 
 
 def missing(needs: Iterable[str]) -> str:

@@ -28,10 +28,6 @@ DURABILITIES: Final[tuple[Durability, ...]] = ("async", "flushed", "sync")
 NAMESPACES: Final = "namespaces"
 LOOPS: Final = "loops"
 """File systems of the test's own on loop devices."""
-ROCKETMQ: Final = "rocketmq"
-"""RocketMQ's Python client."""
-SPARK: Final = "spark"
-"""PySpark and Java."""
 SUBJECT: Final = "campaign"
 """What clients write to and read from."""
 
@@ -129,10 +125,12 @@ class Workload:
     metas: int = 1
     skips: frozenset[str] = frozenset()
     """Faults that mean nothing here, or another test covers."""
+    only: frozenset[str] = frozenset()
+    """The faults under which it runs; empty: all that hit what it uses."""
     settings: Mapping[str, str] = field(default_factory=dict)
     """Variables of the brokers; `{folder}` is the folder of the test."""
-    needs: frozenset[str] = frozenset()
-    """Programs that its clients need."""
+    lacks: Callable[[], str] = str
+    """Why this machine cannot run its clients; empty if it can."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -149,11 +147,6 @@ class CampaignTest:
         """Such as `log-power-all-flushed`; the default durability is not named."""
         words = [self.workload.name, self.fault.name]
         return "-".join(words if self.durability == "async" else [*words, self.durability])
-
-    @property
-    def needs(self) -> frozenset[str]:
-        """What this machine must have."""
-        return self.fault.needs | self.workload.needs
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

@@ -3,15 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import ExitStack
 
 from ordersim.bugs import BUGS as IN_SIMULATOR
 
 from campaign.values import Bug
+from qmq.log import queue, store
+
+_PLANTED = ExitStack()
+"""Holds the simulator's bugs as long as the process lives: one whose block nobody holds ends."""
 
 
 def as_simulated(name: str) -> Callable[[], None]:
+    """Plant a bug of the simulator, for good."""
+
     def plant() -> None:
-        IN_SIMULATOR[name]().__enter__()
+        _PLANTED.enter_context(IN_SIMULATOR[name]())
+        # A master acts by the name that the store imported, followers by the queue's.
+        store.CHANGES = queue.CHANGES  # type: ignore[misc]
 
     return plant
 

@@ -25,6 +25,7 @@ from campaign.client import Job
 from campaign.programs import LEASE_MS, TIMEOUT_S, queue_of, read, send
 from campaign.values import Role, Workload
 from campaign.workloads.children import beside, done
+from campaign.workloads.handling import FEW
 from qmq.errors import QmqError
 
 PLACE: Final = "backups"
@@ -154,6 +155,6 @@ WORKLOADS = (
         groups=(READER,),
         gates={"send": 50, "poll": 50, "ack": 50, "backup": 2, "restored": 2},
         is_drained=all_seen((READER,)),
-        skips=frozenset({"power-all"}),
+        only=FEW,
     ),
 )

@@ -5,14 +5,14 @@ from __future__ import annotations
 import asyncio
 import itertools
 import time
+from contextlib import suppress
 from datetime import UTC, datetime
 from typing import Final
 
-from campaign.checkers.delayed import Cancel, Later, all_arrived
+from campaign.checkers.delayed import Arrive, Cancel, Later, all_arrived
 from campaign.client import Job
-from campaign.programs import end_of
+from campaign.programs import LEASE_MS, end_of, queue_of
 from campaign.values import Role, Workload
-from campaign.workloads.handling import read_due
 from qmq.errors import MessageNotFound, QmqError, TooLate
 
 DELAYS_S: Final = (0.0, 0.5, 1.5, 3.0, 6.0, 10.0)
@@ -71,12 +71,34 @@ async def _cancel(job: Job, value: int, delayed_id: str, wait_s: float) -> None:
         job.recorder.record(begun.ended("ok"))
 
 
+async def _read(job: Job) -> None:
+    async def read() -> None:
+        async with job.client.consumer(
+            job.subject, GROUP, name=job.name, lease_ms=LEASE_MS
+        ) as consumer:
+            while True:
+                with suppress(QmqError):
+                    async for message in consumer:
+                        job.recorder.record(
+                            Arrive(
+                                process=job.name,
+                                type="ok",
+                                value=int(message.body),
+                                queue=queue_of(job.subject, message.broker_group),
+                                sequence=message.sequence,
+                                stored_ms=message.append_time_ms,
+                            )
+                        )
+
+    await job.until_stopped(read())
+
+
 WORKLOADS = (
     Workload(
         name="delayed",
         what="two senders delay messages for up to ten seconds and cancel a quarter of them",
         roles=(Role(name="sender", count=2, is_sender=True), Role(name="reader", count=2)),
-        programs={"sender": _send, "reader": lambda job: read_due(job, GROUP)},
+        programs={"sender": _send, "reader": _read},
         checkers=(
             "due_comes",
             "never_early",

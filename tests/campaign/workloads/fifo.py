@@ -10,15 +10,16 @@ import os
 from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
+from importlib.util import find_spec
 from typing import Any, Final
 
 from support.etcd_process import free_ports
 
 from campaign.checkers.fifo import FifoReceive, FifoSend, all_received
 from campaign.client import Job
-from campaign.values import ROCKETMQ, Role, Workload
+from campaign.values import Role, Workload
 from campaign.workloads.children import beside, listens
-from campaign.workloads.handling import RETRY_S
+from campaign.workloads.handling import FEW, RETRY_S
 from qmq.model import Order, SubjectConfig
 
 GROUP: Final = "takers"
@@ -133,6 +134,10 @@ def _record(job: Job, message: Any) -> None:
     )
 
 
+def _lacks() -> str:
+    return "" if find_spec("rocketmq") else "RocketMQ's client: pip install rocketmq-python-client"
+
+
 WORKLOADS = (
     Workload(
         name="fifo",
@@ -143,7 +148,7 @@ WORKLOADS = (
         groups=(GROUP,),
         gates={"fifo": 30, "received": 30},
         is_drained=all_received,
-        needs=frozenset({ROCKETMQ}),
-        skips=frozenset({"power-all"}),
+        lacks=_lacks,
+        only=FEW,
     ),
 )

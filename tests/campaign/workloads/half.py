@@ -19,7 +19,7 @@ from campaign.checkers.half import HalfCommit, all_decided_arrived
 from campaign.client import Job
 from campaign.programs import TIMEOUT_S, end_of
 from campaign.values import Role, Workload
-from campaign.workloads.handling import read_due, until_stopped
+from campaign.workloads.handling import DELAYS, read_due, until_stopped
 from qmq.errors import MessageNotFound, QmqError, TooLate
 
 GROUP: Final = "transactions"
@@ -157,6 +157,6 @@ WORKLOADS = (
         is_drained=all_decided_arrived,
         uses=frozenset({"brokers", "etcds", "metas", "clients", "delays"}),
         delays=1,
-        skips=frozenset({"power-all"}),
+        only=DELAYS,
     ),
 )

@@ -21,6 +21,34 @@ from campaign.programs import LEASE_MS, queue_of
 from qmq.errors import QmqError, StaleDelivery
 
 RETRY_S: Final = 0.2
+FEW: Final = frozenset(
+    {"none", "kill-master", "kill-all", "kill-client", "stop-master", "partition-master"}
+)
+"""Faults for workloads that need much of the machine."""
+FAULTS: Final = FEW | {
+    "kill-pair",
+    "kill-meta",
+    "stop-all",
+    "stop-client",
+    "partition-oneway",
+    "partition-no-answers",
+    "partition-from-etcd",
+    "etcd-no-quorum",
+    "power-master",
+}
+"""Those whose effects on brokers and clients differ."""
+CLOCKS: Final = frozenset(
+    f"clock-{each}" for each in ("forward-master", "back-master", "strobe-master", "apart")
+)
+DELAYS: Final = FEW | {
+    "kill-delay-master",
+    "stop-delay-master",
+    "stop-client",
+    "partition-no-answers",
+    "clock-forward-delay-master",
+    "clock-back-delay-master",
+}
+"""Those that delay groups notice."""
 
 
 async def take(job: Job, group: str, consumer: qmq.Consumer, most: int) -> list[qmq.Message]:

@@ -23,7 +23,7 @@ from campaign.client import Job
 from campaign.programs import LEASE_MS, TIMEOUT_S, end_of, queue_of, read, send
 from campaign.values import Role, Workload
 from campaign.workloads.children import beside, listens
-from campaign.workloads.handling import RETRY_S
+from campaign.workloads.handling import FEW, RETRY_S
 from qmq.errors import QmqError
 from qmq.model import Order, SubjectConfig
 
@@ -196,6 +196,6 @@ WORKLOADS = (
         groups=(GROUP,),
         gates={"send": 50, "ack": 20, "copied": 50, "received": 20, "place": 5},
         is_drained=_is_drained,
-        skips=frozenset({"power-all"}),
+        only=FEW,
     ),
 )

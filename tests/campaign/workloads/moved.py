@@ -13,7 +13,7 @@ from campaign.checkers.moved import Postponing, all_moved_arrived
 from campaign.client import Job
 from campaign.programs import end_of
 from campaign.values import Role, Workload
-from campaign.workloads.handling import read_due
+from campaign.workloads.handling import DELAYS, read_due
 from qmq.errors import MessageNotFound, Outcome, QmqError, TooLate
 
 GROUP: Final = "moved"
@@ -119,6 +119,6 @@ WORKLOADS = (
         is_drained=all_moved_arrived,
         uses=frozenset({"brokers", "etcds", "metas", "clients", "delays"}),
         delays=1,
-        skips=frozenset({"power-all"}),
+        only=DELAYS,
     ),
 )

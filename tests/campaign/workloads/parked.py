@@ -16,7 +16,7 @@ from campaign.checkers.ordered import all_settled
 from campaign.checkers.parked import Refuse, Unpark
 from campaign.client import Job
 from campaign.values import Role, Workload
-from campaign.workloads.handling import RETRY_S, until_stopped
+from campaign.workloads.handling import FAULTS, RETRY_S, until_stopped
 from qmq.errors import QmqError
 from qmq.model import Order, SubjectConfig
 
@@ -53,7 +53,9 @@ def _items(job: Job) -> Iterator[Item]:
 
 async def _produce(job: Job) -> None:
     put, items = PutRecorder(job.recorder, job.name, job.subject), _items(job)
-    async with job.client.ordered_producer(job.subject, delivery_timeout_s=120.0) as producer:
+    async with job.client.ordered_producer(
+        job.subject, delivery_timeout_s=120.0, acks=job.acks
+    ) as producer:
         while await job.pause(PAUSE_S * job.random.uniform(0.5, 1.5)):
             await put.send(producer, list(itertools.islice(items, BATCH)))
 
@@ -174,6 +176,6 @@ WORKLOADS = (
         groups=(GROUP,),
         gates={"put": 50, "deliver": 50, "settle": 20, "unpark": 3},
         is_drained=all_settled((GROUP,)),
-        skips=frozenset({"power-all"}),
+        only=FAULTS,
     ),
 )

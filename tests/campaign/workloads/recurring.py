@@ -15,6 +15,7 @@ from campaign.checkers.recurring import CronRun, Recurrence, Revoke, WallClock, 
 from campaign.client import Job
 from campaign.programs import LEASE_MS, end_of, queue_of
 from campaign.values import Role, Workload
+from campaign.workloads.handling import DELAYS
 from qmq.errors import MessageNotFound, QmqError, TooLate
 
 GROUP: Final = "clockwork"
@@ -127,6 +128,6 @@ WORKLOADS = (
         is_drained=all_ran,
         uses=frozenset({"brokers", "etcds", "metas", "clients", "delays"}),
         delays=1,
-        skips=frozenset({"power-all"}),
+        only=DELAYS,
     ),
 )

@@ -17,6 +17,7 @@ from campaign.checkers.reset import Rewind, all_again
 from campaign.client import Job
 from campaign.programs import TIMEOUT_S, queue_of, read, send
 from campaign.values import Role, Workload
+from campaign.workloads.handling import FAULTS
 from qmq.errors import QmqError
 
 GROUPS: Final = ("earliest", "latest", "time")
@@ -110,6 +111,6 @@ WORKLOADS = (
         groups=("earliest",),
         gates={"send": 50, "poll": 50, "ack": 20, "rewind": 5},
         is_drained=_is_drained,
-        skips=frozenset({"power-all"}),
+        only=FAULTS,
     ),
 )

@@ -31,7 +31,7 @@ from campaign.checkers.retention import (
 from campaign.client import Job
 from campaign.programs import LEASE_MS, TIMEOUT_S, end_of, queue_of
 from campaign.values import Role, Workload
-from campaign.workloads.handling import RETRY_S, finish, take, until_stopped
+from campaign.workloads.handling import CLOCKS, FAULTS, RETRY_S, finish, take, until_stopped
 from qmq.errors import MessagesExpired, QmqError
 from qmq.model import SubjectConfig
 
@@ -203,7 +203,7 @@ def _workload(
         groups=GROUPS,
         gates={"send": 50, "poll": 50, "ack": 20, "kept": 50, "deleted": 2},
         is_drained=_is_drained,
-        skips=frozenset({"power-all"}),
+        only=FAULTS | CLOCKS,
     )
 
 

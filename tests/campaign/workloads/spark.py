@@ -10,16 +10,18 @@ from __future__ import annotations
 
 import itertools
 import os
+import shutil
 import sys
 from contextlib import suppress
+from importlib.util import find_spec
 from typing import Final
 
 from campaign.checkers.mirrored import MirrorCopy, all_copied
 from campaign.client import Job
 from campaign.programs import LEASE_MS, TIMEOUT_S, queue_of, send
-from campaign.values import SPARK, Role, Workload
+from campaign.values import Role, Workload
 from campaign.workloads.children import beside
-from campaign.workloads.handling import RETRY_S
+from campaign.workloads.handling import FEW, RETRY_S
 from qmq.errors import QmqError
 from qmq.model import SubjectConfig
 
@@ -80,6 +82,12 @@ async def _read(job: Job) -> None:
     await job.until_stopped(read())
 
 
+def _lacks() -> str:
+    if not find_spec("pyspark"):
+        return "Spark: pip install qmq[spark]"
+    return "" if os.environ.get("JAVA_HOME") or shutil.which("java") else "Spark: needs Java"
+
+
 WORKLOADS = (
     Workload(
         name="spark",
@@ -94,8 +102,8 @@ WORKLOADS = (
         groups=(),
         gates={"send": 50, "copied": 50},
         is_drained=all_copied,
-        needs=frozenset({SPARK}),
-        skips=frozenset({"power-all"}),
+        lacks=_lacks,
+        only=FEW,
     ),
 )
 

@@ -21,7 +21,7 @@ from campaign.checkers.tiered import Garbled, TieredSegments
 from campaign.client import Job
 from campaign.programs import LEASE_MS, TIMEOUT_S, end_of, queue_of
 from campaign.values import Role, Workload
-from campaign.workloads.handling import RETRY_S, finish, take, until_stopped
+from campaign.workloads.handling import FEW, RETRY_S, finish, take, until_stopped
 from qmq.errors import QmqError
 
 GROUP: Final = "historian"
@@ -194,6 +194,6 @@ WORKLOADS = (
             "QMQ_LOCAL_RETENTION_MIB": "2",
             "QMQ_OBJECT_STORE_CACHE_MIB": "128",
         },
-        skips=frozenset({"power-all"}),
+        only=FEW,
     ),
 )
