@@ -91,7 +91,7 @@ async def run(
                 number=chosen.number,
                 subject=subject,
                 client=client,
-                folder=chosen.history.parent.parent,
+                folder=chosen.history.absolute().parent.parent,
                 recorder=recorder,
                 durability=cast("Durability", chosen.durability),
                 random=Random(f"{chosen.seed} {chosen.role} {chosen.number} {os.getpid()}"),

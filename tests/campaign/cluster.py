@@ -142,7 +142,7 @@ def model_of(
             body["environment"]["PYTHONPATH"] = PATHS
     for name in (each for each in services if kind_of(each) == "brokers"):
         services[name]["environment"] |= {
-            variable: value.format(folder=histories.parent)
+            variable: value.format(folder=histories.absolute().parent)
             for variable, value in test.workload.settings.items()
         }
     for role in test.workload.roles:

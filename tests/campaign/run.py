@@ -161,7 +161,7 @@ async def _set_up(world: World, histories: Path, seed: int) -> None:
                     number=0,
                     subject=SUBJECT,
                     client=client,
-                    folder=histories.parent,
+                    folder=world.folder,
                     recorder=recorder,
                     durability=world.test.durability,
                     random=Random(seed),
