@@ -57,7 +57,7 @@ def chosen_from(names: Sequence[str], patterns: Sequence[str]) -> list[str]:
 
 def show(tests: Sequence[CampaignTest]) -> None:
     for test in tests:
-        reason = missing(test.fault.needs)
+        reason = missing(test.fault.needs) or test.workload.lacks()
         skipped = f" (skipped here: {reason})" if reason else ""
         sys.stdout.write(f"{test.name}: {test.workload.what}; {test.fault.what}{skipped}\n")
     sys.stdout.write(f"{len(tests)} tests\n")

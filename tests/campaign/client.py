@@ -42,6 +42,8 @@ class Job:
     number: int
     subject: str
     client: qmq.Client
+    folder: Path
+    """Of the test, for files that its processes share."""
     recorder: Recorder
     durability: Durability
     random: Random
@@ -91,6 +93,7 @@ async def run(
                 number=chosen.number,
                 subject=subject,
                 client=client,
+                folder=chosen.history.absolute().parent.parent,
                 recorder=recorder,
                 durability=cast("Durability", chosen.durability),
                 random=Random(f"{chosen.seed} {chosen.role} {chosen.number} {os.getpid()}"),

@@ -149,6 +149,7 @@ def model_of(
     found = shaped(model, shape_of(test))
     services: dict[str, Any] = found["services"]
     metas = ",".join(f"{name}:{META_PORT}" for name in shape_of(test).meta_names)
+    etcds = ",".join(f"{name}:{CLIENT_PORT}" for name in shape_of(test).etcd_names)
     for name, body in services.items():
         if kind_of(name) in ("brokers", "delays"):
             flush = "sync" if test.durability == "sync" else "async"
@@ -160,6 +161,11 @@ def model_of(
         if bug is not None and kind_of(name) in bug.into:
             body["command"] = ["python", "-m", "campaign.bugs", bug.name, *body["command"][1:]]
             body["environment"]["PYTHONPATH"] = PATHS
+    for name in (each for each in services if kind_of(each) == "brokers"):
+        services[name]["environment"] |= {
+            variable: value.format(folder=histories.absolute().parent)
+            for variable, value in test.workload.settings.items()
+        }
     for role in test.workload.roles:
         for number in range(role.count):
             name = f"{role.name}{number}"
@@ -172,7 +178,7 @@ def model_of(
             services[name] = {
                 "image": "qmq:latest",
                 "command": command,
-                "environment": {"PYTHONPATH": PATHS},
+                "environment": {"PYTHONPATH": PATHS, "QMQ_ETCD": etcds},
             }
     return found
 

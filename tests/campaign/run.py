@@ -73,7 +73,7 @@ async def run_test(
 ) -> Result:
     """The verdict. Leaves histories and the output of all processes in the folder."""
     begun_s = time.monotonic()
-    reason = missing(test.fault.needs)
+    reason = missing(test.fault.needs) or test.workload.lacks()
     if reason:
         return Result(test=test.name, verdict="skipped", seed=seed, seconds=0.0, reason=reason)
     histories = folder / "histories"
@@ -161,6 +161,7 @@ async def _set_up(world: World, histories: Path, seed: int) -> None:
                     number=0,
                     subject=SUBJECT,
                     client=client,
+                    folder=world.folder,
                     recorder=recorder,
                     durability=world.test.durability,
                     random=Random(seed),

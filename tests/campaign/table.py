@@ -61,5 +61,7 @@ def _tests() -> Iterator[CampaignTest]:
         for fault in faults().values():
             if fault.name in workload.skips or not (fault.hits & workload.uses or not fault.hits):
                 continue
+            if workload.only and fault.name not in workload.only:
+                continue
             for durability in fault.durabilities:
                 yield CampaignTest(workload=workload, fault=fault, durability=durability)

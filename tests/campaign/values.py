@@ -158,6 +158,12 @@ class Workload:
     metas: int = 1
     skips: frozenset[str] = frozenset()
     """Faults that mean nothing here, or another test covers."""
+    only: frozenset[str] = frozenset()
+    """The faults under which it runs; empty: all that hit what it uses."""
+    settings: Mapping[str, str] = field(default_factory=dict)
+    """Variables of the brokers; `{folder}` is the folder of the test."""
+    lacks: Callable[[], str] = str
+    """Why this machine cannot run its clients; empty if it can."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

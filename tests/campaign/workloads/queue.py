@@ -33,6 +33,7 @@ WORKLOADS = (
             "stable_positions",
             "acked_stays_done",
             "all_consumed",
+            "late_is_stale",
         ),
         groups=(GROUP,),
         gates={"send": 50, "poll": 50, "ack": 50},

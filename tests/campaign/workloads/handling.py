@@ -1,0 +1,143 @@
+"""For workloads that treat the messages of a pull one by one. No workload itself.
+
+Acknowledgements are by place, since one value may lie at several: a dead letter that was replayed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import defaultdict
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
+from datetime import timedelta
+from typing import Final
+
+from history.events import Ack, Poll, Record, Type
+
+import qmq
+from campaign.checkers.delayed import Arrive
+from campaign.client import Job
+from campaign.programs import LEASE_MS, queue_of
+from qmq.errors import QmqError, StaleDelivery
+
+RETRY_S: Final = 0.2
+FEW: Final = frozenset(
+    {"none", "kill-master", "kill-all", "kill-client", "stop-master", "partition-master"}
+)
+"""Faults for workloads that need much of the machine."""
+FAULTS: Final = FEW | {
+    "kill-pair",
+    "kill-meta",
+    "stop-all",
+    "stop-client",
+    "partition-oneway",
+    "partition-no-answers",
+    "partition-from-etcd",
+    "etcd-no-quorum",
+    "power-master",
+}
+"""Those whose effects on brokers and clients differ."""
+CLOCKS: Final = frozenset(
+    f"clock-{each}" for each in ("forward-master", "back-master", "strobe-master", "apart")
+)
+DELAYS: Final = FEW | {
+    "kill-delay-master",
+    "stop-delay-master",
+    "stop-client",
+    "partition-no-answers",
+    "clock-forward-delay-master",
+    "clock-back-delay-master",
+}
+"""Those that delay groups notice."""
+
+
+async def take(job: Job, group: str, consumer: qmq.Consumer, most: int) -> list[qmq.Message]:
+    """One pull, which brings messages of one broker group. Raises QmqError."""
+    begun = job.recorder.record(Poll(process=job.name, type="invoke", group=group))
+    found = list(await consumer.pull(most, timedelta(seconds=1)))
+    if found:
+        records = tuple(Record(each.sequence, int(each.body), each.attempt) for each in found)
+        queue = queue_of(found[0].subject, found[0].broker_group)
+        job.recorder.record(begun.ended("ok", queue=queue, records=records))
+    else:
+        job.recorder.record(begun.ended("ok"))
+    return found
+
+
+async def finish(job: Job, group: str, messages: Sequence[qmq.Message]) -> None:
+    """Acknowledge messages of one pull, each by itself, with a line for each outcome."""
+    if not messages:
+        return
+    begun = job.recorder.record(
+        Ack(
+            process=job.name,
+            type="invoke",
+            group=group,
+            queue=queue_of(messages[0].subject, messages[0].broker_group),
+            sequences=tuple(each.sequence for each in messages),
+        )
+    )
+    ends: defaultdict[Type, list[int]] = defaultdict(list)
+
+    async def acknowledge(message: qmq.Message) -> None:
+        try:
+            await message.ack_sync()
+        except StaleDelivery:
+            ends["fail"].append(message.sequence)
+        except QmqError:
+            ends["info"].append(message.sequence)
+        else:
+            ends["ok"].append(message.sequence)
+
+    await asyncio.gather(*map(acknowledge, messages))
+    for end, sequences in ends.items():
+        job.recorder.record(begun.ended(end, sequences=tuple(sequences)))
+
+
+async def read_due(job: Job, group: str) -> None:
+    """Read as one of a group's consumers what delay groups delivered, until SIGTERM."""
+
+    async def read() -> None:
+        async with job.client.consumer(
+            job.subject, group, name=job.name, lease_ms=LEASE_MS
+        ) as consumer:
+            while True:
+                with suppress(QmqError):
+                    async for message in consumer:
+                        job.recorder.record(
+                            Arrive(
+                                process=job.name,
+                                type="ok",
+                                value=int(message.body),
+                                queue=queue_of(job.subject, message.broker_group),
+                                sequence=message.sequence,
+                                stored_ms=message.append_time_ms,
+                            )
+                        )
+
+    await job.until_stopped(read())
+
+
+async def until_stopped(job: Job, work: Callable[[], Awaitable[None]]) -> None:
+    """Repeat the work until SIGTERM, also after errors."""
+
+    async def again() -> None:
+        while True:
+            try:
+                await work()
+            except QmqError:
+                await asyncio.sleep(RETRY_S)
+
+    await job.until_stopped(again())
+
+
+async def insist(job: Job, act: Callable[[], Awaitable[object]]) -> None:
+    """Repeat an act that may be repeated until it is answered."""
+    while True:
+        try:
+            await act()
+        except QmqError:
+            if not await job.pause(RETRY_S):
+                return
+        else:
+            return

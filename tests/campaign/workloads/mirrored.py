@@ -1,0 +1,201 @@
+"""mirrored: a mirror copies two subjects to a second cluster, and moves its groups.
+
+The second cluster is one node. It, the mirror and the target's readers are beside one client, which
+dies with all of them; the node keeps its data, the mirror its state.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections import Counter
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import Final
+
+from history.events import Operation
+from support.etcd_process import free_ports
+
+import qmq
+from campaign.checkers.fifo import FifoReceive, FifoSend, all_received
+from campaign.checkers.mirrored import MirrorCopy, TargetPlace, all_copied
+from campaign.client import Job
+from campaign.programs import LEASE_MS, TIMEOUT_S, end_of, queue_of, read, send
+from campaign.values import Role, Workload
+from campaign.workloads.children import beside, listens
+from campaign.workloads.handling import FEW, RETRY_S
+from qmq.errors import QmqError
+from qmq.model import Order, SubjectConfig
+
+GROUP: Final = "reader"
+KEYED: Final = "campaign-keys"
+LOGICAL_PARTITIONS: Final = 64
+KEYS: Final = 8
+BATCH: Final = 5
+PAUSE_S: Final = 0.1
+LOOK_S: Final = 0.5
+
+
+async def _set_up(job: Job) -> None:
+    await job.client.metadata.create_subject(SubjectConfig(job.subject))
+    keyed = SubjectConfig(KEYED, order=Order.STRICT, logical_partitions=LOGICAL_PARTITIONS)
+    await job.client.metadata.create_subject(keyed)
+
+
+async def _send(job: Job) -> None:
+    values = itertools.count(job.first_value)
+    async with job.client.producer(
+        job.subject, delivery_timeout_s=TIMEOUT_S, acks=job.acks
+    ) as producer:
+        while await job.pause(PAUSE_S * job.random.uniform(0.5, 1.5)):
+            await send(job, producer, tuple(itertools.islice(values, BATCH)))
+
+
+async def _send_keyed(job: Job) -> None:
+    serials = Counter[str]()
+    while await job.pause(PAUSE_S * job.random.uniform(0.5, 1.5)):
+        key = f"{job.name}/{job.random.randrange(KEYS)}"
+        serials[key] += 1
+        begun = job.recorder.record(
+            FifoSend(process=job.name, type="invoke", key=key, serial=serials[key])
+        )
+        try:
+            await job.client.send(KEYED, f"{job.name} {serials[key]}".encode(), key=key)
+        except QmqError as failure:
+            job.recorder.record(begun.ended(end_of(failure)))
+        else:
+            job.recorder.record(begun.ended("ok"))
+
+
+async def _read(job: Job) -> None:
+    await job.until_stopped(read(job, GROUP))
+
+
+async def _mirror(job: Job) -> None:
+    """The second cluster, the mirror, and what is seen in the target."""
+
+    async def mirror() -> None:
+        port = free_ports(1)[0]
+        server = f"127.0.0.1:{port}"
+        node = (
+            *("dev", "--data", str(job.folder / "west"), "--port", str(port), "--no-delay"),
+            *("--data-port", "0", "--control-port", "0", "--console", "off"),
+        )
+        copy = (
+            *("mirror", "run", "--source-name", "east", "--target-name", "west"),
+            *("--server", ",".join(job.client.addresses), "--to-server", server),
+            *("--state", str(job.folder / "mirror"), "--interval", "0.5"),
+            *("--subject", job.subject, "--subject", KEYED),
+        )
+        async with beside(job, *node):
+            while not await listens(port):
+                await asyncio.sleep(RETRY_S)
+            async with beside(job, *copy), qmq.connect(server, state_dir=False) as west:
+                await asyncio.gather(
+                    _see_copies(job, west), _see_keyed(job, west), _see_places(job, west)
+                )
+
+    await job.until_stopped(mirror())
+
+
+async def _see_copies(job: Job, west: qmq.Client) -> None:
+    async with west.consumer(job.subject, "auditor", name=job.name, lease_ms=LEASE_MS) as consumer:
+        while True:
+            with suppress(QmqError):
+                async for message in consumer:
+                    job.recorder.record(
+                        MirrorCopy(
+                            process=job.name,
+                            type="ok",
+                            value=int(message.body),
+                            queue=queue_of(job.subject, message.broker_group),
+                            sequence=message.sequence,
+                        )
+                    )
+            await asyncio.sleep(RETRY_S)
+
+
+async def _see_keyed(job: Job, west: qmq.Client) -> None:
+    """The subject is there, and ordered, when the mirror has made it."""
+    while True:
+        try:
+            if await west.metadata.find_subject(KEYED) is not None:
+                await _read_keyed(job, west)
+        except QmqError:
+            pass
+        await asyncio.sleep(RETRY_S)
+
+
+async def _read_keyed(job: Job, west: qmq.Client) -> None:
+    async with west.ordered_consumer(
+        KEYED, "auditor", name=job.name, lease_ms=LEASE_MS
+    ) as consumer:
+        async for message in consumer:
+            producer, serial = message.body.decode().split()
+            job.recorder.record(
+                FifoReceive(
+                    process=job.name,
+                    type="ok",
+                    producer=producer,
+                    key=message.key or "",
+                    serial=int(serial),
+                    attempt=message.attempt,
+                )
+            )
+
+
+async def _see_places(job: Job, west: qmq.Client) -> None:
+    while True:
+        with suppress(QmqError):
+            for each in await west.metadata.describe_groups(job.subject):
+                if each.group == GROUP:
+                    job.recorder.record(
+                        TargetPlace(
+                            process=job.name,
+                            type="ok",
+                            group=GROUP,
+                            queue=queue_of(job.subject, each.broker_group),
+                            next_sequence=each.next_sequence,
+                        )
+                    )
+        await asyncio.sleep(LOOK_S)
+
+
+def _is_drained(events: Sequence[Operation]) -> bool:
+    return all_copied(events) and all_received(events)
+
+
+WORKLOADS = (
+    Workload(
+        name="mirrored",
+        what="a mirror copies two subjects to a second cluster, and moves its groups",
+        roles=(
+            Role(name="producer", count=1, is_sender=True),
+            Role(name="keyer", count=1, is_sender=True),
+            Role(name="reader", count=1),
+            Role(name="west", count=1),
+        ),
+        programs={
+            "setup": _set_up,
+            "producer": _send,
+            "keyer": _send_keyed,
+            "reader": _read,
+            "west": _mirror,
+        },
+        checkers=(
+            "no_phantom",
+            "stored_once",
+            "copy_no_loss",
+            "copy_once",
+            "copy_no_phantom",
+            "mirror_not_ahead",
+            "fifo_comes",
+            "fifo_order",
+            "fifo_no_phantom",
+        ),
+        groups=(GROUP,),
+        gates={"send": 50, "ack": 20, "copied": 50, "received": 20, "place": 5},
+        is_drained=_is_drained,
+        only=FEW,
+    ),
+)

@@ -1,0 +1,181 @@
+"""parked: an ordered consumer whose handler fails for some messages; their keys are parked, an
+operator gives them back.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from typing import Final
+
+from history.ordered.events import Settle
+from system.ordered_workload import DeliveryRecorder, Item, PutRecorder, RouteRecorder, parse
+
+import qmq
+from campaign.checkers.ordered import all_settled
+from campaign.checkers.parked import Refuse, Unpark
+from campaign.client import Job
+from campaign.values import Role, Workload
+from campaign.workloads.handling import FAULTS, RETRY_S, until_stopped
+from qmq.errors import QmqError
+from qmq.model import Order, SubjectConfig
+
+GROUP: Final = "careful"
+LOGICAL_PARTITIONS: Final = 64
+PARTITIONS: Final = 2
+KEYS: Final = 30
+BATCH: Final = 5
+PAUSE_S: Final = 0.08
+LEASE_MS: Final = 3_000
+ATTEMPTS_MAX: Final = 2
+RETRY_DELAYS_S: Final = (0.1,)
+POISON: Final = b"poison"
+POISONED: Final = 0.03
+"""The share of messages that a handler refuses, each time by a coin."""
+REJECTED: Final = 0.3
+"""The share of refusals that park the key at once."""
+CONCURRENCY: Final = 16
+UNPARK_S: Final = (0.5, 2.0)
+
+
+async def _set_up(job: Job) -> None:
+    config = SubjectConfig(job.subject, order=Order.STRICT, logical_partitions=LOGICAL_PARTITIONS)
+    await job.client.metadata.create_subject(config, partitions=PARTITIONS)
+    await RouteRecorder(job.recorder, job.client.metadata, job.subject).look()
+
+
+def _items(job: Job) -> Iterator[Item]:
+    for number in itertools.count():
+        is_poison = job.random.random() < POISONED
+        key = f"{job.name}/{job.random.randrange(KEYS)}"
+        yield Item(key, POISON if is_poison else b"%d" % number)
+
+
+async def _produce(job: Job) -> None:
+    put, items = PutRecorder(job.recorder, job.name, job.subject), _items(job)
+    async with job.client.ordered_producer(
+        job.subject, delivery_timeout_s=120.0, acks=job.acks
+    ) as producer:
+        while await job.pause(PAUSE_S * job.random.uniform(0.5, 1.5)):
+            await put.send(producer, list(itertools.islice(items, BATCH)))
+
+
+async def _consume(job: Job) -> None:
+    async def consume() -> None:
+        async with job.client.ordered_consumer(
+            job.subject,
+            GROUP,
+            name=job.name,
+            ack="explicit",
+            on_failure="park",
+            attempts_max=ATTEMPTS_MAX,
+            retry_delays_s=RETRY_DELAYS_S,
+            lease_ms=LEASE_MS,
+        ) as consumer:
+            log = DeliveryRecorder(job.recorder, f"{job.name}.{consumer.incarnation}", GROUP)
+
+            async def handle(message: qmq.OrderedMessage) -> None:
+                log.delivered(message)
+                if message.body.endswith(POISON) and job.random.random() < 0.5:
+                    _refuse(job, f"{job.name}.{consumer.incarnation}", message)
+                else:
+                    await log.ack(message)
+
+            try:
+                await consumer.run(handle, concurrency=CONCURRENCY)
+            finally:
+                log.flush()
+
+    await until_stopped(job, consume)
+
+
+def _refuse(job: Job, process: str, message: qmq.OrderedMessage) -> None:
+    producer, serial, _ = parse(message.body)
+    how = "reject" if job.random.random() < REJECTED else "fail"
+    job.recorder.record(
+        Settle(
+            process=process,
+            type="fail",
+            group=GROUP,
+            partition=message.partition,
+            token=message.token,
+            sequences=(message.sequence,),
+        )
+    )
+    job.recorder.record(
+        Refuse(
+            process=process,
+            type="info",
+            group=GROUP,
+            partition=message.partition,
+            token=message.token,
+            key=message.key or "",
+            producer=producer,
+            serial=serial,
+            attempt=message.attempt,
+            how=how,
+        )
+    )
+    if how == "reject":
+        message.reject("refused for good")
+    else:
+        message.fail(error="refused")
+
+
+async def _unpark(job: Job) -> None:
+    async def unpark() -> None:
+        while await job.pause(job.random.uniform(*UNPARK_S)):
+            for found in await job.client.metadata.parked(job.subject, GROUP):
+                begun = job.recorder.record(
+                    Unpark(
+                        process=job.name,
+                        type="invoke",
+                        group=GROUP,
+                        partition=found.partition,
+                        key=found.key.decode(),
+                    )
+                )
+                try:
+                    count = await job.client.metadata.unpark(
+                        job.subject, GROUP, found.partition, found.key, replay=True
+                    )
+                except QmqError:
+                    job.recorder.record(begun.ended("info"))
+                    await job.pause(RETRY_S)
+                else:
+                    job.recorder.record(begun.ended("ok", count=count))
+
+    await until_stopped(job, unpark)
+
+
+WORKLOADS = (
+    Workload(
+        name="parked",
+        what="handlers refuse some messages, whose keys are parked; an operator gives them back",
+        roles=(
+            Role(name="producer", count=2, is_sender=True),
+            Role(name="consumer", count=2),
+            Role(name="operator", count=1),
+        ),
+        programs={
+            "setup": _set_up,
+            "producer": _produce,
+            "consumer": _consume,
+            "operator": _unpark,
+        },
+        checkers=(
+            "ordered_no_loss",
+            "ordered_no_phantom",
+            "key_order",
+            "replay_in_order",
+            "lane_fenced",
+            "ordered_log",
+            "ordered_stored_once",
+            "parked_waits",
+        ),
+        groups=(GROUP,),
+        gates={"put": 50, "deliver": 50, "settle": 20, "unpark": 3},
+        is_drained=all_settled((GROUP,)),
+        only=FAULTS,
+    ),
+)

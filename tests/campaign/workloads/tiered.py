@@ -1,0 +1,199 @@
+"""tiered: a reader begins again and again at the oldest message, which only an object store has.
+
+The store is a folder of the test. Segments are small, and files of all but the newest few are
+deleted as soon as the store has them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import time
+from collections.abc import Sequence
+from typing import Final
+
+from history.events import Operation, Reset, Send
+
+import qmq
+from campaign.checkers.messages import all_seen
+from campaign.checkers.reset import Rewind, all_again
+from campaign.checkers.tiered import Garbled, TieredSegments
+from campaign.client import Job
+from campaign.programs import LEASE_MS, TIMEOUT_S, end_of, queue_of
+from campaign.values import Role, Workload
+from campaign.workloads.handling import FEW, RETRY_S, finish, take, until_stopped
+from qmq.errors import QmqError
+
+GROUP: Final = "historian"
+BATCH: Final = 10
+PAUSE_S: Final = 0.1
+MOST: Final = 200
+PASS_S: Final = 6.0
+LOOK_S: Final = 1.0
+REPEATED: Final = 30
+
+
+def _body(value: int) -> bytes:
+    """About 2 KiB that follow from the value, and that `int` reads."""
+    marks = f"{value:064b}".translate({ord("0"): " ", ord("1"): "\t"})
+    return f"{value}{marks * REPEATED}".encode()
+
+
+async def _send(job: Job) -> None:
+    values = itertools.count(job.first_value)
+    async with job.client.producer(
+        job.subject, delivery_timeout_s=TIMEOUT_S, acks=job.acks
+    ) as producer:
+        while await job.pause(PAUSE_S * job.random.uniform(0.5, 1.5)):
+            await _send_batch(job, producer, tuple(itertools.islice(values, BATCH)))
+
+
+async def _send_batch(job: Job, producer: qmq.Producer, values: tuple[int, ...]) -> None:
+    begun = job.recorder.record(
+        Send(process=job.name, type="invoke", subject=job.subject, values=values)
+    )
+    try:
+        receipts = await producer.send_many([_body(value) for value in values])
+    except QmqError as failure:
+        job.recorder.record(begun.ended(end_of(failure)))
+        return
+    at = 0
+    for batch in receipts.batches:
+        part = values[at : at + batch.count]
+        at += batch.count
+        queue = queue_of(job.subject, batch.broker_group)
+        job.recorder.record(
+            begun.ended("ok", values=part, queue=queue, sequence=batch.base_sequence)
+        )
+
+
+class Historian:
+    """Reads everything, and begins again when something new has come since it began."""
+
+    def __init__(self, job: Job) -> None:
+        self._job = job
+        self._last = self._begun_at = 0
+        """The highest sequence that was read, and that at the last beginning."""
+
+    async def work(self) -> None:
+        """One consumer's life."""
+        if self._last > self._begun_at:
+            await self._begin()
+        job = self._job
+        until_s = time.monotonic() + PASS_S
+        async with job.client.consumer(
+            job.subject, GROUP, name=job.name, ack="explicit", lease_ms=LEASE_MS
+        ) as consumer:
+            while time.monotonic() < until_s:
+                found = await take(job, GROUP, consumer, MOST)
+                for message in found:
+                    self._look_at(message)
+                await finish(job, GROUP, found)
+
+    def _look_at(self, message: qmq.Message) -> None:
+        job, value = self._job, int(message.body)
+        self._last = max(self._last, message.sequence)
+        if message.body != _body(value):
+            job.recorder.record(
+                Garbled(
+                    process=job.name,
+                    type="info",
+                    value=value,
+                    queue=queue_of(job.subject, message.broker_group),
+                    sequence=message.sequence,
+                )
+            )
+
+    async def _begin(self) -> None:
+        job = self._job
+        whole = job.recorder.record(Reset(process=job.name, type="invoke", group=GROUP))
+        begun = job.recorder.record(
+            Rewind(
+                process=job.name,
+                type="invoke",
+                group=GROUP,
+                to="earliest",
+                now_ms=time.time_ns() // 1_000_000,
+            )
+        )
+        last = self._last
+        try:
+            moved = await job.client.metadata.reset_group(job.subject, GROUP, to="earliest")
+        except QmqError:
+            job.recorder.record(begun.ended("info"))
+            job.recorder.record(whole.ended("info"))
+            await asyncio.sleep(RETRY_S)
+            return
+        self._begun_at = last
+        for each in moved:
+            job.recorder.record(
+                begun.ended(
+                    "ok",
+                    queue=queue_of(job.subject, each.broker_group),
+                    from_sequence=each.from_sequence,
+                    to_sequence=each.to_sequence,
+                )
+            )
+        job.recorder.record(whole.ended("ok"))
+
+
+async def _read(job: Job) -> None:
+    await until_stopped(job, Historian(job).work)
+
+
+async def _watch(job: Job) -> None:
+    """Count segments that a replica knows by their index alone."""
+
+    async def watch() -> None:
+        while True:
+            stored = list((job.folder / "cluster").glob("**/message/*.stored"))
+            files = {path.parent / path.stem for path in stored}
+            kept = {
+                path.parent / path.stem
+                for folder in {path.parent for path in stored}
+                for path in folder.iterdir()
+                if path.suffix != ".stored"
+            }
+            if files - kept:
+                count = len(files - kept)
+                job.recorder.record(TieredSegments(process=job.name, type="ok", segments=count))
+            await asyncio.sleep(LOOK_S)
+
+    await until_stopped(job, watch)
+
+
+def _is_drained(events: Sequence[Operation]) -> bool:
+    return all_seen((GROUP,))(events) and all_again(events)
+
+
+WORKLOADS = (
+    Workload(
+        name="tiered",
+        what="a reader begins again and again at messages that are only in an object store",
+        roles=(
+            Role(name="producer", count=2, is_sender=True),
+            Role(name="reader", count=1),
+            Role(name="watcher", count=1),
+        ),
+        programs={"producer": _send, "reader": _read, "watcher": _watch},
+        checkers=(
+            "no_loss",
+            "no_phantom",
+            "stored_once",
+            "stable_positions",
+            "acked_stays_done",
+            "reset_gives_all",
+            "tiered_same",
+        ),
+        groups=(GROUP,),
+        gates={"send": 50, "poll": 50, "ack": 50, "rewind": 2, "tiered": 2},
+        is_drained=_is_drained,
+        settings={
+            "QMQ_OBJECT_STORE": "file://{folder}/objects",
+            "QMQ_SEGMENT_MIB": "1",
+            "QMQ_LOCAL_RETENTION_MIB": "2",
+            "QMQ_OBJECT_STORE_CACHE_MIB": "128",
+        },
+        only=FEW,
+    ),
+)
