@@ -50,9 +50,11 @@ def test_a_planted_bug_stays_in_the_product(name: str) -> None:
     before = surface()
     table.bugs()[name].plant()
     gc.collect()
-    after = surface()
-    changed = [key for key, (_, value) in before.items() if not is_same(value, after[key][1])]
-    for key in changed:
-        owner, value = before[key]
-        restore(owner, key[1], value)
+    changed = [
+        (owner, each, value)
+        for (_, each), (owner, value) in before.items()
+        if not is_same(value, vars(owner).get(each))
+    ]
+    for owner, each, value in changed:
+        restore(owner, each, value)
     assert changed
