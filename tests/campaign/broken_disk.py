@@ -6,7 +6,7 @@ of memory that both share through a file, so a test changes it while the server 
     disk.set(sync_delay_ms=300)    # each sync begins 300 ms later
     disk.set(sync_lies=1)          # a sync succeeds, and nothing is synced
     disk.set(sync_errno=5)         # EIO: a sync fails, and nothing is synced
-    disk.spoil(path, [3, 9])       # these blocks cannot be read until they are written anew
+    disk.spoil(path, [3, 9])       # these blocks cannot be read until they are written again
     disk.work()                    # as a disk should
 
 Counts say how often that happened: a fault that nobody met proves nothing.
@@ -70,7 +70,7 @@ class BrokenDisk:
     """What one server's disk does. Works as a disk should until something is set."""
 
     def __init__(self, file: Path, folder: Path) -> None:
-        """Concerns files below `folder`; `file` holds the page, and is made anew."""
+        """Concerns files below `folder`; `file` holds the page, and is made again."""
         self.file = file
         name = str(folder.resolve()).encode()
         page = bytearray(PAGE_BYTES)

@@ -80,22 +80,22 @@ FOLLOW_S: Final = 0.2
 INIT: Final = """#!/bin/busybox sh
 set -e
 b=/bin/busybox
-$b mkdir -p /proc /sys /dev /root
+$b mkdir -p /proc /sys /dev /system
 $b mount -t proc proc /proc
 $b mount -t sysfs sys /sys
 $b mount -t devtmpfs dev /dev
 for each in {modules}; do $b insmod /modules/$each.ko; done
 for each in vda vdb; do while [ ! -b /dev/$each ]; do $b sleep 0.1; done; done
-$b mount -t ext4 -o ro /dev/vda /root
-$b mount -t ext4 /dev/vdb /root/data
-$b mount -t tmpfs tmp /root/tmp
-for each in proc sys dev; do $b mount -o bind /$each /root/$each; done
+$b mount -t ext4 -o ro /dev/vda /system
+$b mount -t ext4 /dev/vdb /system/data
+$b mount -t tmpfs tmp /system/tmp
+for each in proc sys dev; do $b mount -o bind /$each /system/$each; done
 $b ip link set lo up
 $b ip addr add 10.0.2.15/24 dev eth0
 $b ip link set eth0 up
 $b ip route add default via 10.0.2.2
 export HOME=/tmp PYTHONPATH={site} PYTHONUNBUFFERED=1 PYTHONDONTWRITEBYTECODE=1 LC_ALL=C.UTF-8
-exec $b chroot /root {command}
+exec $b chroot /system {command}
 """
 
 

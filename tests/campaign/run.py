@@ -80,7 +80,7 @@ async def run_test(
     histories.mkdir(parents=True)
     tail = Tail(histories)
     try:
-        # Not in a thread: whoever interrupts the start must not leave processes behind.
+        # Not in a thread: an interruption of the start must not leave processes behind.
         with running(test, folder, histories, seed, bug) as world:
             tell(f"the cluster is up after {time.monotonic() - begun_s:.1f} s")
             reason, is_drained = await _in_cluster(world, tail, histories, seed, seconds, tell)
@@ -170,8 +170,8 @@ async def _set_up(world: World, histories: Path, seed: int) -> None:
 
 
 async def _again(world: World) -> None:
-    """A client that ended by itself is an error of the workload, or of the product: it is said, and
-    the run goes on with another life.
+    """A client that ended by itself is an error of the workload, or of the product: it is reported, and
+    the run continues with a new process.
     """
     for name in world.clients:
         if world.state(name) == "dead":

@@ -129,7 +129,7 @@ BUGS = (
     ),
     Bug(
         name="never-step-down",
-        what="a master that hears no majority goes on serving",
+        what="a master that hears no majority continues to serve",
         plant=replacing((Leader, "has_quorum", lambda self: True)),
         found_by="watched-partition-from-etcd-and-partition-master",
         finds=("one_master",),

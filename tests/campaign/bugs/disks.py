@@ -1,4 +1,4 @@
-"""Bugs of disks: what a replica believes of its own disk, and what it does when a call fails."""
+"""Bugs of disks: what a replica takes its own disk for, and what it does when a call fails."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 """Bugs of delay groups and of clocks: what a new master does not know, and wall clocks that are
-believed.
+taken for right.
 """
 
 from __future__ import annotations

@@ -189,7 +189,7 @@ CHECKERS = (
     ),
     Checker(
         name="same_bytes",
-        what="a place in a log holds one message, whoever reads it (finds: skip-checksums)",
+        what="a place in a log holds one message for all readers (finds: skip-checksums)",
         find=_one_value,
     ),
     Checker(
@@ -204,7 +204,7 @@ CHECKERS = (
     ),
     Checker(
         name="unreadable_goes_on",
-        what="a process goes on when a block cannot be read (finds: stop-at-unreadable)",
+        what="a process continues when a block cannot be read (finds: stop-at-unreadable)",
         find=_ended,
     ),
 )

@@ -4,7 +4,7 @@
     slow-disk-*     each sync takes 400 ms more, each write 5 ms
     fsync-fails-*   syncs fail until the process has ended; with a disk that works it starts again
     write-fails-*   writes fail, likewise
-    read-fails-*    some blocks of the message log cannot be read until they are written anew; the
+    read-fails-*    some blocks of the message log cannot be read until they are written again; the
                     replica starts again while they cannot, so that its recovery meets them
 """
 

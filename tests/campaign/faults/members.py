@@ -155,7 +155,7 @@ async def _refuse_to_remove(world: World) -> Striking:
 
 @asynccontextmanager
 async def _a_new_one(world: World) -> Striking:
-    """A fourth replica, on a machine of its own, begins empty at first and with an old log later.
+    """A fourth replica, on another machine, begins empty at first and with an old log later.
     It becomes a voter under load, the master dies, and in the end the new one leaves.
     """
     group, master, *_ = await _roles(world)
