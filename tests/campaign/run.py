@@ -170,8 +170,8 @@ async def _set_up(world: World, histories: Path, seed: int) -> None:
 
 
 async def _again(world: World) -> None:
-    """A client that ended by itself is an error of the workload, or of the product: it is reported, and
-    the run continues with a new process.
+    """A client that ended by itself is an error of the workload, or of the product: it is reported,
+    and the run continues with a new process.
     """
     for name in world.clients:
         if world.state(name) == "dead":
