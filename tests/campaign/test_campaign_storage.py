@@ -191,14 +191,14 @@ def sent(value: int, sequence: int) -> list[Operation]:
     ]
 
 
-def scanned(*runs: tuple[int, int, int], whole: bool = True, t_ns: int = 9) -> list[Operation]:
-    begun = Scan(process="s", type="invoke", t_ns=t_ns)
+def scanned(*runs: tuple[int, int, int], whole: bool = True) -> list[Operation]:
+    begun = Scan(process="s", type="invoke", t_ns=50 * SECOND)
     return [
         begun,
         Scan(
             process="s",
             type="ok",
-            t_ns=t_ns + 1,
+            t_ns=51 * SECOND,
             queue=QUEUE,
             runs=tuple(Run(*each) for each in runs),
             is_whole=whole,
@@ -220,7 +220,7 @@ def test_a_run_is_drained_when_a_scan_began_after_the_last_answer() -> None:
     log = sent(70, 0)
     assert not is_drained(log)
     assert is_drained([*log, *scanned((0, 70, 1))])
-    late = Send(process="p", type="info", subject="campaign", values=(71,), t_ns=20)
+    late = Send(process="p", type="info", subject="campaign", values=(71,), t_ns=60 * SECOND)
     assert not is_drained([*log, *scanned((0, 70, 1)), late])
 
 
@@ -273,7 +273,7 @@ def test_doubtful_values_are_in_no_scan() -> None:
     known, count = doubting("archive", [*early, *late, *scanned((0, 70, 2))])
     assert count == 1
     assert found_in(*known) == {}
-    missing = scanned((0, 70, 1), t_ns=5 * SECOND)
+    missing = scanned((0, 70, 1))
     assert found_in(*early, *late, *missing) == {"still_there": 1, "no_loss": 1}
 
 

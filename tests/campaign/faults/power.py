@@ -13,8 +13,8 @@ away, as its error says, and it copies everything from the others.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
-from contextlib import asynccontextmanager, suppress
+from collections.abc import AsyncIterator, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Final
@@ -34,6 +34,11 @@ SYNC_DELAY_MS: Final = 150
 SLOWED_MIN: Final = 3
 """Slow syncs of each replica before a cut."""
 SLOWED_S: Final = 10.0
+STALL_MS: Final = 60_000
+STALL_S: Final = (0.3, 0.8)
+"""How long before a cut no sync ends. A sync that is only slow takes with it what was written
+meanwhile, and three replicas sync at three times: hardly a message is on none of their disks.
+"""
 LIES_S: Final = (1.5, 4.0)
 DISK_MIB: Final = 256
 SETTINGS: Final = {"QMQ_DISK_FREE_MIB": "16", "QMQ_SEGMENT_MIB": "16"}
@@ -88,8 +93,11 @@ def boot_again(data: Path) -> None:
             replace(found, boot="before the cut").save(Disk(), data)
 
 
-async def slowed(world: World, names: Sequence[str]) -> int:
-    """Syncs of these replicas are slow from now on, until the test ends. Returns how many were."""
+@asynccontextmanager
+async def slowed(world: World, names: Sequence[str]) -> AsyncIterator[int]:
+    """Syncs of these replicas are slow from now on, until the test ends, and in the block, where
+    the power is cut, none ends. Gives how many were slow.
+    """
     disks = [world.broken[name] for name in names]
     before = [disk.count("syncs_slowed") for disk in disks]
     for disk in disks:
@@ -101,14 +109,23 @@ async def slowed(world: World, names: Sequence[str]) -> int:
                 for disk, least in zip(disks, before, strict=True)
             ):
                 await asyncio.sleep(0.02)
-    return sum(disk.count("syncs_slowed") for disk in disks) - sum(before)
+    count = sum(disk.count("syncs_slowed") for disk in disks) - sum(before)
+    for disk in disks:
+        disk.set(sync_delay_ms=STALL_MS)
+    await asyncio.sleep(world.random.uniform(*STALL_S))
+    try:
+        yield count
+    finally:
+        for disk in disks:
+            disk.set(sync_delay_ms=SYNC_DELAY_MS)
 
 
 @asynccontextmanager
 async def _all_slow(world: World) -> Striking:
     names = [*world.brokers, *world.delays]
-    count = await slowed(world, names)
-    async with cut(world, names) as struck:
+    async with AsyncExitStack() as stack:
+        async with slowed(world, names) as count:
+            struck = await stack.enter_async_context(cut(world, names))
         effect = f"{count} slow syncs; {struck.effect}" if count else ""
         yield Struck(targets=struck.targets, effect=effect)
 
@@ -119,10 +136,10 @@ async def _behind(world: World) -> Striking:
 
     async def change(_: str, name: str) -> str:
         disk = world.disks[name]
-        count = await slowed(world, [name])
-        before = disk.size_bytes()
-        disk.cut()
-        await world.do(world.cluster.kill, name)
+        async with slowed(world, [name]) as count:
+            before = disk.size_bytes()
+            disk.cut()
+            await world.do(world.cluster.kill, name)
         await world.do(disk.unmount)
         await world.do(disk.mount_again)
         boot_again(world.data(name))
