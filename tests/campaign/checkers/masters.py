@@ -11,7 +11,7 @@ of it: two that serve in one look may have served one after the other.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Final, NamedTuple
 
@@ -92,9 +92,8 @@ def _two_at_a_time(evidence: Evidence) -> Iterator[Anomaly]:
 
 def _one_master(evidence: Evidence) -> Iterator[Anomaly]:
     """Finds the planted bug never-step-down."""
-    looks = [
-        each for each in evidence.history if isinstance(each, MasterLook) and each.type == "ok"
-    ]
+    events: Sequence[Operation] = evidence.history
+    looks = [each for each in events if isinstance(each, MasterLook) and each.type == "ok"]
     yield from _two_of_an_epoch(looks)
     yield from _two_at_a_time(evidence)
 

@@ -11,6 +11,7 @@ they learn it as they do on machines.
 
 from __future__ import annotations
 
+import asyncio
 import subprocess
 from collections.abc import Sequence
 from contextlib import asynccontextmanager
@@ -99,7 +100,7 @@ async def _moved(world: World, names: Sequence[str], to: str) -> Struck:
     """Kill services, let the first one and `to` exchange addresses, and start them again."""
     before = {name: world.cluster.address(name) for name in names}
     await world.do(world.cluster.kill, *names)
-    await world.do(_exchange, world, names[0], to)
+    await asyncio.to_thread(_exchange, world, names[0], to)
     await world.start(*names)
     reached = [await world.reaches(world.clients[0], name, CONTROL_PORT) for name in names]
     effect = ", ".join(
