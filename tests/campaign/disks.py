@@ -13,6 +13,7 @@ import fcntl
 import os
 import struct
 import subprocess
+import time
 from contextlib import suppress
 from pathlib import Path
 from typing import Final
@@ -21,6 +22,8 @@ SHUTDOWN: Final = 0x8004587D
 NO_LOG_FLUSH: Final = 2
 FILLER: Final = ".filler"
 CHUNK: Final = bytes(1 << 20)
+UNMOUNT_S: Final = 10.0
+LOOK_S: Final = 0.05
 
 
 class LoopDisk:
@@ -49,8 +52,14 @@ class LoopDisk:
             os.close(fd)
 
     def unmount(self) -> None:
-        """Nothing may have files open there."""
-        _run("umount", str(self.folder))
+        """Nothing may have files open there; threads of a process that was killed still may, for a
+        moment.
+        """
+        for _ in range(int(UNMOUNT_S / LOOK_S)):
+            with suppress(OSError):
+                return _run("umount", str(self.folder))
+            time.sleep(LOOK_S)
+        return _run("umount", str(self.folder))
 
     def size_bytes(self) -> int:
         """Bytes in all files that can be looked at."""
