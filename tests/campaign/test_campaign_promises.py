@@ -202,6 +202,7 @@ def test_each_tick_of_a_recurring_message_comes_once() -> None:
     assert found("recurring", [*RECURS, *RUNS, CLOCK]) == {}
     assert found("recurring", [*RECURS, *late, CLOCK]) == {}
     assert all_ran([*RECURS, *RUNS, CLOCK])
+    assert all_ran([CLOCK, *RUNS, *RECURS]), "files of processes are read in any order"
     assert not all_ran([*RECURS, *RUNS[:2], CLOCK])
 
 

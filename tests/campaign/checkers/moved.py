@@ -51,9 +51,11 @@ class _Wish:
 
 
 def _wishes(events: Iterable[Operation]) -> tuple[dict[int, _Wish], int]:
-    """Messages by value, and when the last one arrived."""
+    """Messages by value, and when the last one arrived. While a test runs, events of different
+    processes are in any order.
+    """
     found: dict[int, _Wish] = {}
-    last_ms = 0
+    arrived: list[Arrive] = []
     for event in events:
         if isinstance(event, Later):
             for value, due_ms in zip(event.values, event.due_ms, strict=True):
@@ -66,10 +68,11 @@ def _wishes(events: Iterable[Operation]) -> tuple[dict[int, _Wish], int]:
             wish = found[event.value]
             wish.may_be_cancelled = event.type != "fail"
         elif isinstance(event, Arrive):
-            last_ms = max(last_ms, event.stored_ms)
-            if event.value in found:
-                found[event.value].arrivals.append(event)
-    return found, last_ms
+            arrived.append(event)
+    for each in arrived:
+        if each.value in found:
+            found[each.value].arrivals.append(each)
+    return found, max((each.stored_ms for each in arrived), default=0)
 
 
 def _move(wish: _Wish, event: Postponing) -> None:

@@ -113,7 +113,9 @@ class _Plans:
 
 
 def _plans(events: Iterable[Operation]) -> _Plans:
+    """What is known. While a test runs, events of different processes are in any order."""
     found = _Plans()
+    runs: list[CronRun] = []
     for event in events:
         if isinstance(event, Recurrence):
             plan = found.by_value.setdefault(event.value, _Plan(event.start_ms))
@@ -127,10 +129,13 @@ def _plans(events: Iterable[Operation]) -> _Plans:
         elif isinstance(event, WallClock):
             found.now_ms = max(found.now_ms, event.now_ms)
         elif isinstance(event, CronRun):
-            if event.value in found.by_value:
-                found.by_value[event.value].runs.setdefault((event.queue, event.sequence), event)
-            else:
-                found.strangers.append(event)
+            runs.append(event)
+    for run in runs:
+        plan = found.by_value.get(run.value)
+        if plan is None:
+            found.strangers.append(run)
+        else:
+            plan.runs.setdefault((run.queue, run.sequence), run)
     return found
 
 
