@@ -91,7 +91,7 @@ BUGS = (
         name="flushed-when-committed",
         what="what is committed counts as flushed by a majority",
         plant=replacing((Leader, "advance_flushed", _flushed_when_committed)),
-        found_by="log-power-all-slow-flushed",
+        found_by="archive-power-all-slow-flushed",
         finds=("no_loss", "stable_positions", "stored_once"),
     ),
     Bug(
