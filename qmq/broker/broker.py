@@ -636,7 +636,7 @@ class Broker:
         waiter: asyncio.Future[None] = self.loop.create_future()
         if self.store.unwritten.waits and not only_written:
             self.responses.wait(waiter, None)
-            self.store.unwritten.is_due = True
+            self.store.unwritten.hurry()
             self.schedule()
         else:
             self.responses.wait(waiter, self.store.index)
@@ -770,7 +770,7 @@ class Broker:
             self.dispatch.tick()
             self.lanes.tick()
         unwritten = self.store.unwritten
-        unwritten.is_due = unwritten.waits
+        unwritten.hurry()
         if self.turns.tick() or (
             self.is_serving and (self.responses.has_unwritten or unwritten.waits)
         ):

@@ -367,6 +367,10 @@ class UnwrittenActions:
         lost, the messages are handed out again, and the verdicts are sent again.
         """
 
+    def hurry(self) -> None:
+        """Somebody waits for them: they are due, if there are any."""
+        self.is_due = self.waits
+
     def add(self, action: AnyAction, *, is_scheduled: bool) -> None:
         self._fresh.append(action)
         self.waits = True

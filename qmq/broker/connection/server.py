@@ -396,7 +396,7 @@ class DataConnection:
             self._hurried.add(each.request_id)
         self._consuming().settle(self, each.request_id, *wire.unpack_settle(each.payload))
         if each.deadline_ms:
-            self._broker.store.unwritten.is_due = True
+            self._broker.store.unwritten.hurry()
 
     def _begun(self, each: Frame) -> None:
         if self._broker.is_serving:

@@ -419,7 +419,7 @@ class Dispatch:
                 held, settlements, self._settings(state), self._failures(state), can_die=can_die
             )
             settled = self._act_settled(state, session.consumer, decided, Cause.VERDICT)
-            self._store.unwritten.is_due = True
+            self._store.unwritten.hurry()
         else:
             kept = tuple([each[:4] for each in settlements])
             settled = self._act_settled(state, session.consumer, Decided(kept), Cause.VERDICT)
