@@ -20,7 +20,7 @@ def surface() -> dict[tuple[int, str], tuple[Any, Any]]:
         value
         for module in modules
         for value in vars(module).values()
-        if isinstance(value, type) and f"{value.__module__}.".startswith(PRODUCT)
+        if issubclass(type(value), type) and f"{value.__module__}.".startswith(PRODUCT)
     ]
     return {
         (id(owner), name): (owner, dict(value) if name.isupper() and type(value) is dict else value)
