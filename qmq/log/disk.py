@@ -32,7 +32,7 @@ from typing import Any, Final
 from qmq import limits
 from qmq.errors import DiskFull, FlushFailed, FolderInUse
 from qmq.process.files import FILE_MODE, NO_SPACE, SHORT_OF
-from qmq.process.kernel_sync import SystemCall, system_call
+from qmq.process.kernel_sync import SystemCall, flush_failed, system_call
 
 _CACHESTAT: Final = 451
 """The number of the system call on all architectures of Linux;
@@ -273,9 +273,7 @@ class Disk:
         try:
             os.fdatasync(fd)
         except OSError as cause:
-            raise FlushFailed(
-                f"fdatasync failed: {cause}; the broker stops, restart it to recover"
-            ) from cause
+            raise flush_failed(cause) from cause
 
     def sync_files(self, paths: Collection[Path]) -> None:
         """As `sync`, for files whose writers closed them, and their folders. A file that was

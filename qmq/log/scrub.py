@@ -80,9 +80,7 @@ class Scrubber:
                     return None
                 continue
             try:
-                found = self._scrub_segment(
-                    segments, until - self.bytes_read, last - self.entries_read
-                )
+                found = self._scrub_segment(segments, until, last)
             except _Gone:
                 self.find_place(segments)
                 return None
@@ -104,10 +102,8 @@ class Scrubber:
         self._cuts[self.log] = segments.cuts
         self.position = segments.base_of(max(self.position, segments.local_start))
 
-    def _scrub_segment(
-        self, segments: Segments, bytes_max: int, entries_max: int
-    ) -> LogDamaged | None:
-        """Continue in one segment. Raises _Gone."""
+    def _scrub_segment(self, segments: Segments, until: int, last: int) -> LogDamaged | None:
+        """Continue in one segment until so many bytes or entries are read. Raises _Gone."""
         if segments.cuts != self._cuts[self.log]:
             raise _Gone
         bases = list(segments.bases)
@@ -123,7 +119,7 @@ class Scrubber:
         begin -= begin % _PAGES_BYTES
         try:
             walk = _Walk(self, segments, fd, base, min(end, segments.flushed))
-            return walk.run(bytes_max, entries_max)
+            return walk.run(until, last)
         finally:
             if base != bases[-1]:
                 segments.disk.drop_cached(fd, self.position - base - begin, begin)
@@ -145,10 +141,9 @@ class _Walk:
 
         self._window = ReadWindow(read, _READ_BYTES)
 
-    def run(self, bytes_max: int, entries_max: int) -> LogDamaged | None:
-        """Check about `bytes_max` bytes and at most `entries_max` entries. Raises _Gone."""
+    def run(self, until: int, last: int) -> LogDamaged | None:
+        """Check entries until the scrubber has read so many bytes or entries. Raises _Gone."""
         scrubber = self._scrubber
-        until, last = scrubber.bytes_read + bytes_max, scrubber.entries_read + entries_max
         while (
             scrubber.position < self._end
             and scrubber.bytes_read < until

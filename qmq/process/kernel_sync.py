@@ -102,10 +102,9 @@ def system_call() -> SystemCall | None:
     return called
 
 
-def _failed(number: int) -> FlushFailed:
-    return FlushFailed(
-        f"fdatasync failed: {os.strerror(number)}; the broker stops, restart it to recover"
-    )
+def flush_failed(why: object) -> FlushFailed:
+    """The error of a sync that failed, in a thread or by the kernel."""
+    return FlushFailed(f"fdatasync failed: {why}; the broker stops, restart it to recover")
 
 
 class KernelSyncs:
@@ -173,12 +172,11 @@ class KernelSyncs:
         """The kernel takes no request, or only the first: a thread syncs from now on. What the
         first one reports is reported once, so it is waited for.
         """
-        while self._running:
-            self._read_events(self._running)
+        self._read_all()
         failure = self._failure
         self.close()
         if failure:
-            raise _failed(failure)
+            raise flush_failed(os.strerror(failure))
 
     def _wake(self) -> None:
         with suppress(BlockingIOError):
@@ -187,6 +185,11 @@ class KernelSyncs:
             self._read_events(0)
             if not self._running:
                 self._end()()
+
+    def _read_all(self) -> None:
+        """Wait for all requests."""
+        while self._running:
+            self._read_events(self._running)
 
     def _read_events(self, least: int) -> None:
         """Note the requests that have ended; wait for `least` of them."""
@@ -214,8 +217,7 @@ class KernelSyncs:
         """Block until the flush has ended, if there is one. `ended` is called later."""
         if self._flush is None:
             return
-        while self._running:
-            self._read_events(self._running)
+        self._read_all()
         self._loop.call_soon(self._end())
 
     def _end(self) -> Callable[[], None]:
@@ -224,7 +226,7 @@ class KernelSyncs:
         if flush is None:
             raise InvariantBroken("a flush ended that was not begun")
         if self._failure:
-            flush.set_exception(_failed(self._failure))
+            flush.set_exception(flush_failed(os.strerror(self._failure)))
         else:
             flush.set_result(time.perf_counter() - self._begin_s)
         return partial(self._ended, flush)
