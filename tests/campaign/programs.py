@@ -1,5 +1,5 @@
 """Programs that several workloads share: a sender of numbered batches, and a reader that
-acknowledges. Values are unique integers, and a message's body is its value.
+acknowledges. Values are unique integers, and a message's body is its value, or begins with it.
 
 The error of a send decides its line: not stored is `fail`, unknown is `info`, never the other way
 round.
@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import itertools
 from collections import defaultdict
+from collections.abc import Callable
 from contextlib import suppress
 from datetime import timedelta
 from typing import Final
@@ -25,25 +26,42 @@ LEASE_MS: Final = 5_000
 TIMEOUT_S: Final = 60.0
 
 
-async def send_batches(job: Job) -> None:
+def body_of(value: int) -> bytes:
+    """A message that is its value alone."""
+    return b"%d" % value
+
+
+async def send_batches(
+    job: Job,
+    *,
+    batch: int = BATCH,
+    pause_s: float = PAUSE_S,
+    body: Callable[[int], bytes] = body_of,
+) -> None:
     """Batches of one producer, one after another, until SIGTERM."""
     values = itertools.count(job.first_value)
     async with job.client.producer(
         job.subject, delivery_timeout_s=TIMEOUT_S, acks=job.acks
     ) as producer:
         while True:
-            await send(job, producer, tuple(itertools.islice(values, BATCH)))
-            if not await job.pause(PAUSE_S * job.random.uniform(0.5, 1.5)):
+            await send(job, producer, tuple(itertools.islice(values, batch)), body=body)
+            if not await job.pause(pause_s * job.random.uniform(0.5, 1.5)):
                 return
 
 
-async def send(job: Job, producer: qmq.Producer, values: tuple[int, ...]) -> None:
+async def send(
+    job: Job,
+    producer: qmq.Producer,
+    values: tuple[int, ...],
+    *,
+    body: Callable[[int], bytes] = body_of,
+) -> None:
     """One batch and its outcome."""
     begun = job.recorder.record(
         Send(process=job.name, type="invoke", subject=job.subject, values=values)
     )
     try:
-        receipts = await producer.send_many([str(value).encode() for value in values])
+        receipts = await producer.send_many([body(value) for value in values])
     except QmqError as failure:
         job.recorder.record(begun.ended(end_of(failure)))
         return

@@ -7,10 +7,10 @@ dies with all of them; the node keeps its data, the mirror its state.
 from __future__ import annotations
 
 import asyncio
-import itertools
 from collections import Counter
 from collections.abc import Sequence
 from contextlib import suppress
+from functools import partial
 from typing import Final
 
 from history.events import Operation
@@ -20,7 +20,7 @@ import qmq
 from campaign.checkers.fifo import FifoReceive, FifoSend, all_received
 from campaign.checkers.mirrored import MirrorCopy, TargetPlace, all_copied
 from campaign.client import Job
-from campaign.programs import LEASE_MS, TIMEOUT_S, end_of, queue_of, read, send
+from campaign.programs import LEASE_MS, end_of, queue_of, read, send_batches
 from campaign.values import Role, Workload
 from campaign.workloads.children import beside, listens
 from campaign.workloads.handling import FEW, RETRY_S
@@ -40,15 +40,6 @@ async def _set_up(job: Job) -> None:
     await job.client.metadata.create_subject(SubjectConfig(job.subject))
     keyed = SubjectConfig(KEYED, order=Order.STRICT, logical_partitions=LOGICAL_PARTITIONS)
     await job.client.metadata.create_subject(keyed)
-
-
-async def _send(job: Job) -> None:
-    values = itertools.count(job.first_value)
-    async with job.client.producer(
-        job.subject, delivery_timeout_s=TIMEOUT_S, acks=job.acks
-    ) as producer:
-        while await job.pause(PAUSE_S * job.random.uniform(0.5, 1.5)):
-            await send(job, producer, tuple(itertools.islice(values, BATCH)))
 
 
 async def _send_keyed(job: Job) -> None:
@@ -177,7 +168,7 @@ WORKLOADS = (
         ),
         programs={
             "setup": _set_up,
-            "producer": _send,
+            "producer": partial(send_batches, batch=BATCH, pause_s=PAUSE_S),
             "keyer": _send_keyed,
             "reader": _read,
             "west": _mirror,

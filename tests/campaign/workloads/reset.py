@@ -5,9 +5,9 @@ The operator ends with the senders, so the last reset of each group is followed 
 
 from __future__ import annotations
 
-import itertools
 import time
 from collections.abc import Sequence
+from functools import partial
 from typing import Final
 
 from history.events import Operation, Reset
@@ -15,7 +15,7 @@ from history.events import Operation, Reset
 from campaign.checkers.messages import all_seen
 from campaign.checkers.reset import Rewind, all_again
 from campaign.client import Job
-from campaign.programs import TIMEOUT_S, queue_of, read, send
+from campaign.programs import queue_of, read, send_batches
 from campaign.values import Role, Workload
 from campaign.workloads.handling import FAULTS
 from qmq.errors import QmqError
@@ -27,15 +27,6 @@ PAUSE_S: Final = 0.1
 MOST: Final = 200
 RESET_S: Final = (0.7, 2.0)
 BACK_MS: Final = 8_000
-
-
-async def _send(job: Job) -> None:
-    values = itertools.count(job.first_value)
-    async with job.client.producer(
-        job.subject, delivery_timeout_s=TIMEOUT_S, acks=job.acks
-    ) as producer:
-        while await job.pause(PAUSE_S * job.random.uniform(0.5, 1.5)):
-            await send(job, producer, tuple(itertools.islice(values, BATCH)))
 
 
 async def _read(job: Job) -> None:
@@ -98,7 +89,11 @@ WORKLOADS = (
             Role(name="operator", count=1, is_sender=True),
             Role(name="reader", count=3),
         ),
-        programs={"producer": _send, "operator": _reset, "reader": _read},
+        programs={
+            "producer": partial(send_batches, batch=BATCH, pause_s=PAUSE_S),
+            "operator": _reset,
+            "reader": _read,
+        },
         checkers=(
             "no_loss",
             "no_phantom",

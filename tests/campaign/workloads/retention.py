@@ -9,11 +9,11 @@ from __future__ import annotations
 import asyncio
 import itertools
 from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
 from typing import Final
 
-from history.events import Operation, Reset, Send
+from history.events import Operation, Reset
 
-import qmq
 from campaign.checkers.retention import (
     AGE_MS,
     BATCH,
@@ -29,7 +29,7 @@ from campaign.checkers.retention import (
     has_skipped,
 )
 from campaign.client import Job
-from campaign.programs import LEASE_MS, TIMEOUT_S, end_of, queue_of
+from campaign.programs import LEASE_MS, queue_of, send_batches
 from campaign.values import Role, Workload
 from campaign.workloads.handling import CLOCKS, FAULTS, RETRY_S, finish, take, until_stopped
 from qmq.errors import MessagesExpired, QmqError
@@ -58,32 +58,8 @@ async def _by_size(job: Job) -> None:
     await job.client.metadata.create_subject(config)
 
 
-async def _send(job: Job) -> None:
-    values = itertools.count(job.first_value)
-    async with job.client.producer(
-        job.subject, delivery_timeout_s=TIMEOUT_S, acks=job.acks
-    ) as producer:
-        while await job.pause(PAUSE_S * job.random.uniform(0.5, 1.5)):
-            await _send_batch(job, producer, tuple(itertools.islice(values, BATCH)))
-
-
-async def _send_batch(job: Job, producer: qmq.Producer, values: tuple[int, ...]) -> None:
-    begun = job.recorder.record(
-        Send(process=job.name, type="invoke", subject=job.subject, values=values)
-    )
-    try:
-        receipts = await producer.send_many([b"%d" % value + b" " * BODY_BYTES for value in values])
-    except QmqError as failure:
-        job.recorder.record(begun.ended(end_of(failure)))
-        return
-    at = 0
-    for batch in receipts.batches:
-        part = values[at : at + batch.count]
-        at += batch.count
-        queue = queue_of(job.subject, batch.broker_group)
-        job.recorder.record(
-            begun.ended("ok", values=part, queue=queue, sequence=batch.base_sequence)
-        )
+def _body(value: int) -> bytes:
+    return b"%d" % value + b" " * BODY_BYTES
 
 
 async def _read(job: Job) -> None:
@@ -190,7 +166,12 @@ def _workload(
             Role(name="reader", count=len(READERS)),
             Role(name="watcher", count=1),
         ),
-        programs={"setup": set_up, "producer": _send, "reader": _read, "watcher": _watch},
+        programs={
+            "setup": set_up,
+            "producer": partial(send_batches, batch=BATCH, pause_s=PAUSE_S, body=_body),
+            "reader": _read,
+            "watcher": _watch,
+        },
         checkers=(
             "no_phantom",
             "stored_once",

@@ -7,25 +7,24 @@ deleted as soon as the store has them.
 from __future__ import annotations
 
 import asyncio
-import itertools
 import time
 from collections.abc import Sequence
+from functools import partial
 from typing import Final
 
-from history.events import Operation, Reset, Send
+from history.events import Operation, Reset
 
 import qmq
 from campaign.checkers.messages import all_seen
 from campaign.checkers.reset import Rewind, all_again
 from campaign.checkers.tiered import Garbled, TieredSegments
 from campaign.client import Job
-from campaign.programs import LEASE_MS, TIMEOUT_S, end_of, queue_of
+from campaign.programs import LEASE_MS, queue_of, send_batches
 from campaign.values import Role, Workload
 from campaign.workloads.handling import FEW, RETRY_S, finish, take, until_stopped
 from qmq.errors import QmqError
 
 GROUP: Final = "historian"
-BATCH: Final = 10
 PAUSE_S: Final = 0.1
 MOST: Final = 200
 PASS_S: Final = 6.0
@@ -37,34 +36,6 @@ def _body(value: int) -> bytes:
     """About 2 KiB that follow from the value, and that `int` reads."""
     marks = f"{value:064b}".translate({ord("0"): " ", ord("1"): "\t"})
     return f"{value}{marks * REPEATED}".encode()
-
-
-async def _send(job: Job) -> None:
-    values = itertools.count(job.first_value)
-    async with job.client.producer(
-        job.subject, delivery_timeout_s=TIMEOUT_S, acks=job.acks
-    ) as producer:
-        while await job.pause(PAUSE_S * job.random.uniform(0.5, 1.5)):
-            await _send_batch(job, producer, tuple(itertools.islice(values, BATCH)))
-
-
-async def _send_batch(job: Job, producer: qmq.Producer, values: tuple[int, ...]) -> None:
-    begun = job.recorder.record(
-        Send(process=job.name, type="invoke", subject=job.subject, values=values)
-    )
-    try:
-        receipts = await producer.send_many([_body(value) for value in values])
-    except QmqError as failure:
-        job.recorder.record(begun.ended(end_of(failure)))
-        return
-    at = 0
-    for batch in receipts.batches:
-        part = values[at : at + batch.count]
-        at += batch.count
-        queue = queue_of(job.subject, batch.broker_group)
-        job.recorder.record(
-            begun.ended("ok", values=part, queue=queue, sequence=batch.base_sequence)
-        )
 
 
 class Historian:
@@ -175,7 +146,11 @@ WORKLOADS = (
             Role(name="reader", count=1),
             Role(name="watcher", count=1),
         ),
-        programs={"producer": _send, "reader": _read, "watcher": _watch},
+        programs={
+            "producer": partial(send_batches, pause_s=PAUSE_S, body=_body),
+            "reader": _read,
+            "watcher": _watch,
+        },
         checkers=(
             "no_loss",
             "no_phantom",
