@@ -8,13 +8,14 @@ round.
 from __future__ import annotations
 
 import itertools
+import time
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
 from datetime import timedelta
-from typing import Final
+from typing import Any, Final, TypeVar
 
-from history.events import Ack, Poll, Record, Recorder, Send, Type
+from history.events import Ack, Operation, Poll, Record, Recorder, Send, Type
 
 import qmq
 from campaign.client import Job
@@ -24,6 +25,33 @@ BATCH: Final = 10
 PAUSE_S: Final = 0.04
 LEASE_MS: Final = 5_000
 TIMEOUT_S: Final = 60.0
+T = TypeVar("T")
+
+
+def now_ms() -> int:
+    """The wall clock."""
+    return time.time_ns() // 1_000_000
+
+
+async def ask(
+    job: Job,
+    operation: Operation,
+    act: Callable[[], Awaitable[T]],
+    *,
+    known: Callable[[], Mapping[str, Any]] = dict,
+) -> tuple[Type, T | None]:
+    """Ask for something, and write down that and the outcome, with what is `known` at its end.
+    Returns both.
+    """
+    begun = job.recorder.record(operation)
+    try:
+        found = await act()
+    except QmqError as failure:
+        end = end_of(failure)
+        job.recorder.record(begun.ended(end))
+        return end, None
+    job.recorder.record(begun.ended("ok", **known()))
+    return "ok", found
 
 
 def body_of(value: int) -> bytes:

@@ -8,16 +8,14 @@ from __future__ import annotations
 import asyncio
 from collections import defaultdict
 from collections.abc import Awaitable, Callable, Sequence
-from contextlib import suppress
 from datetime import timedelta
 from typing import Final
 
 from history.events import Ack, Poll, Record, Type
 
 import qmq
-from campaign.checkers.delayed import Arrive
 from campaign.client import Job
-from campaign.programs import LEASE_MS, queue_of
+from campaign.programs import queue_of
 from qmq.errors import QmqError, StaleDelivery
 
 RETRY_S: Final = 0.2
@@ -40,15 +38,6 @@ FAULTS: Final = FEW | {
 CLOCKS: Final = frozenset(
     f"clock-{each}" for each in ("forward-master", "back-master", "strobe-master", "apart")
 )
-DELAYS: Final = FEW | {
-    "kill-delay-master",
-    "stop-delay-master",
-    "stop-client",
-    "partition-no-answers",
-    "clock-forward-delay-master",
-    "clock-back-delay-master",
-}
-"""Those that delay groups notice."""
 
 
 async def take(job: Job, group: str, consumer: qmq.Consumer, most: int) -> list[qmq.Message]:
@@ -92,30 +81,6 @@ async def finish(job: Job, group: str, messages: Sequence[qmq.Message]) -> None:
     await asyncio.gather(*map(acknowledge, messages))
     for end, sequences in ends.items():
         job.recorder.record(begun.ended(end, sequences=tuple(sequences)))
-
-
-async def read_due(job: Job, group: str) -> None:
-    """Read as one of a group's consumers what delay groups delivered, until SIGTERM."""
-
-    async def read() -> None:
-        async with job.client.consumer(
-            job.subject, group, name=job.name, lease_ms=LEASE_MS
-        ) as consumer:
-            while True:
-                with suppress(QmqError):
-                    async for message in consumer:
-                        job.recorder.record(
-                            Arrive(
-                                process=job.name,
-                                type="ok",
-                                value=int(message.body),
-                                queue=queue_of(job.subject, message.broker_group),
-                                sequence=message.sequence,
-                                stored_ms=message.append_time_ms,
-                            )
-                        )
-
-    await job.until_stopped(read())
 
 
 async def until_stopped(job: Job, work: Callable[[], Awaitable[None]]) -> None:

@@ -20,9 +20,10 @@ import qmq
 from campaign.checkers.fifo import FifoReceive, FifoSend, all_received
 from campaign.checkers.mirrored import MirrorCopy, TargetPlace, all_copied
 from campaign.client import Job
-from campaign.programs import LEASE_MS, end_of, queue_of, read, send_batches
+from campaign.programs import LEASE_MS, ask, queue_of, read, send_batches
 from campaign.values import Role, Workload
 from campaign.workloads.children import beside, listens
+from campaign.workloads.due import note_all
 from campaign.workloads.handling import FEW, RETRY_S
 from qmq.errors import QmqError
 from qmq.model import Order, SubjectConfig
@@ -47,15 +48,9 @@ async def _send_keyed(job: Job) -> None:
     while await job.pause(PAUSE_S * job.random.uniform(0.5, 1.5)):
         key = f"{job.name}/{job.random.randrange(KEYS)}"
         serials[key] += 1
-        begun = job.recorder.record(
-            FifoSend(process=job.name, type="invoke", key=key, serial=serials[key])
-        )
-        try:
-            await job.client.send(KEYED, f"{job.name} {serials[key]}".encode(), key=key)
-        except QmqError as failure:
-            job.recorder.record(begun.ended(end_of(failure)))
-        else:
-            job.recorder.record(begun.ended("ok"))
+        sending = FifoSend(process=job.name, type="invoke", key=key, serial=serials[key])
+        body = f"{job.name} {serials[key]}".encode()
+        await ask(job, sending, partial(job.client.send, KEYED, body, key=key))
 
 
 async def _read(job: Job) -> None:
@@ -90,20 +85,16 @@ async def _mirror(job: Job) -> None:
 
 
 async def _see_copies(job: Job, west: qmq.Client) -> None:
-    async with west.consumer(job.subject, "auditor", name=job.name, lease_ms=LEASE_MS) as consumer:
-        while True:
-            with suppress(QmqError):
-                async for message in consumer:
-                    job.recorder.record(
-                        MirrorCopy(
-                            process=job.name,
-                            type="ok",
-                            value=int(message.body),
-                            queue=queue_of(job.subject, message.broker_group),
-                            sequence=message.sequence,
-                        )
-                    )
-            await asyncio.sleep(RETRY_S)
+    def copied(message: qmq.Message) -> Operation:
+        return MirrorCopy(
+            process=job.name,
+            type="ok",
+            value=int(message.body),
+            queue=queue_of(job.subject, message.broker_group),
+            sequence=message.sequence,
+        )
+
+    await note_all(job, "auditor", copied, west)
 
 
 async def _see_keyed(job: Job, west: qmq.Client) -> None:

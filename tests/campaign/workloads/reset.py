@@ -5,7 +5,6 @@ The operator ends with the senders, so the last reset of each group is followed 
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 from functools import partial
 from typing import Final
@@ -15,7 +14,7 @@ from history.events import Operation, Reset
 from campaign.checkers.messages import all_seen
 from campaign.checkers.reset import Rewind, all_again
 from campaign.client import Job
-from campaign.programs import queue_of, read, send_batches
+from campaign.programs import now_ms, queue_of, read, send_batches
 from campaign.values import Role, Workload
 from campaign.workloads.handling import FAULTS
 from qmq.errors import QmqError
@@ -39,8 +38,8 @@ async def _reset(job: Job) -> None:
 
 
 async def _reset_one(job: Job, group: str) -> None:
-    now_ms = time.time_ns() // 1_000_000
-    at_ms = now_ms - job.random.randrange(BACK_MS) if group == "time" else 0
+    asked_ms = now_ms()
+    at_ms = asked_ms - job.random.randrange(BACK_MS) if group == "time" else 0
     op = GROUPS.index(group)
     whole = job.recorder.record(Reset(process=job.name, type="invoke", group=group, op=op))
     begun = job.recorder.record(
@@ -50,7 +49,7 @@ async def _reset_one(job: Job, group: str) -> None:
             group=group,
             to=group,
             at_ms=at_ms,
-            now_ms=now_ms,
+            now_ms=asked_ms,
             op=op,
         )
     )

@@ -19,7 +19,7 @@ from campaign.checkers.messages import all_seen
 from campaign.checkers.reset import Rewind, all_again
 from campaign.checkers.tiered import Garbled, TieredSegments
 from campaign.client import Job
-from campaign.programs import LEASE_MS, queue_of, send_batches
+from campaign.programs import LEASE_MS, now_ms, queue_of, send_batches
 from campaign.values import Role, Workload
 from campaign.workloads.handling import FEW, RETRY_S, finish, take, until_stopped
 from qmq.errors import QmqError
@@ -84,7 +84,7 @@ class Historian:
                 type="invoke",
                 group=GROUP,
                 to="earliest",
-                now_ms=time.time_ns() // 1_000_000,
+                now_ms=now_ms(),
             )
         )
         last = self._last
