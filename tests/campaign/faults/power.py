@@ -23,13 +23,14 @@ from cluster_runner.errors import ClusterError
 from qmq_replication import identity as identities
 
 from campaign.cluster import World
+from campaign.faults.disk import DISK_MIB, NEEDS, SETTINGS
 from campaign.faults.replaced import behind, move_away
-from campaign.values import DURABILITIES, LOOPS, PRELOAD, Fault, Striking, Struck
+from campaign.faults.victims import follower, master, on, replicas
+from campaign.values import DURABILITIES, PRELOAD, Fault, Strikes, Striking, Struck
 from qmq.errors import LogDamaged
 from qmq.log.disk import Disk
 
-NEEDS = frozenset({LOOPS})
-SLOW_NEEDS: Final = frozenset({LOOPS, PRELOAD})
+SLOW_NEEDS: Final = NEEDS | {PRELOAD}
 SYNC_DELAY_MS: Final = 150
 SLOWED_MIN: Final = 3
 """Slow syncs of each replica before a cut."""
@@ -40,8 +41,6 @@ STALL_S: Final = (0.3, 0.8)
 meanwhile, and three replicas sync at three times: hardly a message is on none of their disks.
 """
 LIES_S: Final = (1.5, 4.0)
-DISK_MIB: Final = 256
-SETTINGS: Final = {"QMQ_DISK_FREE_MIB": "16", "QMQ_SEGMENT_MIB": "16"}
 
 
 @asynccontextmanager
@@ -63,25 +62,6 @@ async def cut(world: World, names: Sequence[str]) -> Striking:
         yield Struck(targets=tuple(names), effect=f"cut; files are {gone:,} bytes shorter")
     finally:
         await world.start(*names)
-
-
-@asynccontextmanager
-async def _master(world: World) -> Striking:
-    async with cut(world, [await world.master(world.a_group())]) as struck:
-        yield struck
-
-
-@asynccontextmanager
-async def _follower(world: World) -> Striking:
-    _, others = await world.others(world.a_group())
-    async with cut(world, [world.random.choice(others)]) as struck:
-        yield struck
-
-
-@asynccontextmanager
-async def _all(world: World) -> Striking:
-    async with cut(world, [*world.brokers, *world.delays]) as struck:
-        yield struck
 
 
 def boot_again(data: Path) -> None:
@@ -121,8 +101,7 @@ async def slowed(world: World, names: Sequence[str]) -> AsyncIterator[int]:
 
 
 @asynccontextmanager
-async def _all_slow(world: World) -> Striking:
-    names = [*world.brokers, *world.delays]
+async def _cut_slow(world: World, names: Sequence[str]) -> Striking:
     async with AsyncExitStack() as stack:
         async with slowed(world, names) as count:
             struck = await stack.enter_async_context(cut(world, names))
@@ -151,7 +130,8 @@ async def _behind(world: World) -> Striking:
 
 
 @asynccontextmanager
-async def _lied(world: World, name: str) -> Striking:
+async def _lied(world: World, names: Sequence[str]) -> Striking:
+    (name,) = names
     disk = world.broken[name]
     before = disk.count("syncs_lied")
     disk.set(sync_lies=1)
@@ -173,93 +153,70 @@ async def _lied(world: World, name: str) -> Striking:
         disk.set(sync_lies=0)
 
 
-@asynccontextmanager
-async def _lied_master(world: World) -> Striking:
-    async with _lied(world, await world.master(world.a_group())) as struck:
-        yield struck
-
-
-@asynccontextmanager
-async def _lied_follower(world: World) -> Striking:
-    _, others = await world.others(world.a_group())
-    async with _lied(world, world.random.choice(others)) as struck:
-        yield struck
+def _fault(
+    name: str,
+    what: str,
+    strike: Strikes,
+    lasts_s: tuple[float, float],
+    *,
+    needs: frozenset[str] = NEEDS,
+    doubtful_s: float = 1.0,
+    is_of_all: bool = False,
+) -> Fault:
+    """`is_of_all`: what no disk has is lost."""
+    return Fault(
+        name=f"power-{name}",
+        what=what,
+        strike=strike,
+        needs=needs,
+        disk_mib=DISK_MIB,
+        settings=SETTINGS,
+        durabilities=DURABILITIES,
+        loses_sends=frozenset({"async"} if is_of_all else ()),
+        loses_acks=frozenset({"async", "flushed"} if is_of_all else ()),
+        lasts_s=lasts_s,
+        doubtful_s=doubtful_s,
+    )
 
 
 FAULTS = (
-    Fault(
-        name="power-master",
-        what="the master's machine loses power",
-        strike=_master,
-        needs=NEEDS,
-        disk_mib=DISK_MIB,
-        settings=SETTINGS,
-        durabilities=DURABILITIES,
-        lasts_s=(1.0, 4.0),
+    _fault("master", "the master's machine loses power", on(master, cut), (1.0, 4.0)),
+    _fault("follower", "a follower's machine loses power", on(follower, cut), (1.0, 4.0)),
+    _fault(
+        "all",
+        "all brokers' machines lose power at one time",
+        on(replicas, cut),
+        (0.5, 2.0),
+        is_of_all=True,
     ),
-    Fault(
-        name="power-follower",
-        what="a follower's machine loses power",
-        strike=_follower,
-        needs=NEEDS,
-        disk_mib=DISK_MIB,
-        settings=SETTINGS,
-        durabilities=DURABILITIES,
-        lasts_s=(1.0, 4.0),
-    ),
-    Fault(
-        name="power-all",
-        what="all brokers' machines lose power at one time",
-        strike=_all,
-        needs=NEEDS,
-        disk_mib=DISK_MIB,
-        settings=SETTINGS,
-        durabilities=DURABILITIES,
-        loses_sends=frozenset({"async"}),
-        loses_acks=frozenset({"async", "flushed"}),
-        lasts_s=(0.5, 2.0),
-    ),
-    Fault(
-        name="power-all-slow",
-        what="all brokers' machines, whose disks are slow, lose power at one time",
-        strike=_all_slow,
+    _fault(
+        "all-slow",
+        "all brokers' machines, whose disks are slow, lose power at one time",
+        on(replicas, _cut_slow),
+        (0.5, 2.0),
         needs=SLOW_NEEDS,
-        disk_mib=DISK_MIB,
-        settings=SETTINGS,
-        durabilities=DURABILITIES,
-        loses_sends=frozenset({"async"}),
-        loses_acks=frozenset({"async", "flushed"}),
-        lasts_s=(0.5, 2.0),
         doubtful_s=3.0,
+        is_of_all=True,
     ),
-    Fault(
-        name="power-behind",
-        what="a follower's machine loses power while another is behind, and the master dies",
-        strike=_behind,
+    _fault(
+        "behind",
+        "a follower's machine loses power while another is behind, and the master dies",
+        _behind,
+        (2.0, 4.0),
         needs=SLOW_NEEDS,
-        disk_mib=DISK_MIB,
-        settings=SETTINGS,
-        durabilities=DURABILITIES,
-        lasts_s=(2.0, 4.0),
     ),
-    Fault(
-        name="power-lied-master",
-        what="the master's disk lies about syncs, and loses power",
-        strike=_lied_master,
+    _fault(
+        "lied-master",
+        "the master's disk lies about syncs, and loses power",
+        on(master, _lied),
+        (2.0, 4.0),
         needs=SLOW_NEEDS,
-        disk_mib=DISK_MIB,
-        settings=SETTINGS,
-        durabilities=DURABILITIES,
-        lasts_s=(2.0, 4.0),
     ),
-    Fault(
-        name="power-lied-follower",
-        what="a follower's disk lies about syncs, and loses power",
-        strike=_lied_follower,
+    _fault(
+        "lied-follower",
+        "a follower's disk lies about syncs, and loses power",
+        on(follower, _lied),
+        (1.0, 4.0),
         needs=SLOW_NEEDS,
-        disk_mib=DISK_MIB,
-        settings=SETTINGS,
-        durabilities=DURABILITIES,
-        lasts_s=(1.0, 4.0),
     ),
 )
