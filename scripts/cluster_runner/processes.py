@@ -38,6 +38,10 @@ class Process:
     started: int
 
 
+_STATUSES: Final[dict[Process, int]] = {}
+"""The kernel tells it once, to whoever asks first."""
+
+
 def spawn(
     argv: Sequence[str], environment: Mapping[str, str], log: Path, *, dies_with_us: bool = False
 ) -> Process:
@@ -73,9 +77,19 @@ def state(process: Process) -> str:
         return "dead"
     if found.letter in "ZX":
         with suppress(ChildProcessError):
-            os.waitpid(process.pid, os.WNOHANG)
+            pid, status = os.waitpid(process.pid, os.WNOHANG)
+            if pid:
+                _STATUSES[process] = os.waitstatus_to_exitcode(status)
         return "dead"
     return "paused" if found.letter in "Tt" else "running"
+
+
+def exit_status(process: Process) -> int | None:
+    """How a child of this program ended: its status, or the signal's number, negative. None if it
+    runs, or is another program's child.
+    """
+    state(process)
+    return _STATUSES.get(process)
 
 
 def send(process: Process, number: signal.Signals) -> None:

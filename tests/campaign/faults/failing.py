@@ -79,12 +79,7 @@ async def _failing(
         has_ended = await _until(lambda: world.state(name) == "dead", ENDED_S if is_met else 0.0)
         failures = disk.count(count) - before
         if is_met:
-            with Recorder(world.folder / "histories" / "disks.jsonl") as recorder:
-                recorder.record(
-                    FailedCall(
-                        process=name, type="ok", call=call, times=failures, has_ended=has_ended
-                    )
-                )
+            _record(world, name, call, failures)
         said = _last_line(world.cluster.log(name)) if has_ended else "runs on"
         effect = f"{failures} calls failed, and {name}: {said}" if is_met else ""
         yield Struck(targets=(name,), effect=effect)
@@ -93,6 +88,12 @@ async def _failing(
         if world.state(name) != "dead":  # it did not notice; a new life proves what it stored
             await world.do(world.cluster.kill, name)
         await world.start(name)
+
+
+def _record(world: World, name: str, call: str, times: int) -> None:
+    status = world.cluster.exit_status(name)
+    with Recorder(world.folder / "histories" / "disks.jsonl") as recorder:
+        recorder.record(FailedCall(process=name, type="ok", call=call, times=times, status=status))
 
 
 def _last_line(log: Path) -> str:
@@ -117,13 +118,7 @@ async def _unreadable(world: World, names: Sequence[str]) -> Striking:
         failed = disk.count("reads_failed") - before
         if failed:
             await asyncio.sleep(ENDS_S)
-            is_dead = world.state(name) == "dead"
-            with Recorder(world.folder / "histories" / "disks.jsonl") as recorder:
-                recorder.record(
-                    FailedCall(
-                        process=name, type="ok", call="read", times=failed, has_ended=is_dead
-                    )
-                )
+            _record(world, name, "read", failed)
         effect = f"{failed} reads of {name} failed, of blocks {sorted(blocks)} of {path.name}"
         yield Struck(targets=(name,), effect=effect if failed else "")
     finally:
