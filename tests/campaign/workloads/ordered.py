@@ -71,7 +71,7 @@ async def _consume(job: Job) -> None:
     )
 
 
-async def _route(job: Job, *kinds: str) -> None:
+async def route(job: Job, *kinds: str) -> None:
     """Change the route, and write down all its versions. Both end at SIGTERM, the writing last."""
     routes = RouteRecorder(job.recorder, job.client.metadata, job.subject)
     changer = Changer(job.client.metadata, job.subject, BROKER_GROUPS, job.random)
@@ -110,7 +110,7 @@ def _workload(name: str, what: str, *kinds: str) -> Workload:
             "setup": _set_up,
             "producer": _produce,
             "consumer": _consume,
-            "router": lambda job: _route(job, *kinds),
+            "router": lambda job: route(job, *kinds),
         },
         checkers=(
             "ordered_no_loss",

@@ -1,5 +1,7 @@
-"""parked: an ordered consumer whose handler fails for some messages; their keys are parked, an
-operator gives them back.
+"""parked, parked-routes: an ordered consumer whose handler fails for some messages; their keys are
+parked, an operator gives them back. In the second one keys move on with the route while they are
+parked: a message that is parked counts as done for its partition, so `ranges_in_order` says nothing
+here.
 """
 
 from __future__ import annotations
@@ -17,6 +19,7 @@ from campaign.checkers.parked import Refuse, Unpark
 from campaign.client import Job
 from campaign.values import Role, Workload
 from campaign.workloads.handling import FAULTS, RETRY_S, until_stopped
+from campaign.workloads.ordered import BROKER_GROUPS, route
 from qmq.errors import QmqError
 from qmq.model import Order, SubjectConfig
 
@@ -148,20 +151,24 @@ async def _unpark(job: Job) -> None:
     await until_stopped(job, unpark)
 
 
-WORKLOADS = (
-    Workload(
-        name="parked",
-        what="handlers refuse some messages, whose keys are parked; an operator gives them back",
+def _workload(name: str, what: str, *kinds: str) -> Workload:
+    """`kinds` are the changes of the route that a router makes."""
+    routers = (Role(name="router", count=1),) if kinds else ()
+    return Workload(
+        name=name,
+        what=f"handlers refuse some messages, whose keys are parked and given back{what}",
         roles=(
             Role(name="producer", count=2, is_sender=True),
             Role(name="consumer", count=2),
             Role(name="operator", count=1),
+            *routers,
         ),
         programs={
             "setup": _set_up,
             "producer": _produce,
             "consumer": _consume,
             "operator": _unpark,
+            "router": lambda job: route(job, *kinds),
         },
         checkers=(
             "ordered_no_loss",
@@ -174,8 +181,23 @@ WORKLOADS = (
             "parked_waits",
         ),
         groups=(GROUP,),
-        gates={"put": 50, "deliver": 50, "settle": 20, "unpark": 3},
+        gates={
+            **{"put": 50, "deliver": 50, "settle": 20, "unpark": 3},
+            **({"route": 3} if kinds else {}),
+        },
         is_drained=all_settled((GROUP,)),
+        broker_groups=len(BROKER_GROUPS) if kinds else 1,
         only=FAULTS,
+    )
+
+
+WORKLOADS = (
+    _workload("parked", ""),
+    _workload(
+        "parked-routes",
+        ", while the router splits, merges and moves partitions",
+        "split",
+        "merge",
+        "move",
     ),
 )
