@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable
+from dataclasses import asdict
 from typing import Final
 
 from history.events import Recorder, Reset
@@ -52,7 +53,7 @@ async def strike(world: World, recorder: Recorder, answered: Callable[[], int]) 
     if forgets:
         recorder.record(Reset(process=NEMESIS, type="invoke"))
     async with fault.strike(world) as struck:
-        seen = begun.ended("info", targets=struck.targets, effect=struck.effect, at_ms=now_ms())
+        seen = begun.ended("info", **asdict(struck), at_ms=now_ms())
         recorder.record(seen)
         await asyncio.sleep(lasts_s)
     try:

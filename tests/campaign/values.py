@@ -47,6 +47,9 @@ class Strike(Operation):
     effect: str = ""
     at_ms: int = 0
     """The wall clock."""
+    unsynced_ns: int = 0
+    unsynced_ms: int = 0
+    """Since when nothing was synced any more, by both clocks, if not since the beginning."""
 
 
 learn(Strike, targets=tuple)
@@ -59,6 +62,9 @@ class Struck:
     targets: tuple[str, ...]
     effect: str
     """What was observed, such as "g1-a is dead"; empty if nothing was."""
+    unsynced_ns: int = 0
+    unsynced_ms: int = 0
+    """See `Strike`."""
 
 
 Strikes: TypeAlias = "Callable[[World], AbstractAsyncContextManager[Struck]]"
@@ -89,10 +95,6 @@ class Fault:
     """The size of a file system of each replica's own; 0: none."""
     checkers: tuple[str, ...] = ()
     """Those that judge the fault's own events, besides the workload's."""
-    doubtful_s: float = 1.0
-    """How long before the fault a message may have been acknowledged without being on a disk, where
-    sends may be lost: "about the last two flushes", on this fault's disks.
-    """
     settings: Mapping[str, str] = field(default_factory=dict)
     """Variables of the brokers."""
 

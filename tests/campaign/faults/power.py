@@ -13,6 +13,7 @@ away, as its error says, and it copies everything from the others.
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import replace
@@ -26,6 +27,7 @@ from campaign.cluster import World
 from campaign.faults.disk import DISK_MIB, NEEDS, SETTINGS
 from campaign.faults.replaced import behind, move_away
 from campaign.faults.victims import follower, master, on, replicas
+from campaign.programs import now_ms
 from campaign.values import DURABILITIES, PRELOAD, Fault, Strikes, Striking, Struck
 from qmq.errors import LogDamaged
 from qmq.log.disk import Disk
@@ -74,9 +76,9 @@ def boot_again(data: Path) -> None:
 
 
 @asynccontextmanager
-async def slowed(world: World, names: Sequence[str]) -> AsyncIterator[int]:
+async def slowed(world: World, names: Sequence[str]) -> AsyncIterator[tuple[int, dict[str, int]]]:
     """Syncs of these replicas are slow from now on, until the test ends, and in the block, where
-    the power is cut, none ends. Gives how many were slow.
+    the power is cut, none ends. Gives how many were slow, and since when none ends.
     """
     disks = [world.broken[name] for name in names]
     before = [disk.count("syncs_slowed") for disk in disks]
@@ -92,9 +94,10 @@ async def slowed(world: World, names: Sequence[str]) -> AsyncIterator[int]:
     count = sum(disk.count("syncs_slowed") for disk in disks) - sum(before)
     for disk in disks:
         disk.set(sync_delay_ms=STALL_MS)
+    since = {"unsynced_ns": time.monotonic_ns(), "unsynced_ms": now_ms()}
     await asyncio.sleep(world.random.uniform(*STALL_S))
     try:
-        yield count
+        yield count, since
     finally:
         for disk in disks:
             disk.set(sync_delay_ms=SYNC_DELAY_MS)
@@ -103,10 +106,10 @@ async def slowed(world: World, names: Sequence[str]) -> AsyncIterator[int]:
 @asynccontextmanager
 async def _cut_slow(world: World, names: Sequence[str]) -> Striking:
     async with AsyncExitStack() as stack:
-        async with slowed(world, names) as count:
+        async with slowed(world, names) as (count, since):
             struck = await stack.enter_async_context(cut(world, names))
         effect = f"{count} slow syncs; {struck.effect}" if count else ""
-        yield Struck(targets=struck.targets, effect=effect)
+        yield Struck(targets=struck.targets, effect=effect, **since)
 
 
 @asynccontextmanager
@@ -115,7 +118,7 @@ async def _behind(world: World) -> Striking:
 
     async def change(_: str, name: str) -> str:
         disk = world.disks[name]
-        async with slowed(world, [name]) as count:
+        async with slowed(world, [name]) as (count, _):
             before = disk.size_bytes()
             disk.cut()
             await world.do(world.cluster.kill, name)
@@ -160,7 +163,6 @@ def _fault(
     lasts_s: tuple[float, float],
     *,
     needs: frozenset[str] = NEEDS,
-    doubtful_s: float = 1.0,
     is_of_all: bool = False,
 ) -> Fault:
     """`is_of_all`: what no disk has is lost."""
@@ -175,7 +177,6 @@ def _fault(
         loses_sends=frozenset({"async"} if is_of_all else ()),
         loses_acks=frozenset({"async", "flushed"} if is_of_all else ()),
         lasts_s=lasts_s,
-        doubtful_s=doubtful_s,
     )
 
 
@@ -195,7 +196,6 @@ FAULTS = (
         on(replicas, _cut_slow),
         (0.5, 2.0),
         needs=SLOW_NEEDS,
-        doubtful_s=3.0,
         is_of_all=True,
     ),
     _fault(
