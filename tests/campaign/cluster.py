@@ -137,7 +137,7 @@ def shape_of(test: CampaignTest) -> Shape:
         etcds=test.fault.etcds,
         metas=work.metas,
         groups=work.broker_groups,
-        replicas=3,
+        replicas=test.fault.replicas,
         delays=3 if work.delays and "delays" in test.fault.hits else work.delays,
     )
 

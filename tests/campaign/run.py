@@ -76,12 +76,15 @@ async def run_test(
     reason = missing(test.fault.needs) or test.workload.lacks()
     if reason:
         return Result(test=test.name, verdict="skipped", seed=seed, seconds=0.0, reason=reason)
+    if test.run is not None:
+        return await test.run(folder, seed)
     histories = folder / "histories"
     histories.mkdir(parents=True)
     tail = Tail(histories)
     try:
         # Not in a thread: an interruption of the start must not leave processes behind.
         with running(test, folder, histories, seed, bug) as world:
+            seconds = max(seconds, test.workload.seconds if test.workload.is_long else 0.0)
             tell(f"the cluster is up after {time.monotonic() - begun_s:.1f} s")
             reason, is_drained = await _in_cluster(world, tail, histories, seed, seconds, tell)
     except (ClusterError, OSError, TimeoutError) as failure:

@@ -143,7 +143,7 @@ FAULTS = (
             what=f"{whose} is slow",
             strike=on(choose, _slow),
             needs=NEEDS,
-            durabilities=("async", "flushed"),
+            durabilities=("async", "flushed") if place == "all" else ("async",),
             lasts_s=(4.0, 8.0),
         )
         for place, (whose, choose) in {**PLACES, "all": ("every disk", replicas)}.items()

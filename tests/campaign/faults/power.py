@@ -28,7 +28,7 @@ from campaign.faults.disk import DISK_MIB, NEEDS, SETTINGS
 from campaign.faults.replaced import behind, move_away
 from campaign.faults.victims import follower, master, on, replicas
 from campaign.programs import now_ms
-from campaign.values import DURABILITIES, PRELOAD, Fault, Strikes, Striking, Struck
+from campaign.values import DURABILITIES, PRELOAD, Durability, Fault, Strikes, Striking, Struck
 from qmq.errors import LogDamaged
 from qmq.log.disk import Disk
 
@@ -163,9 +163,10 @@ def _fault(
     lasts_s: tuple[float, float],
     *,
     needs: frozenset[str] = NEEDS,
+    durabilities: tuple[Durability, ...] = ("async",),
     is_of_all: bool = False,
 ) -> Fault:
-    """`is_of_all`: what no disk has is lost."""
+    """`is_of_all`: what no disk has is lost, so the durability decides."""
     return Fault(
         name=f"power-{name}",
         what=what,
@@ -173,7 +174,7 @@ def _fault(
         needs=needs,
         disk_mib=DISK_MIB,
         settings=SETTINGS,
-        durabilities=DURABILITIES,
+        durabilities=DURABILITIES if is_of_all else durabilities,
         loses_sends=frozenset({"async"} if is_of_all else ()),
         loses_acks=frozenset({"async", "flushed"} if is_of_all else ()),
         lasts_s=lasts_s,
@@ -211,6 +212,7 @@ FAULTS = (
         on(master, _lied),
         (2.0, 4.0),
         needs=SLOW_NEEDS,
+        durabilities=("async", "sync"),
     ),
     _fault(
         "lied-follower",
@@ -218,5 +220,6 @@ FAULTS = (
         on(follower, _lied),
         (1.0, 4.0),
         needs=SLOW_NEEDS,
+        durabilities=("async", "sync"),
     ),
 )

@@ -22,7 +22,7 @@ from campaign.checkers.messages import all_seen
 from campaign.client import Job
 from campaign.programs import LEASE_MS, queue_of, send_batches
 from campaign.values import Role, Workload
-from campaign.workloads.handling import FAULTS, finish, insist, take, until_stopped
+from campaign.workloads.handling import FEW, finish, insist, take, until_stopped
 from qmq.errors import QmqError
 from qmq.model import SubjectConfig
 
@@ -176,6 +176,6 @@ WORKLOADS = (
         groups=(GROUP,),
         gates={"send": 30, "poll": 30, "ack": 30, "dead": 5, "replays": 2, "again": 5},
         is_drained=_is_drained,
-        only=FAULTS,
+        only=FEW | {"kill-pair", "stop-client", "power-master"},
     ),
 )

@@ -14,18 +14,14 @@ import qmq
 from campaign.checkers.delayed import Arrive, Cancel
 from campaign.client import Job
 from campaign.programs import LEASE_MS, ask, body_of, queue_of
-from campaign.workloads.handling import FEW, RETRY_S
+from campaign.workloads.handling import RETRY_S
 from qmq.errors import QmqError
 
 USES: Final = frozenset({"brokers", "etcds", "metas", "clients", "delays"})
-DELAYS: Final = FEW | {
-    "kill-delay-master",
-    "stop-delay-master",
-    "stop-client",
-    "partition-no-answers",
-    "clock-forward-delay-master",
-    "clock-back-delay-master",
-}
+DELAYS: Final = (
+    *("none", "kill-master", "kill-all", "kill-client", "kill-delay-master", "stop-delay-master"),
+    *("partition-master", "clock-forward-delay-master", "clock-back-delay-master"),
+)
 """Faults that delay groups notice."""
 
 

@@ -23,21 +23,6 @@ FEW: Final = frozenset(
     {"none", "kill-master", "kill-all", "kill-client", "stop-master", "partition-master"}
 )
 """Faults for workloads that need much of the machine."""
-FAULTS: Final = FEW | {
-    "kill-pair",
-    "kill-meta",
-    "stop-all",
-    "stop-client",
-    "partition-oneway",
-    "partition-no-answers",
-    "partition-from-etcd",
-    "etcd-no-quorum",
-    "power-master",
-}
-"""Those whose effects on brokers and clients differ."""
-CLOCKS: Final = frozenset(
-    f"clock-{each}" for each in ("forward-master", "back-master", "strobe-master", "apart")
-)
 
 
 async def take(job: Job, group: str, consumer: qmq.Consumer, most: int) -> list[qmq.Message]:

@@ -97,7 +97,7 @@ async def route(job: Job, *kinds: str) -> None:
             continue
 
 
-def _workload(name: str, what: str, *kinds: str) -> Workload:
+def _workload(name: str, what: str, kinds: tuple[str, ...], only: tuple[str, ...]) -> Workload:
     return Workload(
         name=name,
         what=f"keys of two producers in order for two groups, while the router {what}",
@@ -127,13 +127,43 @@ def _workload(name: str, what: str, *kinds: str) -> Workload:
         strict=("strict",),
         gates={"put": 50, "deliver": 50, "settle": 20, "route": 3},
         is_drained=all_settled(GROUPS),
+        only=only,
         broker_groups=len(BROKER_GROUPS),
         doubting=doubting,
     )
 
 
 WORKLOADS = (
-    _workload("ordered-split", "splits partitions", "split"),
-    _workload("ordered-merge", "splits and merges partitions", "split", "merge", "merge"),
-    _workload("ordered-move", "moves partitions between broker groups", "move"),
+    _workload(
+        "ordered-split",
+        "splits partitions",
+        ("split",),
+        (
+            *("none", "kill-master", "kill-all", "kill-meta", "kill-client"),
+            *("stop-master", "stop-client", "partition-master", "partition-oneway"),
+            *("partition-no-answers", "etcd-no-quorum", "power-all", "kill-master-and-kill-meta"),
+        ),
+    ),
+    _workload(
+        "ordered-merge",
+        "splits and merges partitions",
+        ("split", "merge", "merge"),
+        (
+            *("none", "kill-master", "kill-pair", "kill-meta", "kill-client", "stop-master"),
+            *("partition-master", "partition-bridge", "partition-from-etcd", "etcd-kill-one"),
+            *("power-master", "clock-forward-master", "restart-in-turn"),
+        ),
+    ),
+    _workload(
+        "ordered-move",
+        "moves partitions between broker groups",
+        ("move",),
+        (
+            *("none", "kill-master", "kill-meta", "stop-master"),
+            *("stop-client", "partition-master", "partition-deaf", "partition-from-etcd"),
+            *("partition-inside-etcd", "etcd-no-quorum-and-*", "partition-from-etcd-and-kill-one"),
+            *("clock-back-master", "clock-strobe-client", "release-all", "move-meta"),
+            *("swap-addresses", "power-all-flushed", "late-replica"),
+        ),
+    ),
 )

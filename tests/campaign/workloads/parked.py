@@ -7,7 +7,7 @@ here.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from typing import Final
 
 from history.ordered.events import Settle
@@ -18,7 +18,7 @@ from campaign.checkers.ordered import all_settled
 from campaign.checkers.parked import Refuse, Unpark
 from campaign.client import Job
 from campaign.values import Role, Workload
-from campaign.workloads.handling import FAULTS, RETRY_S, until_stopped
+from campaign.workloads.handling import FEW, RETRY_S, until_stopped
 from campaign.workloads.ordered import BROKER_GROUPS, route
 from qmq.errors import QmqError
 from qmq.model import Order, SubjectConfig
@@ -151,7 +151,7 @@ async def _unpark(job: Job) -> None:
     await until_stopped(job, unpark)
 
 
-def _workload(name: str, what: str, *kinds: str) -> Workload:
+def _workload(name: str, what: str, kinds: tuple[str, ...], only: Collection[str]) -> Workload:
     """`kinds` are the changes of the route that a router makes."""
     routers = (Role(name="router", count=1),) if kinds else ()
     return Workload(
@@ -187,17 +187,16 @@ def _workload(name: str, what: str, *kinds: str) -> Workload:
         },
         is_drained=all_settled((GROUP,)),
         broker_groups=len(BROKER_GROUPS) if kinds else 1,
-        only=FAULTS,
+        only=only,
     )
 
 
 WORKLOADS = (
-    _workload("parked", ""),
+    _workload("parked", "", (), FEW | {"stop-client"}),
     _workload(
         "parked-routes",
         ", while the router splits, merges and moves partitions",
-        "split",
-        "merge",
-        "move",
+        ("split", "merge", "move"),
+        FEW | {"kill-pair", "kill-meta", "stop-client", "partition-no-answers", "etcd-no-quorum"},
     ),
 )

@@ -16,7 +16,7 @@ from campaign.checkers.reset import Rewind, all_again
 from campaign.client import Job
 from campaign.programs import now_ms, queue_of, read, send_batches
 from campaign.values import Role, Workload
-from campaign.workloads.handling import FAULTS
+from campaign.workloads.handling import FEW
 from qmq.errors import QmqError
 
 GROUPS: Final = ("earliest", "latest", "time")
@@ -105,6 +105,6 @@ WORKLOADS = (
         groups=("earliest",),
         gates={"send": 50, "poll": 50, "ack": 20, "rewind": 5},
         is_drained=_is_drained,
-        only=FAULTS,
+        only=FEW | {"stop-client", "power-master"},
     ),
 )

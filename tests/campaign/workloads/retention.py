@@ -31,7 +31,7 @@ from campaign.checkers.retention import (
 from campaign.client import Job
 from campaign.programs import LEASE_MS, queue_of, send_batches
 from campaign.values import Role, Workload
-from campaign.workloads.handling import CLOCKS, FAULTS, RETRY_S, finish, take, until_stopped
+from campaign.workloads.handling import FEW, RETRY_S, finish, take, until_stopped
 from qmq.errors import MessagesExpired, QmqError
 from qmq.model import SubjectConfig
 
@@ -156,7 +156,11 @@ def _is_drained(events: Sequence[Operation]) -> bool:
 
 
 def _workload(
-    name: str, what: str, set_up: Callable[[Job], Awaitable[None]], *checkers: str
+    name: str,
+    what: str,
+    set_up: Callable[[Job], Awaitable[None]],
+    checkers: tuple[str, ...],
+    only: tuple[str, ...],
 ) -> Workload:
     return Workload(
         name=name,
@@ -184,7 +188,7 @@ def _workload(
         groups=GROUPS,
         gates={"send": 50, "poll": 50, "ack": 20, "kept": 50, "deleted": 2},
         is_drained=_is_drained,
-        only=FAULTS | CLOCKS,
+        only=only,
     )
 
 
@@ -193,8 +197,22 @@ WORKLOADS = (
         "retention-age",
         "eight seconds after they were sent",
         _by_age,
-        "kept_while_young",
-        "passed_is_old",
+        ("kept_while_young", "passed_is_old"),
+        (
+            *FEW,
+            "kill-pair",
+            "power-master",
+            "clock-*-master",
+            "!*-and-*",
+            "clock-apart",
+            "restart-all",
+        ),
     ),
-    _workload("retention-size", "when the queue is large", _by_size, "kept_while_few"),
+    _workload(
+        "retention-size",
+        "when the queue is large",
+        _by_size,
+        ("kept_while_few",),
+        (*FEW, "power-master", "disk-full-master", "clock-forward-master"),
+    ),
 )
