@@ -14,7 +14,7 @@ After each kill the disk loses a random half of what was not flushed, and the ma
 the kernel replays its file system's journal, and the node must be ready. A fifth of the kills come
 while it boots. At the end all is read once more, and the campaign's checkers of the workload
 `archive` judge the history (`verdict.judged`): everything that was acknowledged is there, at its
-place. Exit status: 0 for a pass, 1 otherwise.
+place.
 
 Needs qemu-system-x86_64, mkfs.ext4, Debian's kernel (a package linux-image-*-cloud-amd64) and
 busybox (busybox-static); where the last two are not installed, `apt-get download` gets them.
@@ -22,10 +22,8 @@ busybox (busybox-static); where the last two are not installed, `apt-get downloa
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import gzip
-import json
 import os
 import re
 import shutil
@@ -33,9 +31,8 @@ import signal
 import socket
 import subprocess
 import sys
-import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, replace
 from importlib.metadata import Distribution, distribution
@@ -48,13 +45,11 @@ from history.events import Recorder, Reset
 import qmq
 from campaign.client import Job
 from campaign.programs import read, send_batches
-from campaign.report import as_json, as_page
-from campaign.run import Tail
-from campaign.table import checkers, workloads
-from campaign.values import SUBJECT, CampaignTest, Fault, Strike, Striking, Struck
+from campaign.tail import Tail
+from campaign.values import SUBJECT, CampaignTest, Checker, Fault, Strike, Striking, Struck
 from campaign.verdict import Result, judged
 from campaign.volatile_disk import VolatileDisk
-from campaign.workloads.archive import GROUP, scan
+from campaign.workloads.archive import GROUP, WORKLOADS, scan
 from qmq.errors import QmqError
 
 ROOT: Final = Path(__file__).resolve().parents[2]
@@ -518,7 +513,7 @@ def _lacks() -> str:
 
 
 WORKLOAD: Final = replace(
-    workloads()["archive"],
+    WORKLOADS[0],
     gates={"send": 20, "poll": 10, "scan": 2},
     seconds=KILLS * KILL_S,
     is_long=True,
@@ -526,10 +521,10 @@ WORKLOAD: Final = replace(
 )
 
 
-async def _many_kills(folder: Path, seed: int) -> Result:
+async def _many_kills(folder: Path, seed: int, checkers: Mapping[str, Checker]) -> Result:
     try:
         place = await asyncio.to_thread(folder.resolve)
-        return await run(place, kills=KILLS, seed=seed)
+        return await run(place, checkers, kills=KILLS, seed=seed)
     except CannotRun as failure:
         return Result(test=TEST.name, verdict="error", seed=seed, seconds=0.0, reason=str(failure))
 
@@ -541,18 +536,14 @@ def say(line: str) -> None:
     sys.stderr.write(f"{line}\n")
 
 
-def parser() -> argparse.ArgumentParser:
-    options = argparse.ArgumentParser(prog="scripts/campaign emulator", description=__doc__)
-    options.formatter_class = argparse.RawDescriptionHelpFormatter
-    options.add_argument("--kills", type=int, default=2)
-    options.add_argument("--seed", type=int, default=1)
-    options.add_argument("--lies", action="store_true", help="the disk ignores flushes: must fail")
-    options.add_argument("--json", type=Path, metavar="FILE")
-    options.add_argument("--keep", type=Path, metavar="FOLDER", help="history, consoles and disk")
-    return options
-
-
-async def run(folder: Path, *, kills: int, seed: int, lies: bool = False) -> Result:
+async def run(
+    folder: Path,
+    checkers: Mapping[str, Checker],
+    *,
+    kills: int,
+    seed: int,
+    lies: bool = False,
+) -> Result:
     """The verdict. Raises CannotRun where this machine lacks something."""
     begun_s = time.monotonic()
     if lacks := _lacks():
@@ -580,35 +571,9 @@ async def run(folder: Path, *, kills: int, seed: int, lies: bool = False) -> Res
     return judged(
         TEST,
         work.tail.in_order(),
-        checkers(),
+        checkers,
         is_drained=not reason,
         seed=seed,
         seconds=time.monotonic() - begun_s,
         reason=reason,
     )
-
-
-def main() -> int:
-    chosen = parser().parse_args()
-    folder = chosen.keep or Path(tempfile.mkdtemp(prefix="emulator-"))
-    folder.mkdir(parents=True, exist_ok=True)
-    try:
-        result = asyncio.run(
-            run(folder.resolve(), kills=chosen.kills, seed=chosen.seed, lies=chosen.lies)
-        )
-    except CannotRun as failure:
-        say(str(failure))
-        return 1
-    tests = {TEST.name: TEST}
-    if chosen.json is not None:
-        chosen.json.write_text(json.dumps(as_json(tests, [result]), indent=1) + "\n")
-    sys.stdout.write(as_page(tests, [result]))
-    if chosen.keep is None and result.verdict == "pass":
-        shutil.rmtree(folder)
-    else:
-        say(f"history, consoles and disk: {folder}")
-    return 0 if result.verdict == "pass" else 1
-
-
-if __name__ == "__main__":
-    sys.exit(main())

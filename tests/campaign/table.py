@@ -14,6 +14,7 @@ from pathlib import Path
 from random import Random
 from typing import Any, Final
 
+from campaign import emulator
 from campaign.values import Bug, CampaignTest, Checker, Fault, Workload
 
 HERE: Final = Path(__file__).parent
@@ -66,9 +67,7 @@ def _tests() -> Iterator[CampaignTest]:
                 test = CampaignTest(workload=workload, fault=fault, durability=durability)
                 if test.is_meant:
                     yield test
-    from campaign.emulator import TEST  # it runs a test itself, so it imports this module
-
-    yield TEST
+    yield emulator.TEST
 
 
 def an_hour(seed: int) -> list[str]:

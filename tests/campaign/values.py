@@ -195,8 +195,8 @@ class CampaignTest:
     workload: Workload
     fault: Fault
     durability: Durability = "async"
-    run: Callable[[Path, int], Awaitable[Result]] | None = None
-    """Instead of a cluster of processes: in a folder, with a seed."""
+    run: Callable[[Path, int, Mapping[str, Checker]], Awaitable[Result]] | None = None
+    """Instead of a cluster of processes: in a folder, with a seed, judged by these."""
 
     @property
     def case(self) -> str:
