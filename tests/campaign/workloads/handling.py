@@ -9,9 +9,9 @@ import asyncio
 from collections import defaultdict
 from collections.abc import Awaitable, Callable, Sequence
 from datetime import timedelta
-from typing import Final
+from typing import Any, Final
 
-from history.events import Ack, Poll, Record, Type
+from history.events import Ack, Operation, Poll, Record, Reset, Type
 
 import qmq
 from campaign.client import Job
@@ -79,6 +79,33 @@ async def until_stopped(job: Job, work: Callable[[], Awaitable[None]]) -> None:
                 await asyncio.sleep(RETRY_S)
 
     await job.until_stopped(again())
+
+
+async def reset(job: Job, operation: Operation, group: str, **to: Any) -> bool:
+    """Move a group, and write down how far in each queue, as ends of the operation, within a reset.
+    Returns whether it was answered.
+    """
+    whole = job.recorder.record(
+        Reset(process=job.name, type="invoke", group=group, op=operation.op)
+    )
+    begun = job.recorder.record(operation)
+    try:
+        moved = await job.client.metadata.reset_group(job.subject, group, **to)
+    except QmqError:
+        job.recorder.record(begun.ended("info"))
+        job.recorder.record(whole.ended("info"))
+        return False
+    for each in moved:
+        job.recorder.record(
+            begun.ended(
+                "ok",
+                queue=queue_of(job.subject, each.broker_group),
+                from_sequence=each.from_sequence,
+                to_sequence=each.to_sequence,
+            )
+        )
+    job.recorder.record(whole.ended("ok"))
+    return True
 
 
 async def insist(job: Job, act: Callable[[], Awaitable[object]]) -> None:

@@ -9,15 +9,14 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Final
 
-from history.events import Operation, Reset
+from history.events import Operation
 
 from campaign.checkers.messages import all_seen
 from campaign.checkers.reset import Rewind, all_again
 from campaign.client import Job
-from campaign.programs import now_ms, queue_of, read, send_batches
+from campaign.programs import now_ms, read, send_batches
 from campaign.values import Role, Workload
-from campaign.workloads.handling import FEW
-from qmq.errors import QmqError
+from campaign.workloads.handling import FEW, reset
 
 GROUPS: Final = ("earliest", "latest", "time")
 """Each is moved in its own way; by the number of the reader."""
@@ -40,39 +39,16 @@ async def _reset(job: Job) -> None:
 async def _reset_one(job: Job, group: str) -> None:
     asked_ms = now_ms()
     at_ms = asked_ms - job.random.randrange(BACK_MS) if group == "time" else 0
-    op = GROUPS.index(group)
-    whole = job.recorder.record(Reset(process=job.name, type="invoke", group=group, op=op))
-    begun = job.recorder.record(
-        Rewind(
-            process=job.name,
-            type="invoke",
-            group=group,
-            to=group,
-            at_ms=at_ms,
-            now_ms=asked_ms,
-            op=op,
-        )
+    rewind = Rewind(
+        process=job.name,
+        type="invoke",
+        group=group,
+        to=group,
+        at_ms=at_ms,
+        now_ms=asked_ms,
+        op=GROUPS.index(group),
     )
-    try:
-        moved = (
-            await job.client.metadata.reset_group(job.subject, group, time_ms=at_ms)
-            if group == "time"
-            else await job.client.metadata.reset_group(job.subject, group, to=group)
-        )
-    except QmqError:
-        job.recorder.record(begun.ended("info"))
-        job.recorder.record(whole.ended("info"))
-        return
-    for each in moved:
-        job.recorder.record(
-            begun.ended(
-                "ok",
-                queue=queue_of(job.subject, each.broker_group),
-                from_sequence=each.from_sequence,
-                to_sequence=each.to_sequence,
-            )
-        )
-    job.recorder.record(whole.ended("ok"))
+    await reset(job, rewind, group, **({"time_ms": at_ms} if at_ms else {"to": group}))
 
 
 def _is_drained(events: Sequence[Operation]) -> bool:

@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from typing import Final
 
-from history.events import Operation, Reset
+from history.events import Operation
 
 from campaign.checkers.retention import (
     AGE_MS,
@@ -31,8 +31,8 @@ from campaign.checkers.retention import (
 from campaign.client import Job
 from campaign.programs import LEASE_MS, queue_of, send_batches
 from campaign.values import Role, Workload
-from campaign.workloads.handling import FEW, RETRY_S, finish, take, until_stopped
-from qmq.errors import MessagesExpired, QmqError
+from campaign.workloads.handling import FEW, RETRY_S, finish, reset, take, until_stopped
+from qmq.errors import MessagesExpired
 from qmq.model import SubjectConfig
 
 GROUPS: Final = ("keen", "slow")
@@ -89,27 +89,9 @@ async def _read(job: Job) -> None:
 
 async def _go_on(job: Job, group: str) -> None:
     """Behind what was deleted. The answer to a reset is asked for again until it comes."""
-    while True:
-        reset = job.recorder.record(Reset(process=job.name, type="invoke", group=group))
-        begun = job.recorder.record(PassingBy(process=job.name, type="invoke", group=group))
-        try:
-            moved = await job.client.metadata.reset_group(job.subject, group, to="earliest")
-        except QmqError:
-            job.recorder.record(begun.ended("info"))
-            job.recorder.record(reset.ended("info"))
-            await asyncio.sleep(RETRY_S)
-            continue
-        for each in moved:
-            job.recorder.record(
-                begun.ended(
-                    "ok",
-                    queue=queue_of(job.subject, each.broker_group),
-                    from_sequence=each.from_sequence,
-                    to_sequence=each.to_sequence,
-                )
-            )
-        job.recorder.record(reset.ended("ok"))
-        return
+    passing = PassingBy(process=job.name, type="invoke", group=group)
+    while not await reset(job, passing, group, to="earliest"):
+        await asyncio.sleep(RETRY_S)
 
 
 async def _watch(job: Job) -> None:

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Final
 
-from history.events import Operation, Reset
+from history.events import Operation
 
 import qmq
 from campaign.checkers.messages import all_seen
@@ -21,8 +21,7 @@ from campaign.checkers.tiered import Garbled, TieredSegments
 from campaign.client import Job
 from campaign.programs import LEASE_MS, now_ms, queue_of, send_batches
 from campaign.values import Role, Workload
-from campaign.workloads.handling import FEW, RETRY_S, finish, take, until_stopped
-from qmq.errors import QmqError
+from campaign.workloads.handling import FEW, RETRY_S, finish, reset, take, until_stopped
 
 GROUP: Final = "historian"
 PAUSE_S: Final = 0.1
@@ -77,35 +76,14 @@ class Historian:
 
     async def _begin(self) -> None:
         job = self._job
-        whole = job.recorder.record(Reset(process=job.name, type="invoke", group=GROUP))
-        begun = job.recorder.record(
-            Rewind(
-                process=job.name,
-                type="invoke",
-                group=GROUP,
-                to="earliest",
-                now_ms=now_ms(),
-            )
-        )
         last = self._last
-        try:
-            moved = await job.client.metadata.reset_group(job.subject, GROUP, to="earliest")
-        except QmqError:
-            job.recorder.record(begun.ended("info"))
-            job.recorder.record(whole.ended("info"))
+        rewind = Rewind(
+            process=job.name, type="invoke", group=GROUP, to="earliest", now_ms=now_ms()
+        )
+        if await reset(job, rewind, GROUP, to="earliest"):
+            self._begun_at = last
+        else:
             await asyncio.sleep(RETRY_S)
-            return
-        self._begun_at = last
-        for each in moved:
-            job.recorder.record(
-                begun.ended(
-                    "ok",
-                    queue=queue_of(job.subject, each.broker_group),
-                    from_sequence=each.from_sequence,
-                    to_sequence=each.to_sequence,
-                )
-            )
-        job.recorder.record(whole.ended("ok"))
 
 
 async def _read(job: Job) -> None:
