@@ -10,7 +10,7 @@ from __future__ import annotations
 import itertools
 import time
 from collections import defaultdict
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from datetime import timedelta
 from typing import Any, Final, TypeVar
@@ -118,13 +118,18 @@ def queue_of(subject: str, broker_group: str) -> str:
 
 
 async def read(job: Job, group: str, *, most: int = 500) -> None:
-    """Pull and acknowledge as a consumer of a group, until SIGTERM."""
+    """Pull and acknowledge as a consumer of a group, without end."""
     async with job.client.consumer(
         job.subject, group, name=job.name, ack="explicit", lease_ms=LEASE_MS
     ) as consumer:
         while True:
             with suppress(QmqError):
                 await poll(job, group, consumer, most)
+
+
+async def consume(job: Job, *, groups: Sequence[str], most: int = 500) -> None:
+    """Read as a consumer of one of the groups, by the number of the process, until SIGTERM."""
+    await job.until_stopped(read(job, groups[job.number % len(groups)], most=most))
 
 
 async def poll(job: Job, group: str, consumer: qmq.Consumer, most: int) -> None:

@@ -76,5 +76,5 @@ async def etcd(world: World) -> list[str]:
 
 
 async def client(world: World) -> list[str]:
-    """A client, whatever its role is."""
+    """A client of any role."""
     return [world.random.choice(world.clients)]

@@ -9,13 +9,14 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Final
 
 from history.events import Operation
 
 from campaign.checkers.storage import Scan, all_kept, runs_of
 from campaign.client import Job
-from campaign.programs import queue_of, read, send_batches
+from campaign.programs import consume, queue_of, send_batches
 from campaign.values import Doubt, Role, Workload
 from campaign.verdict import doubtful, without
 from qmq.errors import QmqError
@@ -31,10 +32,6 @@ STRANGE: Final = -1
 def value_of(body: bytes) -> int:
     """The value of a message."""
     return int(body) if body.isdigit() else STRANGE
-
-
-async def _read(job: Job) -> None:
-    await job.until_stopped(read(job, GROUP))
 
 
 async def scan(job: Job, first: int) -> int:
@@ -103,7 +100,11 @@ WORKLOADS = (
             Role(name="reader", count=1),
             Role(name="scanner", count=1),
         ),
-        programs={"producer": send_batches, "reader": _read, "scanner": _scan},
+        programs={
+            "producer": send_batches,
+            "reader": partial(consume, groups=(GROUP,)),
+            "scanner": _scan,
+        },
         checkers=(
             "no_loss",
             "no_phantom",

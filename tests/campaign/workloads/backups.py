@@ -23,7 +23,7 @@ import qmq
 from campaign.checkers.backups import AUDITOR, READER, BackupMade, RestoredRead
 from campaign.checkers.messages import all_seen
 from campaign.client import Job
-from campaign.programs import LEASE_MS, queue_of, read, send_batches
+from campaign.programs import LEASE_MS, consume, queue_of, send_batches
 from campaign.values import Role, Workload
 from campaign.workloads.children import beside, done
 from campaign.workloads.handling import FEW
@@ -41,10 +41,6 @@ EMPTY: Final = 4
 
 class NotRestored(Exception):
     """The commands that restore failed."""
-
-
-async def _read(job: Job) -> None:
-    await job.until_stopped(read(job, READER))
 
 
 async def _keep(job: Job) -> None:
@@ -136,7 +132,7 @@ WORKLOADS = (
         ),
         programs={
             "producer": partial(send_batches, batch=BATCH, pause_s=PAUSE_S),
-            "reader": _read,
+            "reader": partial(consume, groups=(READER,)),
             "keeper": _keep,
         },
         checkers=(

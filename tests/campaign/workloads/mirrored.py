@@ -20,7 +20,7 @@ import qmq
 from campaign.checkers.fifo import FifoReceive, FifoSend, all_received
 from campaign.checkers.mirrored import MirrorCopy, TargetPlace, all_copied
 from campaign.client import Job
-from campaign.programs import LEASE_MS, ask, queue_of, read, send_batches
+from campaign.programs import LEASE_MS, ask, consume, queue_of, send_batches
 from campaign.values import Role, Workload
 from campaign.workloads.children import beside, listens
 from campaign.workloads.due import note_all
@@ -51,10 +51,6 @@ async def _send_keyed(job: Job) -> None:
         sending = FifoSend(process=job.name, type="invoke", key=key, serial=serials[key])
         body = f"{job.name} {serials[key]}".encode()
         await ask(job, sending, partial(job.client.send, KEYED, body, key=key))
-
-
-async def _read(job: Job) -> None:
-    await job.until_stopped(read(job, GROUP))
 
 
 async def _mirror(job: Job) -> None:
@@ -161,7 +157,7 @@ WORKLOADS = (
             "setup": _set_up,
             "producer": partial(send_batches, batch=BATCH, pause_s=PAUSE_S),
             "keyer": _send_keyed,
-            "reader": _read,
+            "reader": partial(consume, groups=(GROUP,)),
             "west": _mirror,
         },
         checkers=(

@@ -14,7 +14,7 @@ from history.events import Operation
 from campaign.checkers.messages import all_seen
 from campaign.checkers.reset import Rewind, all_again
 from campaign.client import Job
-from campaign.programs import now_ms, read, send_batches
+from campaign.programs import consume, now_ms, send_batches
 from campaign.values import Role, Workload
 from campaign.workloads.handling import FEW, reset
 
@@ -25,10 +25,6 @@ PAUSE_S: Final = 0.1
 MOST: Final = 200
 RESET_S: Final = (0.7, 2.0)
 BACK_MS: Final = 8_000
-
-
-async def _read(job: Job) -> None:
-    await job.until_stopped(read(job, GROUPS[job.number], most=MOST))
 
 
 async def _reset(job: Job) -> None:
@@ -67,7 +63,7 @@ WORKLOADS = (
         programs={
             "producer": partial(send_batches, batch=BATCH, pause_s=PAUSE_S),
             "operator": _reset,
-            "reader": _read,
+            "reader": partial(consume, groups=GROUPS, most=MOST),
         },
         checkers=(
             "no_loss",
