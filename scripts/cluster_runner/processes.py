@@ -39,7 +39,7 @@ class Process:
 
 
 _STATUSES: Final[dict[Process, int]] = {}
-"""The kernel tells it once, to whoever asks first."""
+"""The kernel tells it once."""
 
 
 def spawn(
