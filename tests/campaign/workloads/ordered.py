@@ -35,9 +35,10 @@ LOOK_S: Final = 0.3
 CHANGE_S: Final = (1.5, 4.0)
 
 
-async def _set_up(job: Job) -> None:
+async def set_up(job: Job, partitions: int = 0) -> None:
+    """An ordered subject, whose first route is written down."""
     config = SubjectConfig(job.subject, order=Order.STRICT, logical_partitions=LOGICAL_PARTITIONS)
-    await job.client.metadata.create_subject(config)
+    await job.client.metadata.create_subject(config, partitions=partitions)
     await RouteRecorder(job.recorder, job.client.metadata, job.subject).look()
 
 
@@ -46,13 +47,16 @@ def _items(job: Job) -> Iterator[Item]:
         yield Item(f"{job.name}/{job.random.randrange(KEYS)}", b"%d" % number)
 
 
-async def _produce(job: Job) -> None:
-    put, items = PutRecorder(job.recorder, job.name, job.subject), _items(job)
+async def produce(
+    job: Job, items: Iterator[Item], *, batch: int = BATCH, pause_s: float = PAUSE_S
+) -> None:
+    """Batches of one producer, one after another, until SIGTERM."""
+    put = PutRecorder(job.recorder, job.name, job.subject)
     async with job.client.ordered_producer(
         job.subject, delivery_timeout_s=120.0, acks=job.acks
     ) as producer:
-        while await job.pause(PAUSE_S * job.random.uniform(0.5, 1.5)):
-            await put.send(producer, list(itertools.islice(items, BATCH)))
+        while await job.pause(pause_s * job.random.uniform(0.5, 1.5)):
+            await put.send(producer, list(itertools.islice(items, batch)))
 
 
 async def _consume(job: Job) -> None:
@@ -107,8 +111,8 @@ def _workload(name: str, what: str, kinds: tuple[str, ...], only: tuple[str, ...
             Role(name="consumer", count=4),
         ),
         programs={
-            "setup": _set_up,
-            "producer": _produce,
+            "setup": set_up,
+            "producer": lambda job: produce(job, _items(job)),
             "consumer": _consume,
             "router": lambda job: route(job, *kinds),
         },

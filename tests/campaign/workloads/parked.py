@@ -11,7 +11,7 @@ from collections.abc import Collection, Iterator
 from typing import Final
 
 from history.ordered.events import Settle
-from system.ordered_workload import DeliveryRecorder, Item, PutRecorder, RouteRecorder, parse
+from system.ordered_workload import DeliveryRecorder, Item, parse
 
 import qmq
 from campaign.checkers.ordered import all_settled
@@ -19,12 +19,10 @@ from campaign.checkers.parked import Refuse, Unpark
 from campaign.client import Job
 from campaign.values import Role, Workload
 from campaign.workloads.handling import FEW, RETRY_S, until_stopped
-from campaign.workloads.ordered import BROKER_GROUPS, route
+from campaign.workloads.ordered import BROKER_GROUPS, produce, route, set_up
 from qmq.errors import QmqError
-from qmq.model import Order, SubjectConfig
 
 GROUP: Final = "careful"
-LOGICAL_PARTITIONS: Final = 64
 PARTITIONS: Final = 2
 KEYS: Final = 30
 BATCH: Final = 5
@@ -41,26 +39,11 @@ CONCURRENCY: Final = 16
 UNPARK_S: Final = (0.5, 2.0)
 
 
-async def _set_up(job: Job) -> None:
-    config = SubjectConfig(job.subject, order=Order.STRICT, logical_partitions=LOGICAL_PARTITIONS)
-    await job.client.metadata.create_subject(config, partitions=PARTITIONS)
-    await RouteRecorder(job.recorder, job.client.metadata, job.subject).look()
-
-
 def _items(job: Job) -> Iterator[Item]:
     for number in itertools.count():
         is_poison = job.random.random() < POISONED
         key = f"{job.name}/{job.random.randrange(KEYS)}"
         yield Item(key, POISON if is_poison else b"%d" % number)
-
-
-async def _produce(job: Job) -> None:
-    put, items = PutRecorder(job.recorder, job.name, job.subject), _items(job)
-    async with job.client.ordered_producer(
-        job.subject, delivery_timeout_s=120.0, acks=job.acks
-    ) as producer:
-        while await job.pause(PAUSE_S * job.random.uniform(0.5, 1.5)):
-            await put.send(producer, list(itertools.islice(items, BATCH)))
 
 
 async def _consume(job: Job) -> None:
@@ -164,8 +147,8 @@ def _workload(name: str, what: str, kinds: tuple[str, ...], only: Collection[str
             *routers,
         ),
         programs={
-            "setup": _set_up,
-            "producer": _produce,
+            "setup": lambda job: set_up(job, PARTITIONS),
+            "producer": lambda job: produce(job, _items(job), batch=BATCH, pause_s=PAUSE_S),
             "consumer": _consume,
             "operator": _unpark,
             "router": lambda job: route(job, *kinds),
