@@ -38,7 +38,7 @@ from dataclasses import dataclass, replace
 from importlib.metadata import Distribution, distribution
 from pathlib import Path
 from random import Random
-from typing import IO, Final
+from typing import Final
 
 from history.events import Recorder, Reset
 
@@ -166,7 +166,7 @@ def initramfs(kernel: Kernel, to: Path, command: str) -> None:
         _add(file, "TRAILER!!!", b"")
 
 
-def _add(file: IO[bytes], name: str, data: bytes, *, mode: int = 0o100755) -> None:
+def _add(file: gzip.GzipFile, name: str, data: bytes, *, mode: int = 0o100755) -> None:
     """One entry of a cpio archive (newc)."""
     path = name.encode() + b"\0"
     fields = (0, mode, 0, 0, 1, 0, len(data), 0, 0, 0, 0, len(path), 0)
@@ -203,10 +203,10 @@ def root_image(folder: Path) -> Path:
         (tree / each).mkdir(parents=True)
     site = tree / SITE.strip("/")
     _copy_python(tree)
-    for each in _needed("qmq", EXTRAS):
-        _copy_distribution(each, site)
-    for each in PACKAGES:
-        _copy_package(ROOT / each, site)
+    for needed in _needed("qmq", EXTRAS):
+        _copy_distribution(needed, site)
+    for package in PACKAGES:
+        _copy_package(ROOT / package, site)
     _run(str(PYTHON), "-m", "compileall", "-q", str(site))
     _copy_libraries(tree)
     mib = sum(path.stat().st_size for path in tree.rglob("*") if path.is_file()) >> 20
@@ -390,6 +390,7 @@ class Run:
             number=number,
             subject=SUBJECT,
             client=client,
+            folder=self._folder,
             recorder=recorder,
             durability="flushed",
             random=Random(self.random.random()),
@@ -426,8 +427,8 @@ class Run:
                 for task in (*sending, reading, looking):
                     task.cancel()
                 await asyncio.gather(*sending, reading, looking, return_exceptions=True)
-                for each in recorders:
-                    each.close()
+                for written in recorders:
+                    written.close()
         return ""
 
     async def _kill(self, recorder: Recorder, which: str) -> None:

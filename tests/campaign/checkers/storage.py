@@ -32,7 +32,7 @@ class Run(NamedTuple):
 
     sequence: int
     value: int
-    count: int
+    length: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,10 +64,10 @@ def runs_of(places: Iterable[tuple[int, int]]) -> tuple[Run, ...]:
     found: list[Run] = []
     for sequence, value in places:
         if found and (sequence, value) == (
-            found[-1].sequence + found[-1].count,
-            found[-1].value + found[-1].count,
+            found[-1].sequence + found[-1].length,
+            found[-1].value + found[-1].length,
         ):
-            found[-1] = found[-1]._replace(count=found[-1].count + 1)
+            found[-1] = found[-1]._replace(length=found[-1].length + 1)
         else:
             found.append(Run(sequence, value, 1))
     return tuple(found)
@@ -113,7 +113,7 @@ def _kept(evidence: Evidence) -> Iterator[Anomaly]:
         value
         for scan in scans
         for run in scan.runs
-        for value in range(run.value, run.value + run.count)
+        for value in range(run.value, run.value + run.length)
     }
     lost = sorted(evidence.history.outcomes.acked - there)
     if lost:
@@ -145,7 +145,7 @@ def _places(evidence: Evidence) -> Iterator[tuple[str, int, int]]:
     for event in evidence.history:
         if isinstance(event, Scan) and event.type == "ok":
             for run in event.runs:
-                for at in range(run.count):
+                for at in range(run.length):
                     yield event.queue, run.sequence + at, run.value + at
 
 
@@ -155,7 +155,7 @@ def _never_sent(evidence: Evidence) -> Iterator[Anomaly]:
     for event in evidence.history:
         if isinstance(event, Scan) and event.type == "ok":
             for run in event.runs:
-                strange = set(range(run.value, run.value + run.count)) - sent
+                strange = set(range(run.value, run.value + run.length)) - sent
                 if strange:
                     yield Anomaly(
                         "no_strange_bytes", f"{event.queue} {run.sequence}: {min(strange)}"

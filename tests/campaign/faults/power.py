@@ -118,7 +118,7 @@ async def _behind(world: World) -> Striking:
 
     async def change(_: str, name: str) -> str:
         disk = world.disks[name]
-        async with slowed(world, [name]) as (count, _):
+        async with slowed(world, [name]) as (count, _since):
             before = disk.size_bytes()
             disk.cut()
             await world.do(world.cluster.kill, name)

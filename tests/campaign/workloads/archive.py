@@ -85,7 +85,7 @@ def _without(event: Operation, values: frozenset[int]) -> Operation:
     kept = [
         (run.sequence + at, run.value + at)
         for run in event.runs
-        for at in range(run.count)
+        for at in range(run.length)
         if run.value + at not in values
     ]
     return replace(event, runs=runs_of(kept))

@@ -43,7 +43,7 @@ async def send_for(
             job.subject, body_of(value), at=time_of(at_ms), acks=job.acks, **options
         ),
     )
-    return receipt and receipt.delayed_id
+    return receipt.delayed_id if receipt is not None else None
 
 
 async def cancel(job: Job, value: int, delayed_id: str) -> None:

@@ -52,7 +52,7 @@ async def _send(job: Job) -> None:
 async def _send_one(job: Job, producer: qmq.DelayedProducer, value: int) -> str | None:
     due_ms, body = now_ms() + int(DUE_S * 1000), str(value)
 
-    async def send() -> str:
+    async def send() -> str | None:
         ticket = producer.send(body.encode(), key=body, due_ms=due_ms)
         place = producer.place_of_last(ticket)
         return (await ticket).receipt(place).delayed_id
