@@ -69,7 +69,7 @@ WORKLOADS = (
         gates={"send": 500, "scan": 5},
         is_drained=_is_drained,
         only=("flip-messages-one-of-five",),
-        seconds=180.0,
+        seconds=120.0,
         is_long=True,
     ),
 )
