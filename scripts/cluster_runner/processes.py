@@ -88,8 +88,15 @@ def exit_status(process: Process) -> int | None:
     """How a child of this program ended: its status, or the signal's number, negative. None if it
     runs, or is another program's child.
     """
-    state(process)
+    if state(process) != "dead":
+        return None
+    # The kernel tells it when the last thread has ended, which may be later.
+    until(lambda: state(process) == "dead" and _is_reaped(process), KILLED_S)
     return _STATUSES.get(process)
+
+
+def _is_reaped(process: Process) -> bool:
+    return process in _STATUSES or _stat(process.pid) is None
 
 
 def send(process: Process, number: signal.Signals) -> None:
