@@ -75,6 +75,11 @@ class World:
         """The replicas of all broker groups."""
         return [name for names in self.groups.values() for name in names]
 
+    def of_kind(self, kind: str) -> list[str]:
+        """All services of a kind: brokers, delays, etcds, metas or clients."""
+        found: list[str] = getattr(self, kind)
+        return found
+
     def a_group(self) -> str:
         """One of the broker groups."""
         return self.random.choice(list(self.groups))
@@ -132,7 +137,7 @@ def shape_of(test: CampaignTest) -> Shape:
         etcds=test.fault.etcds,
         metas=work.metas,
         groups=work.broker_groups,
-        replicas=3,
+        replicas=test.fault.replicas,
         delays=3 if work.delays and "delays" in test.fault.hits else work.delays,
     )
 

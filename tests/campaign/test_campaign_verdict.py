@@ -113,6 +113,21 @@ def test_only_the_last_messages_before_a_cut_may_be_lost_and_only_unflushed(
     assert found.doubtful == (verdict == "pass")
 
 
+def test_a_strike_that_slows_disks_first_leaves_only_what_no_sync_took_in_doubt() -> None:
+    """It begins at 4.5 s; the last syncs begin at 8.5 s."""
+    begun, seen, healed = [
+        replace(each, fault="power-all-slow", t_ns=each.t_ns + SECOND // 2)
+        for each in struck(4)
+        if isinstance(each, Strike)
+    ]
+    seen = replace(seen, unsynced_ns=8 * SECOND + SECOND // 2, t_ns=10 * SECOND)
+    cut = [begun, seen, replace(healed, t_ns=11 * SECOND)]
+    for at_s, verdict in ((6, "fail"), (8, "pass")):
+        lost = [each for each in served(9, at_s, 7) if isinstance(each, Send)]
+        events = [*served(1, 2, 0), *cut, *served(2, 12, 1), *lost]
+        assert verdict_on(events, "queue-power-all-slow").verdict == verdict
+
+
 def delayed(*events: Operation) -> dict[str, int]:
     """What the checkers of delayed messages find."""
     evidence = Evidence(history=History(events), is_drained=True)  # type: ignore[arg-type]
