@@ -88,6 +88,16 @@ def test_a_message_is_stored_as_other_programs_can_read_it(
     assert message.delivery_info["redelivered"] is False
 
 
+def test_a_property_that_neither_amqp_nor_json_has_is_left_out(connection: Any, queue: Any) -> None:
+    send(connection, queue, 1, signal=object(), app_id="shop")
+    (message,) = received(connection, queue, 1)
+    assert message.properties["app_id"] == "shop"
+    assert "signal" not in message.properties
+    for fault in ({"app_id": object()}, {"headers": {"signal": object()}}):
+        with pytest.raises(TypeError, match="JSON"):
+            send(connection, queue, 1, **fault)
+
+
 def test_an_acknowledged_message_is_gone_and_the_rest_goes_to_the_next_connection(
     connection: Any, queue: Any, address: str
 ) -> None:
