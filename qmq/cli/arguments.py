@@ -14,6 +14,7 @@ from typing import Annotated, Any, Final
 import typer
 
 from qmq.errors import InvalidArgument
+from qmq.limits import MIB
 from qmq.operations.text import in_words
 from qmq.text import INT64_MAX, visible
 
@@ -71,11 +72,17 @@ class View:
 PORT_MAX: Final = 65_535
 HOUR_MS: Final = 3_600_000
 HOURS_MAX: Final = INT64_MAX // HOUR_MS
-"""Every option that takes a number with a fraction has a least and a greatest value: it is not NaN,
-not infinite, and the program's arithmetic holds it.
+"""Every option, argument and variable that takes a number has a least and a greatest value: it is
+not NaN, not infinite, and fits the program's arithmetic and the field that it is sent in.
 """
 SECONDS_MAX: Final = 1_000_000_000
 RATE_MAX: Final = 1_000_000_000_000
+COUNT_MAX: Final = 1_000_000_000_000
+"""Messages, rows or entries."""
+DAYS_MAX: Final = 1_000_000
+MIB_MAX: Final = INT64_MAX // MIB
+PARTITION_MAX: Final = (1 << 32) - 1
+"""The largest number of a partition that a route can hold."""
 _PEM_FILES: Final = {
     "ca": "the authority of the servers' certificates",
     "cert": "the client's certificate",

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, TypeVar
 
 import typer
 
+from qmq.cli.arguments import COUNT_MAX, DAYS_MAX
 from qmq.cli.output import DryRun, Json, fail, progress_of, run, say, show, time_text, warn
 from qmq.cli.roles import EtcdFlags, TlsFlags, taking
 from qmq.errors import BackupDamaged, InvalidArgument, QmqError, Unavailable
@@ -199,9 +200,14 @@ def _listed(objects: BackupObjects, backup_id: str) -> tuple[Any, ...]:
 @app.command("prune")
 def prune(
     where: Url,
-    keep: Annotated[int, typer.Option("--keep", help="The newest so many backups stay.")] = 0,
+    keep: Annotated[
+        int, typer.Option("--keep", min=0, max=COUNT_MAX, help="The newest so many backups stay.")
+    ] = 0,
     keep_days: Annotated[
-        int, typer.Option("--keep-days", help="Backups of the last so many days stay.")
+        int,
+        typer.Option(
+            "--keep-days", min=0, max=DAYS_MAX, help="Backups of the last so many days stay."
+        ),
     ] = 0,
     confirm_clock: Annotated[
         bool,

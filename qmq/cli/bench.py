@@ -13,10 +13,11 @@ from typing import TYPE_CHECKING, Annotated, Final
 import typer
 
 import qmq
-from qmq.cli.arguments import SECONDS_MAX
+from qmq.cli.arguments import COUNT_MAX, RATE_MAX, SECONDS_MAX
 from qmq.cli.names import require_subject
 from qmq.cli.output import SERVER, Json, Server, counting, run, show
 from qmq.errors import InvalidArgument
+from qmq.limits import LONG_BODY_BYTES_MAX
 
 if TYPE_CHECKING:
     from qmq.client.consuming.consumer import Consumer
@@ -38,8 +39,10 @@ Subject = Annotated[
         help="The subject; created if missing. Delete it afterwards with `qmq subject delete`."
     ),
 ]
-Messages = Annotated[int, typer.Option("--messages", "-n", min=1, help="How many.")]
-Size = Annotated[int, typer.Option("--size", min=0, help="Body size in bytes.")]
+Messages = Annotated[int, typer.Option("--messages", "-n", min=1, max=COUNT_MAX, help="How many.")]
+Size = Annotated[
+    int, typer.Option("--size", min=0, max=LONG_BODY_BYTES_MAX, help="Body size in bytes.")
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,7 +118,9 @@ def sub(
 @app.command("latency")
 def latency(
     subject: Subject = SUBJECT,
-    rate: Annotated[int, typer.Option("--rate", min=1, help="Messages a second.")] = 1_000,
+    rate: Annotated[
+        int, typer.Option("--rate", min=1, max=RATE_MAX, help="Messages a second.")
+    ] = 1_000,
     seconds: Annotated[
         float, typer.Option("--seconds", min=0.1, max=SECONDS_MAX, help="For how long.")
     ] = 10.0,

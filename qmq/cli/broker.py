@@ -25,7 +25,15 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, NamedTuple, TypeVar, ge
 
 import typer
 
-from qmq.cli.arguments import HOUR_MS, HOURS_MAX, SECONDS_MAX, CliTiming, port_of, timing_of
+from qmq.cli.arguments import (
+    HOUR_MS,
+    HOURS_MAX,
+    MIB_MAX,
+    SECONDS_MAX,
+    CliTiming,
+    port_of,
+    timing_of,
+)
 from qmq.cli.cluster import GroupName as Group
 from qmq.cli.output import (
     SERVER,
@@ -486,12 +494,17 @@ class BrokerOptions(RetryFlags, ShardedOptions):
                 "Keep old segments in the object store only when the message log on the disk "
                 "exceeds this size."
             ),
+            at_least=0,
+            at_most=MIB_MAX,
         ),
     ] = None
     object_store_cache_mib: Annotated[
         int,
         Variable(
-            "QMQ_OBJECT_STORE_CACHE_MIB", "Disk space for what is read from the object store."
+            "QMQ_OBJECT_STORE_CACHE_MIB",
+            "Disk space for what is read from the object store.",
+            at_least=1,
+            at_most=MIB_MAX,
         ),
     ] = 1024
 

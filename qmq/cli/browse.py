@@ -15,7 +15,7 @@ import typer
 from rich.text import Text
 
 import qmq
-from qmq.cli.arguments import View, parse_duration, parse_when, shifted
+from qmq.cli.arguments import COUNT_MAX, View, parse_duration, parse_when, shifted
 from qmq.cli.output import SERVER, Server, fail, run
 from qmq.cli.roles import taking
 from qmq.cli.tables import ELLIPSIS, console, errors, relative
@@ -60,7 +60,13 @@ class BrowseOptions:
     grep: Grep = None
     limit: Annotated[
         int,
-        typer.Option("--limit", "-n", min=0, help="Stop after this many messages; 0: no limit."),
+        typer.Option(
+            "--limit",
+            "-n",
+            min=0,
+            max=COUNT_MAX,
+            help="Stop after this many messages; 0: no limit.",
+        ),
     ] = 100
     partial: Partial = False
     as_json: AsJson = False
@@ -92,7 +98,13 @@ def tail(
     subject: Subject,
     lines: Annotated[
         int,
-        typer.Option("--limit", "-n", min=0, help="Start with this many of the newest messages."),
+        typer.Option(
+            "--limit",
+            "-n",
+            min=0,
+            max=COUNT_MAX,
+            help="Start with this many of the newest messages.",
+        ),
     ] = 10,
     key: Key = None,
     tag: Tag = None,

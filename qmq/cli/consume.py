@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 import typer
 
 import qmq
-from qmq.cli.arguments import SECONDS_MAX
+from qmq.cli.arguments import COUNT_MAX, SECONDS_MAX
 from qmq.cli.names import require_subject
 from qmq.cli.output import SERVER, Json, Server, run
 from qmq.cli.roles import taking
@@ -33,7 +33,14 @@ class ConsumeOptions:
     subject: Annotated[str, typer.Argument(help="What to consume.")]
     group: Annotated[str, typer.Option("--group", "-g", help="The consumer group.")]
     count: Annotated[
-        int, typer.Option("--count", "-n", help="Stop after this many messages; 0: no limit.")
+        int,
+        typer.Option(
+            "--count",
+            "-n",
+            min=0,
+            max=COUNT_MAX,
+            help="Stop after this many messages; 0: no limit.",
+        ),
     ] = 0
     idle_s: Annotated[
         float,

@@ -28,7 +28,15 @@ from rich.table import Table
 from rich.text import Text
 
 import qmq
-from qmq.cli.arguments import HOURS_MAX, parse_duration, parse_when, port_option, shifted
+from qmq.cli.arguments import (
+    COUNT_MAX,
+    HOUR_MS,
+    HOURS_MAX,
+    parse_duration,
+    parse_when,
+    port_option,
+    shifted,
+)
 from qmq.cli.broker import confirm_clock, hand_over
 from qmq.cli.names import require_subject
 from qmq.cli.output import SERVER, DryRun, Json, Server, ask_client, run, show, tell_silent
@@ -457,7 +465,13 @@ class DelayOptions(ReplicaOptions):
         ),
     ] = "732d"
     tick_ms: Annotated[
-        int, Variable("QMQ_TICK_MS", "Due messages are delivered at multiples of this interval.")
+        int,
+        Variable(
+            "QMQ_TICK_MS",
+            "Due messages are delivered at multiples of this interval.",
+            at_least=1,
+            at_most=HOUR_MS,
+        ),
     ] = 500
     retention_hours: Annotated[
         float,
@@ -548,7 +562,7 @@ def list_delayed(
     end: Annotated[
         str | None, typer.Option("--to", help="Only messages due before this time.")
     ] = None,
-    limit: Annotated[int, typer.Option(min=1, help="Show at most this many.")] = 100,
+    limit: Annotated[int, typer.Option(min=1, max=COUNT_MAX, help="Show at most this many.")] = 100,
     as_json: Json = False,
     server: Server = SERVER,
 ) -> None:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, ClassVar
 
 import typer
 
-from qmq.cli.arguments import port_option
+from qmq.cli.arguments import HOUR_MS, PORT_MAX, port_option
 from qmq.cli.output import fail, run
 from qmq.cli.roles import (
     GuardFlags,
@@ -58,7 +58,10 @@ class DevPlace:
     delay_data_port: Annotated[
         int,
         Variable(
-            "QMQ_DELAY_DATA_PORT", "The delay group's data port; 0: any free port.", at_least=0
+            "QMQ_DELAY_DATA_PORT",
+            "The delay group's data port; 0: any free port.",
+            at_least=0,
+            at_most=PORT_MAX,
         ),
     ] = 0
     delay_control_port: Annotated[
@@ -67,6 +70,7 @@ class DevPlace:
             "QMQ_DELAY_CONTROL_PORT",
             "The delay group's control port; 0: any free port.",
             at_least=0,
+            at_most=PORT_MAX,
         ),
     ] = 0
     gateway_port: Annotated[
@@ -74,7 +78,13 @@ class DevPlace:
         port_option("Serve Apache RocketMQ clients on this port, for example 8081; default: off"),
     ] = None
     tick_ms: Annotated[
-        int, Variable("QMQ_TICK_MS", "Due messages are delivered at multiples of this interval.")
+        int,
+        Variable(
+            "QMQ_TICK_MS",
+            "Due messages are delivered at multiples of this interval.",
+            at_least=1,
+            at_most=HOUR_MS,
+        ),
     ] = 500
     console: Annotated[
         str,

@@ -15,7 +15,7 @@ from typing import Annotated, Any, Final
 import typer
 
 import qmq
-from qmq.cli.arguments import RATE_MAX
+from qmq.cli.arguments import COUNT_MAX, RATE_MAX
 from qmq.cli.names import require_group
 from qmq.cli.output import (
     SERVER,
@@ -43,7 +43,9 @@ app = typer.Typer(
     no_args_is_help=True, help="Dead letters and parked keys: list, show, replay, purge, delete."
 )
 
-Most = Annotated[int, typer.Option("--limit", min=0, help="At most this many; 0: all.")]
+Most = Annotated[
+    int, typer.Option("--limit", min=0, max=COUNT_MAX, help="At most this many; 0: all.")
+]
 
 _QUEUES: Final = ("group", "broker group", "messages", "waiting", "newest", "oldest ago ms")
 _LETTERS: Final = ("id", "subject", "attempts", "error", "died")

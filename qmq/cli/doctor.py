@@ -29,7 +29,7 @@ import typer
 from rich.text import Text
 
 from qmq.cli.added_options import Watch, refreshed
-from qmq.cli.arguments import SECONDS_MAX, View, parse_duration, tls_option
+from qmq.cli.arguments import COUNT_MAX, SECONDS_MAX, View, parse_duration, tls_option
 from qmq.cli.output import (
     EXIT_UNAVAILABLE,
     SERVER,
@@ -85,7 +85,10 @@ def doctor(
     ] = 1.0,
     lag: Limit = "5m",
     lag_messages: Annotated[
-        int, typer.Option(min=1, help="Report a group with more waiting messages than this.")
+        int,
+        typer.Option(
+            min=1, max=COUNT_MAX, help="Report a group with more waiting messages than this."
+        ),
     ] = Thresholds().lag_messages,
     watch: Watch = False,
     as_json: Json = False,

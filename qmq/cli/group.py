@@ -34,6 +34,7 @@ from qmq.cli.output import (
 from qmq.cli.route import emit, group_view
 from qmq.client.metadata.cache import Partial
 from qmq.errors import InvalidArgument, OrderMismatch, UnknownGroup
+from qmq.limits import ATTEMPTS_MAX
 from qmq.operations.routes import described
 from qmq.operations.text import Duration, counted
 from qmq.text import whole_number
@@ -55,7 +56,11 @@ def set_settings(
     group: Group,
     attempts_max: Annotated[
         int | None,
-        typer.Option(help="Attempts before a message goes to the dead-letter queue; 0: no limit."),
+        typer.Option(
+            min=0,
+            max=ATTEMPTS_MAX,
+            help="Attempts before a message goes to the dead-letter queue; 0: no limit.",
+        ),
     ] = None,
     retry_delays: Annotated[
         str | None, typer.Option(help="Delay before each retry: 1s,5s,1m; the last one repeats.")

@@ -7,6 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
+from qmq.cli.arguments import COUNT_MAX
 from qmq.cli.output import EXIT_FAILED, Json, fail, show, time_text
 from qmq.errors import InvalidArgument
 
@@ -19,7 +20,9 @@ def dump(
         Path, typer.Argument(help="A segment file of a message log or an action log.")
     ],
     columns: Annotated[bool, typer.Option(help="Show each message of each batch.")] = False,
-    limit: Annotated[int, typer.Option(help="Stop after this many entries; 0: no limit.")] = 0,
+    limit: Annotated[
+        int, typer.Option(min=0, max=COUNT_MAX, help="Stop after this many entries; 0: no limit.")
+    ] = 0,
     as_json: Json = False,
 ) -> None:
     """Show a segment's entries: positions, sequences, checksums, columns. Exit status 1 if a

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
-from qmq.cli.arguments import port_option
+from qmq.cli.arguments import COUNT_MAX, port_option
 from qmq.cli.output import fail, run
 from qmq.cli.roles import (
     EtcdFlags,
@@ -47,6 +47,7 @@ class MetaPlace:
             "QMQ_GROUPS_PER_SUBJECT",
             "How many broker groups a new subject is placed on.",
             at_least=1,
+            at_most=COUNT_MAX,
         ),
     ] = 2
     evacuate: Annotated[

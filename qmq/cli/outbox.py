@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, TypeVar
 import typer
 
 import qmq
+from qmq.cli.arguments import COUNT_MAX
 from qmq.cli.output import SERVER, DryRun, Json, Server, fail, run, show, time_text
 from qmq.errors import InvalidArgument, QmqError
 from qmq.operations.text import key_text
@@ -24,6 +25,7 @@ from qmq.sql.dedup_tables import TABLE as DEDUP_TABLE
 from qmq.sql.dedup_tables import migration as dedup_migration
 from qmq.sql.dialects import check_installed
 from qmq.sql.outbox_tables import TABLE, migration
+from qmq.text import INT64_MAX
 
 if TYPE_CHECKING:
     from qmq.sql.outbox_admin import Listed, OutboxAdmin
@@ -44,7 +46,10 @@ Databases = Annotated[
 ]
 Table = Annotated[str, typer.Option("--table", help="The outbox's table.")]
 Ids = Annotated[
-    list[int] | None, typer.Argument(help="Message ids: the first column of `qmq outbox list`.")
+    list[int] | None,
+    typer.Argument(
+        min=0, max=INT64_MAX, help="Message ids: the first column of `qmq outbox list`."
+    ),
 ]
 All = Annotated[bool, typer.Option("--all", help="All messages that were set aside.")]
 
@@ -113,7 +118,9 @@ def list_messages(
             help="Only messages that were set aside because they cannot be sent unchanged.",
         ),
     ] = False,
-    limit: Annotated[int, typer.Option("--limit", min=1, help="Show at most this many.")] = 100,
+    limit: Annotated[
+        int, typer.Option("--limit", min=1, max=COUNT_MAX, help="Show at most this many.")
+    ] = 100,
     as_json: Json = False,
 ) -> None:
     """List the messages in an outbox, in sending order."""

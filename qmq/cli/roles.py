@@ -36,9 +36,11 @@ from typing import (
 
 import typer
 
+from qmq import limits
 from qmq.cli.arguments import (
     HOUR_MS,
     HOURS_MAX,
+    MIB_MAX,
     delays_text,
     parse_delays,
     port_option,
@@ -46,7 +48,6 @@ from qmq.cli.arguments import (
 )
 from qmq.cli.output import fail, run
 from qmq.errors import InvalidArgument, QmqError
-from qmq.limits import FLUSH_INTERVAL_MS
 from qmq.model import GroupSettings, check_name
 from qmq.text import joined
 
@@ -416,10 +417,19 @@ class StorageFlags:
         ),
     ] = "async"
     flush_interval_ms: Annotated[
-        int, Variable("QMQ_FLUSH_INTERVAL_MS", "With async: the shortest interval between flushes.")
-    ] = FLUSH_INTERVAL_MS
+        int,
+        Variable(
+            "QMQ_FLUSH_INTERVAL_MS",
+            "With async: the shortest interval between flushes.",
+            at_least=0,
+            at_most=HOUR_MS,
+        ),
+    ] = limits.FLUSH_INTERVAL_MS
     segment_mib: Annotated[
-        int, Variable("QMQ_SEGMENT_MIB", "Size of a segment of the message log.")
+        int,
+        Variable(
+            "QMQ_SEGMENT_MIB", "Size of a segment of the message log.", at_least=1, at_most=MIB_MAX
+        ),
     ] = 1024
     retention_hours: Annotated[
         float,
@@ -433,13 +443,20 @@ class StorageFlags:
     retention_mib: Annotated[
         int | None,
         typer.Option(
+            min=limits.BATCH_BYTES_MAX // limits.MIB,
+            max=MIB_MAX,
             envvar="QMQ_RETENTION_MIB",
             help="Delete old segments when the message log exceeds this size.",
         ),
     ] = None
     disk_free_mib: Annotated[
         int,
-        Variable("QMQ_DISK_FREE_MIB", "Refuse messages when less disk space than this is free."),
+        Variable(
+            "QMQ_DISK_FREE_MIB",
+            "Refuse messages when less disk space than this is free.",
+            at_least=0,
+            at_most=MIB_MAX,
+        ),
     ] = 64
 
     def log_config(self) -> LogConfig:
@@ -463,6 +480,8 @@ class RetryFlags:
     attempts_max: Annotated[
         int,
         typer.Option(
+            min=0,
+            max=limits.ATTEMPTS_MAX,
             envvar="QMQ_ATTEMPTS_MAX",
             help="Attempts before a message becomes a dead letter; groups can override it.",
         ),

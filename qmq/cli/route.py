@@ -43,7 +43,7 @@ from rich.console import RenderableType
 from rich.text import Text
 
 from qmq.cli.added_options import WatchPace
-from qmq.cli.arguments import CliTiming, age, assignments, timing_of
+from qmq.cli.arguments import PARTITION_MAX, CliTiming, age, assignments, timing_of
 from qmq.cli.output import (
     SERVER,
     DryRun,
@@ -61,9 +61,11 @@ from qmq.cli.output import (
 from qmq.cli.roles import taking
 from qmq.cli.tables import LineTable, console
 from qmq.errors import CoordinationUnavailable, InvalidArgument, Unavailable, UnknownPartition
+from qmq.limits import LOGICAL_PARTITIONS_MAX
 from qmq.model import Order
 from qmq.operations.routes import change_facts, described, left_in, plan_facts, undo_command
 from qmq.operations.text import Duration
+from qmq.text import INT64_MAX
 from qmq.wire.number_fields import check_numbers, request_of
 
 if TYPE_CHECKING:
@@ -430,7 +432,10 @@ def _number(value: float | None) -> str:
 
 Subject = Annotated[str, typer.Argument(help="An ordered subject.")]
 Partition = Annotated[
-    int, typer.Argument(help="The partition's number, as shown by `qmq route show`.")
+    int,
+    typer.Argument(
+        min=0, max=PARTITION_MAX, help="The partition's number, as shown by `qmq route show`."
+    ),
 ]
 
 Planned = Callable[["pb.DescribeRouteResponse"], dict[str, Any]]
@@ -465,13 +470,19 @@ class SplitFlags:
     partition: Partition
     at: Annotated[
         list[int] | None,
-        typer.Option("--at", help="First logical partition of a part; repeatable."),
+        typer.Option(
+            "--at",
+            min=0,
+            max=LOGICAL_PARTITIONS_MAX,
+            help="First logical partition of a part; repeatable.",
+        ),
     ] = None
     parts: Annotated[
         int,
         typer.Option(
             "--partitions",
             min=0,
+            max=LOGICAL_PARTITIONS_MAX,
             help="Without --at: the number of parts, cut by load; default: 2.",
         ),
     ] = 0
@@ -512,7 +523,10 @@ class SplitFlags:
 @dataclass(frozen=True, kw_only=True)
 class MergeFlags:
     subject: Subject
-    partitions: Annotated[list[int], typer.Argument(help="The numbers of neighbouring partitions.")]
+    partitions: Annotated[
+        list[int],
+        typer.Argument(min=0, max=PARTITION_MAX, help="The numbers of neighbouring partitions."),
+    ]
     to: Annotated[
         str,
         typer.Option(
@@ -869,7 +883,10 @@ def emit(found: Any, view: Iterable[RenderableType], *, as_json: bool) -> None:
 def show_route(
     subject: Subject,
     version: Annotated[
-        int, typer.Option("--version", min=0, help="The version of the route; 0: the latest.")
+        int,
+        typer.Option(
+            "--version", min=0, max=INT64_MAX, help="The version of the route; 0: the latest."
+        ),
     ] = 0,
     as_json: Json = False,
     server: Server = SERVER,

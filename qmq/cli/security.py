@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from qmq.cli.arguments import DAYS_MAX
 from qmq.cli.output import Json, fail, show
 from qmq.cli.roles import Etcd, EtcdCa, EtcdCert, EtcdKey, etcd_options, taking
 from qmq.errors import QmqError
@@ -28,7 +29,9 @@ Folder = Annotated[
         "--folder", envvar="QMQ_CERT_FOLDER", help="Folder of the authority and the certificates."
     ),
 ]
-Days = Annotated[int, typer.Option("--days", min=1, help="How long the certificate is valid.")]
+Days = Annotated[
+    int, typer.Option("--days", min=1, max=DAYS_MAX, help="How long the certificate is valid.")
+]
 FOLDER = Path("qmq-certs")
 _COLUMNS = ("certificate", "key", "valid until")
 

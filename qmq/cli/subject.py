@@ -15,7 +15,7 @@ import typer
 from qmq_ordering.hashing import LOGICAL_PARTITIONS
 
 import qmq
-from qmq.cli.arguments import HOUR_MS, HOURS_MAX
+from qmq.cli.arguments import HOUR_MS, HOURS_MAX, MIB_MAX
 from qmq.cli.output import (
     SERVER,
     CommandGroup,
@@ -32,7 +32,7 @@ from qmq.cli.output import (
 )
 from qmq.cli.roles import names_of, taking
 from qmq.errors import InvalidArgument, Unavailable, UnknownSubject
-from qmq.limits import BODY_BYTES_MAX, MIB
+from qmq.limits import BODY_BYTES_MAX, LOGICAL_PARTITIONS_MAX, LONG_BODY_BYTES_MAX, MIB
 from qmq.model import DeclaredSchema, Fencing, Order, SchemaFormat, SubjectFlush, compatibility_of
 from qmq.operations.text import counted
 from qmq.process.description import shards_of
@@ -141,7 +141,10 @@ def _schema_of(name: str) -> str:
 def show_schema(
     subject: Subject,
     version: Annotated[
-        int | None, typer.Option("--version", min=1, help="Of this version; default: the newest.")
+        int | None,
+        typer.Option(
+            "--version", min=1, max=INT64_MAX, help="Of this version; default: the newest."
+        ),
     ] = None,
     as_json: Json = False,
     server: Server = SERVER,
@@ -288,9 +291,15 @@ class NewSubjectOptions:
     ] = None
     retention_mib: Annotated[
         int | None,
-        typer.Option(help="The size of a queue beyond which its oldest messages are deleted."),
+        typer.Option(
+            min=1,
+            max=MIB_MAX,
+            help="The size of a queue beyond which its oldest messages are deleted.",
+        ),
     ] = None
-    body_bytes_max: Annotated[int, typer.Option(help="The largest body.")] = BODY_BYTES_MAX
+    body_bytes_max: Annotated[
+        int, typer.Option(min=1, max=LONG_BODY_BYTES_MAX, help="The largest body.")
+    ] = BODY_BYTES_MAX
     order: Annotated[
         str,
         typer.Option(
@@ -304,6 +313,7 @@ class NewSubjectOptions:
         int | None,
         typer.Option(
             min=1,
+            max=LOGICAL_PARTITIONS_MAX,
             help=(
                 "Ordered: number of logical partitions for hashing keys; cannot be changed; "
                 f"default: {LOGICAL_PARTITIONS:,}."
@@ -313,7 +323,9 @@ class NewSubjectOptions:
     partitions: Annotated[
         int | None,
         typer.Option(
-            min=1, help="Ordered: the initial number of partitions; default: one per broker group."
+            min=1,
+            max=LOGICAL_PARTITIONS_MAX,
+            help="Ordered: the initial number of partitions; default: one per broker group.",
         ),
     ] = None
     fencing: Annotated[
@@ -483,7 +495,12 @@ def alter(
         ),
     ] = None,
     body_bytes_max: Annotated[
-        int | None, typer.Option(help="The largest body. Longer ones that are stored stay.")
+        int | None,
+        typer.Option(
+            min=1,
+            max=LONG_BODY_BYTES_MAX,
+            help="The largest body. Longer ones that are stored stay.",
+        ),
     ] = None,
     as_json: Json = False,
     server: Server = SERVER,

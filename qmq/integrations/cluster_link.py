@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import os
 import select
+import threading
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Coroutine, Iterable, Mapping
@@ -266,3 +267,10 @@ class ClusterLink:
             os.close(signal)
             os.close(self._wake_end)
             _OPEN.discard(self)
+
+    def abandon(self) -> None:
+        """Close without waiting. The collector of garbage calls it, in any thread, also in the
+        link's own.
+        """
+        if self.is_usable:
+            threading.Thread(target=self.close, name="qmq-abandoned", daemon=True).start()

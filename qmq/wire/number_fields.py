@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 from operator import index
 from typing import Any, Final, TypeVar
 
-from google.protobuf.descriptor import FieldDescriptor
+from google.protobuf.descriptor import Descriptor, FieldDescriptor
 from google.protobuf.message import Message
 
 from qmq.errors import InvalidArgument
@@ -32,23 +32,33 @@ def request_of(kind: type[_M], /, **fields: Any) -> _M:
 
 
 def check_numbers(kind: type[Message], fields: Mapping[str, Any]) -> None:
-    """Check the numbers among the values of a message's fields, also those in lists and maps.
-    Raises InvalidArgument, which names the field, or the key in a map.
+    """Check the numbers among the values of a message's fields, also those in lists and maps, and
+    in mappings that stand for messages. Raises InvalidArgument, which names the field, or the key
+    in a map.
     """
+    _check_fields(kind.DESCRIPTOR, fields)
+
+
+def _check_fields(kind: Descriptor, fields: Mapping[str, Any]) -> None:
     for name, value in fields.items():
-        field = kind.DESCRIPTOR.fields_by_name[name]
-        if isinstance(value, Mapping) and field.message_type is not None:
-            values = field.message_type.fields_by_name["value"].cpp_type
-            for key, each in value.items():
-                _check(key, each, values)
-        elif field.cpp_type in _RANGES and value is not None:
-            for each in value if isinstance(value, Iterable) else (value,):
-                _check(name, each, field.cpp_type)
+        field = kind.fields_by_name[name]
+        inner = field.message_type
+        if inner is None:
+            if field.cpp_type in _RANGES and value is not None:
+                for each in value if isinstance(value, Iterable) else (value,):
+                    _check(name, each, field.cpp_type)
+        elif inner.GetOptions().map_entry:
+            values = inner.fields_by_name["value"].cpp_type
+            if values in _RANGES:
+                for key, each in value.items():
+                    _check(key, each, values)
+        else:
+            for each in value if isinstance(value, list | tuple) else (value,):
+                if isinstance(each, Mapping):
+                    _check_fields(inner, each)
 
 
 def _check(name: object, value: Any, cpp_type: int) -> None:
-    if cpp_type not in _RANGES:
-        return
     least, most = _RANGES[cpp_type]
     try:
         fits = least <= index(value) <= most

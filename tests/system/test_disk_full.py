@@ -17,6 +17,7 @@ from support import needs, node_config, running
 from support.disks import fill, small_disk_at
 
 import qmq
+from qmq.broker.config import BrokerConfig
 from qmq.errors import DeadlineExceeded, DiskFull
 from qmq.log.log_config import LogConfig
 from qmq.model import SubjectConfig
@@ -68,6 +69,24 @@ async def test_a_full_disk_refuses_writes_continues_reading_and_recovers(
         qmq.connect(node.address) as mq,
     ):
         assert (await mq.consumer("s", "g").pull(10)).bodies == [b"again"]
+
+
+@needs.mounts
+async def test_a_shorter_retention_makes_room_without_a_restart(small_disk: Path) -> None:
+    log = LogConfig(segment_bytes=4 * MIB, disk_free_bytes_min=2 * MIB)
+    config = node_config(small_disk / "node", log, broker=BrokerConfig(retention_interval_ms=100))
+    async with running(config) as node, qmq.connect(node.address) as mq:
+        sent = 0
+        with pytest.raises(DeadlineExceeded, match="space"):
+            async with mq.producer("s", delivery_timeout_s=0.5) as producer:
+                while True:
+                    await producer.send(sent.to_bytes(4, "big") * 16_384)
+                    sent += 1
+        await mq.metadata.alter_subject("s", retention_bytes=4 * MIB)
+        assert (await mq.send("s", b"again")).sequence == sent
+        async with mq.consumer("s", "g") as consumer:
+            oldest = (await consumer.pull(1, timedelta(seconds=30))).bodies[0]
+        assert 0 < int.from_bytes(oldest[:4], "big") < sent
 
 
 @needs.mounts

@@ -16,7 +16,7 @@ from typing import Annotated, Any, Final
 import typer
 
 import qmq
-from qmq.cli.arguments import RATE_MAX
+from qmq.cli.arguments import PARTITION_MAX, RATE_MAX
 from qmq.cli.browse import moment
 from qmq.cli.output import SERVER, Json, Server, counting, fail, run, show
 from qmq.cli.roles import taking
@@ -29,6 +29,7 @@ from qmq.errors import InvalidArgument, QmqError
 from qmq.operations.text import parse_key
 from qmq.rpc.tls_network import network_of
 from qmq.security.contexts import ClusterContext, ContextFile
+from qmq.text import INT64_MAX
 
 STATE_SUFFIX: Final = ".qmq-import"
 BAR_STEP: Final = 500
@@ -59,14 +60,21 @@ class RangeFlags:
         typer.Option("--until", help=f"Stop before messages stored at this time: {_MOMENT}"),
     ] = None
     first: Annotated[
-        int | None, typer.Option("--from-sequence", min=0, help="First sequence of each queue.")
+        int | None,
+        typer.Option("--from-sequence", min=0, max=INT64_MAX, help="First sequence of each queue."),
     ] = None
     end: Annotated[
         int | None,
-        typer.Option("--until-sequence", min=0, help="Stop before this sequence in each queue."),
+        typer.Option(
+            "--until-sequence",
+            min=0,
+            max=INT64_MAX,
+            help="Stop before this sequence in each queue.",
+        ),
     ] = None
     partition: Annotated[
-        int | None, typer.Option("--partition", min=0, help="Only this partition.")
+        int | None,
+        typer.Option("--partition", min=0, max=PARTITION_MAX, help="Only this partition."),
     ] = None
     broker_group: Annotated[
         str, typer.Option("--broker-group", help="Only messages of this broker group.")

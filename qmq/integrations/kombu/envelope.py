@@ -43,6 +43,14 @@ _NUMBERS: Final = ("retries", "group_index", "replaced_task_nesting", "ignore_re
 _NUMBER_MAX: Final = 10**9
 _LISTS: Final = ("callbacks", "errbacks", "chain")
 _FOLLOWING: Final = frozenset((*_LISTS, "chord"))
+_PROPERTIES: Final = frozenset(
+    (
+        *("content_type", "content_encoding", "delivery_mode", "priority", "correlation_id"),
+        *("reply_to", "expiration", "message_id", "timestamp", "type", "user_id", "app_id"),
+        *("cluster_id", "delivery_info", "delivery_tag", "body_encoding"),
+    )
+)
+"""AMQP's properties, and those that kombu adds."""
 
 
 def name_of(queue: str) -> str:
@@ -57,10 +65,19 @@ def name_of(queue: str) -> str:
 
 
 def packed(message: Mapping[str, Any]) -> tuple[bytes, dict[str, str]]:
-    """(body, headers) of a message as `Channel.prepare_message` makes it."""
+    """(body, headers) of a message as `Channel.prepare_message` makes it. Raises TypeError for what
+    JSON cannot hold.
+    """
     body = message["body"]
     rest = {name: value for name, value in message.items() if name != "body"}
-    return body.encode() if isinstance(body, str) else bytes(body), {HEADER: dumps(rest)}
+    try:
+        header = dumps(rest)
+    except TypeError:
+        # Celery hands a handler of `before_task_publish` the signal itself, and handlers publish
+        # again with all that they got. AMQP's client leaves out what AMQP has no property for.
+        known = {name: rest["properties"][name] for name in rest["properties"].keys() & _PROPERTIES}
+        header = dumps({**rest, "properties": known})
+    return body.encode() if isinstance(body, str) else bytes(body), {HEADER: header}
 
 
 class NotKombu(ValueError):

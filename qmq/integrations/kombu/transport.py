@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+import weakref
 from collections.abc import Mapping
 from datetime import timedelta
 from queue import Empty
@@ -169,6 +170,9 @@ class Transport(virtual.Transport):
             params.connect_timeout or CONNECT_S,
             None if retention is None else int(retention.total_seconds() * 1000),
         )
+        # Programs drop connections and pools without closing them: a socket is closed with its last
+        # reference, and so is a link, which has threads.
+        weakref.finalize(self, self._link.abandon).atexit = False
         return super().establish_connection()  # type: ignore[no-any-return]
 
     def close_connection(self, connection: Any) -> None:

@@ -6,6 +6,7 @@ import os
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import is_dataclass
+from math import inf
 from typing import Any, get_args, get_origin, get_type_hints
 
 import pytest
@@ -15,7 +16,8 @@ from typer.testing import CliRunner, Result
 from qmq.cli.app import COMMANDS, app, loaded
 from qmq.cli.roles import Variable, given_by_variables, variables_of
 
-NO_NUMBERS = ("nan", "inf", "-inf", "-1", "1e300")
+NUMBERS = (int, float)
+NO_NUMBERS = ("nan", "inf", "-inf", "-1", "1e300", str(10**30))
 NO_TEXT = os.fsdecode(b"a\xff")
 """What Python makes of an argument that is not UTF-8."""
 SHOWN = "a\\udcff is not valid UTF-8"
@@ -68,19 +70,25 @@ def answers(kind: type, values: Sequence[str]) -> Iterator[tuple[str, Any, Resul
                     yield name, each, run(line(words, command, each, value))
 
 
-def test_options_of_numbers_have_a_least_and_a_greatest_value() -> None:
+def test_numbers_have_a_least_and_a_greatest_value() -> None:
     found = [
         (words, each)
         for words, command in commands()
         for each in command.params
-        if kind_of(each) is float
+        if kind_of(each) in NUMBERS
     ]
     assert found
     assert [words for words, each in found if each.min is None or each.max is None] == []
+    assert [
+        each.name
+        for kind in NUMBERS
+        for _, each in variables(kind)
+        if each.at_least is None or each.at_most == inf
+    ] == []
 
 
 def test_options_refuse_numbers_beyond_reason() -> None:
-    found = list(answers(float, NO_NUMBERS))
+    found = [each for kind in NUMBERS for each in answers(kind, NO_NUMBERS)]
     assert found
     wrong = [
         name
@@ -113,7 +121,9 @@ def variables(kind: type) -> Iterator[tuple[type, Variable]]:
                         yield options, variable
 
 
-@pytest.mark.parametrize(("kind", "values"), [(float, NO_NUMBERS), (str, [NO_TEXT])])
+@pytest.mark.parametrize(
+    ("kind", "values"), [(int, NO_NUMBERS), (float, NO_NUMBERS), (str, [NO_TEXT])]
+)
 def test_variables_refuse_the_same(kind: type, values: Sequence[str]) -> None:
     found = list(variables(kind))
     assert found

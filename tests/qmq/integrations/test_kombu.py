@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import socket
+import threading
 from collections.abc import Iterator
 from datetime import timedelta
 from pathlib import Path
@@ -14,7 +16,7 @@ import pytest
 
 kombu = pytest.importorskip("kombu", reason="needs kombu: pip install 'qmq[celery]'")
 
-from support import NodeProcess  # noqa: E402
+from support import NodeProcess, eventually_sync  # noqa: E402
 
 import qmq.blocking  # noqa: E402
 import qmq.integrations.kombu  # noqa: E402
@@ -86,6 +88,16 @@ def test_a_message_is_stored_as_other_programs_can_read_it(
     assert message.payload == {"n": 1}
     assert message.headers == {"color": "red"}
     assert message.delivery_info["redelivered"] is False
+
+
+def test_a_property_that_neither_amqp_nor_json_has_is_left_out(connection: Any, queue: Any) -> None:
+    send(connection, queue, 1, signal=object(), app_id="shop")
+    (message,) = received(connection, queue, 1)
+    assert message.properties["app_id"] == "shop"
+    assert "signal" not in message.properties
+    for fault in ({"app_id": object()}, {"headers": {"signal": object()}}):
+        with pytest.raises(TypeError, match="JSON"):
+            send(connection, queue, 1, **fault)
 
 
 def test_an_acknowledged_message_is_gone_and_the_rest_goes_to_the_next_connection(
@@ -469,6 +481,21 @@ def test_a_dead_address_is_an_error_of_the_connection() -> None:
         kombu.Connection("qmq://127.0.0.1:1") as connection,
     ):
         connection.ensure_connection(max_retries=1, timeout=1)
+
+
+def test_a_connection_that_is_dropped_ends_its_threads(queue: Any, address: str) -> None:
+    before = set(threading.enumerate())
+
+    def new_threads() -> list[str]:
+        found = [each.name for each in set(threading.enumerate()) - before]
+        return [each for each in found if each.startswith("qmq-")]
+
+    dropped = kombu.Connection(f"qmq://{address}")
+    send(dropped, queue, 1)
+    assert new_threads()
+    del dropped
+    gc.collect()
+    eventually_sync(lambda: not new_threads())
 
 
 def test_a_queue_name_becomes_a_subject_that_no_other_queue_has() -> None:

@@ -21,6 +21,9 @@ def test_a_message_is_made_of_what_its_fields_can_hold() -> None:
         pb.SplitOperation, partition=(1 << 32) - 1, at=[0, 512], broker_groups=["a", "b"]
     ) == pb.SplitOperation(partition=(1 << 32) - 1, at=[0, 512], broker_groups=["a", "b"])
     assert request_of(access.AccessQuota, limits={"connections": 5}).limits["connections"] == 5
+    assert request_of(
+        pb.ChangeRouteRequest, split={"partition": 1, "at": [7]}
+    ).split == pb.SplitOperation(partition=1, at=[7])
     assert request_of(pb.AlterSubjectRequest, subject="s", body_bytes_max=None).subject == "s"
 
 
@@ -32,6 +35,8 @@ def test_a_message_is_made_of_what_its_fields_can_hold() -> None:
         (pb.ReshardPolicy, {"merge_quiet_ms": 1 << 63}, "merge_quiet_ms is a whole number from -"),
         (pb.ReshardPolicy, {"split_backlog": 1.5}, "split_backlog is a whole number"),
         (control.ResetGroupRequest, {"sequence": 1 << 64}, "sequence is a whole number from 0 to"),
+        (pb.ChangeRouteRequest, {"split": {"partition": -1}}, "partition is a whole number from 0"),
+        (pb.OrderedRoute, {"partitions": [{"number": 1.5}]}, "number is a whole number from 0 to"),
         (access.AccessQuota, {"limits": {"groups": 1 << 63}}, "groups is a whole number from -"),
     ],
 )
