@@ -401,6 +401,7 @@ class Run:
             number=number,
             subject=SUBJECT,
             client=client,
+            folder=self._folder,
             recorder=recorder,
             durability="flushed",
             random=Random(self.random.random()),
