@@ -35,6 +35,7 @@ ETCD_TIMES: Final = {"QMQ_ETCD_HEARTBEAT_MS": "50", "QMQ_ETCD_ELECTION_MS": "500
 CLIENT_PORT: Final = 2379
 PEER_PORT: Final = 2380
 PATHS: Final = ":".join(str(ROOT / each) for each in ("tests", "scripts", "examples"))
+PLANTED: Final = ROOT / "tests" / "campaign" / "planted"
 START_S: Final = 240.0
 PROBE_S: Final = "1"
 
@@ -180,18 +181,24 @@ def model_of(
                 *("--history", str(histories / f"{name}.jsonl"), "--seed", str(seed)),
                 *("--durability", test.durability),
             ]
+            environment = {"PYTHONPATH": PATHS, "QMQ_ETCD": etcds}
+            if bug is not None and kind_of(name) in bug.into:
+                environment |= {"PYTHONPATH": f"{PLANTED}:{PATHS}", "CAMPAIGN_BUG": bug.name}
             services[name] = {
                 "image": "qmq:latest",
                 "command": command,
-                "environment": {"PYTHONPATH": PATHS, "QMQ_ETCD": etcds},
+                "environment": environment,
             }
     return found
 
 
 def kind_of(service: str) -> str:
-    """brokers, delays, etcds, metas or clients."""
-    for start, kind in (("etcd", "etcds"), ("meta", "metas"), ("d1-", "delays"), ("g", "brokers")):
-        if service.startswith(start) and ("-" in service or start in ("etcd", "meta")):
+    """brokers, delays, etcds, metas, drivers of Spark, or other clients."""
+    for start, kind in (("etcd", "etcds"), ("meta", "metas"), ("driver", "drivers")):
+        if service.startswith(start):
+            return kind
+    for start, kind in (("d1-", "delays"), ("g", "brokers")):
+        if service.startswith(start) and "-" in service:
             return kind
     return "clients"
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable
 from pathlib import Path
 from random import Random
-from typing import Final
+from typing import Final, TypeAlias
 
 from cluster_runner.errors import ClusterError
 from history.events import Recorder
@@ -30,6 +30,19 @@ ENDED_S: Final = 70.0
 LOOK_S: Final = 0.25
 
 
+Disturb: TypeAlias = Callable[[World, Recorder, Callable[[], int]], Awaitable[None]]
+"""Breaks and heals; the last argument counts operations that were answered."""
+
+
+def tormenting(seconds: float) -> Disturb:
+    """The test's fault, again and again."""
+
+    async def disturb(world: World, recorder: Recorder, answered: Callable[[], int]) -> None:
+        await torment(world, recorder, answered, until_s=time.monotonic() + seconds)
+
+    return disturb
+
+
 async def run_test(
     test: CampaignTest,
     folder: Path,
@@ -38,8 +51,11 @@ async def run_test(
     seconds: float,
     bug: Bug | None = None,
     tell: Callable[[str], None] = lambda line: None,
+    disturb: Disturb | None = None,
 ) -> Result:
-    """The verdict. Leaves histories and the output of all processes in the folder."""
+    """The verdict. Leaves histories and the output of all processes in the folder. `disturb`: what
+    the nemesis does instead of the test's fault again and again for these seconds.
+    """
     begun_s = time.monotonic()
     reason = missing(test.fault.needs) or test.workload.lacks()
     if reason:
@@ -54,7 +70,9 @@ async def run_test(
         with running(test, folder, histories, seed, bug) as world:
             seconds = max(seconds, test.workload.seconds if test.workload.is_long else 0.0)
             tell(f"the cluster is up after {time.monotonic() - begun_s:.1f} s")
-            reason, is_drained = await _in_cluster(world, tail, histories, seed, seconds, tell)
+            reason, is_drained = await _in_cluster(
+                world, tail, histories, seed, disturb or tormenting(seconds), tell
+            )
     except (ClusterError, OSError, TimeoutError) as failure:
         return Result(
             test=test.name,
@@ -80,7 +98,7 @@ async def _in_cluster(
     tail: Tail,
     histories: Path,
     seed: int,
-    seconds: float,
+    disturb: Disturb,
     tell: Callable[[str], None],
 ) -> tuple[str, bool]:
     """Why the run ended early, and whether readers got everything."""
@@ -97,9 +115,8 @@ async def _in_cluster(
             tell("some operations are never answered")
         reason = ""
         with Recorder(histories / "nemesis.jsonl") as recorder:
-            until_s = time.monotonic() + seconds
             try:
-                await torment(world, recorder, lambda: sum(tail.answered.values()), until_s=until_s)
+                await disturb(world, recorder, lambda: sum(tail.answered.values()))
             except DoesNotServe as failure:
                 reason = str(failure)
         await _again(world)

@@ -15,7 +15,7 @@ from campaign.values import CampaignTest, Durability
 
 ROOT = Path(__file__).resolve().parents[2]
 TESTS = ROOT / "tests"
-KINDS = {"brokers", "etcds", "metas", "delays", "clients"}
+KINDS = {"brokers", "etcds", "metas", "delays", "drivers", "clients"}
 PRODUCT = {"qmq", "qmq_coordination", "qmq_replication", "qmq_ordering", "pyspark_qmq"}
 CONTRACT = ROOT / "docs" / "CONTRACT.md"
 

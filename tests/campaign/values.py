@@ -93,7 +93,7 @@ class Fault:
     what: str
     strike: Strikes
     hits: frozenset[str] = frozenset({"brokers"})
-    """Any of these kinds: brokers, etcds, metas, delays, clients."""
+    """Any of these kinds: brokers, etcds, metas, delays, drivers (of Spark), clients."""
     needs: frozenset[str] = frozenset()
     lasts_s: tuple[float, float] = (3.0, 7.0)
     etcds: int = 1

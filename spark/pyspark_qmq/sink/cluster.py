@@ -34,6 +34,7 @@ import numpy as np
 from pyspark_qmq.sink.packets import Packet
 from pyspark_qmq.sink.requests import (
     Ask,
+    Glance,
     Locate,
     Look,
     LookedUp,
@@ -68,10 +69,12 @@ PAGE: Final = 1_000
 FETCH_BYTES: Final = 4 * MIB
 
 
-def look_up(ask: Look, writer: RowWriter, call: Call) -> LookedUp:
-    """Answer a `Look`. Raises RouteChanged for a closed partition that is not sealed yet,
-    LogDamaged, and what `call` raises.
+def look_up(ask: Look | Glance, writer: RowWriter, call: Call) -> LookedUp:
+    """Answer a `Look` or a `Glance`. Raises RouteChanged for a closed partition that is not sealed
+    yet, LogDamaged, and what `call` raises.
     """
+    if isinstance(ask, Glance):
+        return _newest(ask.target, writer, call)
     if ask.target.partition == 0:
         return _outside_partitions(ask.target, writer, call)
     if (
@@ -82,6 +85,17 @@ def look_up(ask: Look, writer: RowWriter, call: Call) -> LookedUp:
     ):
         raise RouteChanged(f"{ask.target} was closed, and its broker group has not sealed it yet")
     return _in_partition(ask, writer, call)
+
+
+def _newest(to: RowTarget, writer: RowWriter, call: Call) -> LookedUp:
+    batch = next(_sent(to, writer, call, NUMBERS_END), None)
+    if batch is None:
+        return LookedUp()
+    if to.partition == 0:
+        return LookedUp(has_any=True, has_later=batch[0] >= writer.numbers_end)
+    view = _read(to, batch, call) if batch[2] and not writer.has_own_ids else None
+    has_later = view is not None and writer.read_ids(_ids_of(view))[1] > writer.epoch
+    return LookedUp(has_any=True, has_later=has_later)
 
 
 def _outside_partitions(to: RowTarget, writer: RowWriter, call: Call) -> LookedUp:
@@ -222,8 +236,8 @@ class SinkCluster:
         ordering = self._metadata.locate(subject, creates=creates).placement.ordering
         return 0 if ordering is None else ordering.route.logical_partitions
 
-    def answer(self, ask: Ask, writer: RowWriter) -> Where | LookedUp:
-        """Answer a core's question. Raises UnknownSubject, LogDamaged, and Unavailable if a retry
+    def answer(self, ask: Ask | Glance, writer: RowWriter) -> Where | LookedUp:
+        """Answer a question. Raises UnknownSubject, LogDamaged, and Unavailable if a retry
         may help.
         """
         return self._locate(ask) if isinstance(ask, Locate) else self._look_up(ask, writer)
@@ -235,7 +249,7 @@ class SinkCluster:
         writable = {each.group: each.is_writable for each in found.placement.routes}
         return {group: writable.get(group, False) for group in found.hosts}
 
-    def _look_up(self, ask: Look, writer: RowWriter) -> LookedUp:
+    def _look_up(self, ask: Look | Glance, writer: RowWriter) -> LookedUp:
         to = ask.target
         channel = self.take(to)
         try:
@@ -247,7 +261,7 @@ class SinkCluster:
             channel.close()
             raise
         self._masters[to.is_delayed].give(to.broker_group, channel)
-        if ask.is_final:
+        if isinstance(ask, Look) and ask.is_final:
             self._remember(writer, to)
         return found
 
@@ -259,6 +273,10 @@ class SinkCluster:
     def may_skip(self, writer: RowWriter, to: RowTarget) -> bool:
         """Whether a partition was seen closed in an earlier epoch of the writer."""
         return self._closed.get((writer.name, to), writer.epoch) < writer.epoch
+
+    def subjects(self) -> list[str]:
+        """The names of all subjects that this principal may see. Raises NotConnected."""
+        return [each.settings.name for each in self._metadata.list_subjects()]
 
     # --- connections ------------------------------------------------------------------------------
 

@@ -15,7 +15,8 @@ Names are case-insensitive. An unknown name is refused with the nearest known on
 
 With `qmq.txnId`, a row is identified by its position: a batch write needs a deterministic plan, and
 a stream that lost its checkpoint must split its source into the same epochs again. In
-`foreachBatch`, where each epoch is a batch write, use a name per epoch, such as `name-EPOCH`.
+`foreachBatch`, the number of the batch is the epoch: one name serves all batches, and two writes in
+a batch need two names.
 
 The columns of a DataFrame become the parts of a message:
 
