@@ -43,7 +43,7 @@ DEATHS: Final = 100
 EXECUTORS: Final = {
     "spark.executor.memory": "512m",
     "spark.deploy.maxExecutorRetries": "-1",
-    # What Spark's file sources are cut by, whatever executors are there.
+    # What Spark's file sources are cut by, with any executors.
     "spark.default.parallelism": "2",
     "spark.driver.host": "127.0.0.1",
     "spark.driver.bindAddress": "127.0.0.1",

@@ -55,7 +55,8 @@ DRAINED_S: Final = (0.5, 2.0)
 LOOK_S: Final = 1.0
 LINES_MAX: Final = 30
 FAULTS: Final = FEW | {"kill-one", "kill-pair", "kill-meta", "kill-driver", "kill-executor"}
-WORKERS: Final = FEW - {"stop-master", "partition-master"} | {"kill-driver", "kill-executor"}
+SOME: Final = frozenset({"none", "kill-master", "kill-driver", "kill-executor"})
+"""For another source or sink than a subject, and for another kind of executor."""
 ERROR: Final = re.compile(r"qmq\.errors\.(\w+)")
 
 
@@ -408,13 +409,13 @@ WORKLOADS = (
         "spark-executors",
         "a stream with executors of its own copies a subject",
         "local-cluster[2,1,512]",
-        WORKERS,
+        SOME,
     ),
     _copying(
         "spark-standalone",
         "a stream on a master and a worker copies a subject",
         "standalone",
-        WORKERS,
+        SOME,
     ),
     _workload(
         "spark-ordered",
@@ -428,6 +429,7 @@ WORKLOADS = (
         IN_ORDER,
         {"fifo": 50, "received": 50, "placed": 50, "rerouted": 2},
         lambda events: all_received(events) and all_placed(events),
+        only=SOME,
     ),
     _workload(
         "spark-files",
@@ -437,6 +439,7 @@ WORKLOADS = (
         ("copy_no_loss", "copy_once", "copy_no_phantom", "stream_goes_on"),
         {"send": 10, "copied": 50},
         all_copied,
+        only=SOME,
     ),
     _workload(
         "spark-tables",
@@ -447,6 +450,7 @@ WORKLOADS = (
         {"send": 50, "copied": 50},
         all_copied,
         drivers=2,
+        only=SOME,
     ),
     _workload(
         "spark-all",
