@@ -129,6 +129,9 @@ class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         for near in self._retention.look(topology.queues, begin, time.monotonic()):
             log.warning("%s%s", named(self._reader), near)
         end = admit(topology, begin, self._limit(limit), self._until)
+        if self._asked.skips_lost:
+            # Spark takes the report for this micro-batch's progress before it asks for the tasks.
+            self._note_losses(begin, end, topology)
         return offsets.to_json(
             end, offsets.per_task_of_json(start) | per_task(topology, begin, end, self._asked.plan)
         )
@@ -308,7 +311,7 @@ def lag(progress: Any) -> int:
 
 def lost(progress: Any) -> int:
     """The number of messages that were deleted before a query read them, since its driver began,
-    over all sources of the query. Only a query with `failOnDataLoss=false` goes on after a loss.
+    over all sources of the query. Only a query with `failOnDataLoss=false` continues after a loss.
     """
     return sum(
         sum(lost_of_json(found).values())

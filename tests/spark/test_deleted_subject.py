@@ -126,7 +126,7 @@ def test_a_stream_goes_on_with_its_other_subjects_and_with_one_that_comes_back(
     assert f"messages 5 to 7 of {subject}/0@broker-0 (3)" in said
     assert query.lost == 3
     query.restart()
-    assert query.micro_batch() == [], "a new driver goes on, too"
+    assert query.micro_batch() == [], "a new driver continues, too"
     node.create(subject)
     again = send(node, subject, 4)
     assert query.micro_batch() == again
@@ -199,7 +199,7 @@ def test_a_subject_must_exist_when_a_stream_first_begins(node: NodeThread) -> No
         Query(node, "there-is-none", failOnDataLoss="false")
 
 
-def test_a_purge_that_ran_ahead_is_said_for_each_queue_and_counted_once(
+def test_a_purge_that_ran_ahead_is_reported_and_counted_once(
     node: NodeThread, subject: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     send(node, subject, 10)

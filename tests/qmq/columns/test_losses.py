@@ -29,7 +29,7 @@ def test_a_text_about_many_queues_is_short() -> None:
     assert text.endswith("; and of 900 more queues")
 
 
-def test_a_loss_is_said_once_and_counted_by_the_micro_batches_that_have_it() -> None:
+def test_a_loss_is_reported_once_and_counted_by_its_micro_batches() -> None:
     losses = LossCount()
     gone = LostRange(ONE, 5, 500)
     assert losses.add([gone], {ONE: 35}) == [gone]
@@ -41,7 +41,7 @@ def test_a_loss_is_said_once_and_counted_by_the_micro_batches_that_have_it() -> 
     assert losses.lost == {ONE: 505}
 
 
-def test_retention_that_comes_near_is_said_once_with_numbers_and_the_time_left() -> None:
+def test_retention_that_comes_near_is_reported_once_with_the_time_left() -> None:
     watch = RetentionWatch()
     done = {ONE: 300}
     assert watch.look({ONE: queue(0, 1_000)}, done, 0.0) == []
@@ -51,7 +51,7 @@ def test_retention_that_comes_near_is_said_once_with_numbers_and_the_time_left()
         "orders/0@g1 keeps messages 250 to 999; 50 of these 750 are read, and 700 wait: retention "
         "is about to delete messages from 300 on before they are read, in about 10 s as it goes now"
     )
-    assert watch.look({ONE: queue(260, 1_000)}, done, 30.0) == [], "it is said"
+    assert watch.look({ONE: queue(260, 1_000)}, done, 30.0) == [], "it was reported"
     assert watch.look({ONE: queue(260, 1_000)}, {ONE: 900}, 40.0) == []
     assert watch.look({ONE: queue(890, 2_000)}, {ONE: 900}, 50.0) != [], "it is near again"
 
