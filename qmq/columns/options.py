@@ -26,6 +26,8 @@
                              minimum number of tasks; approximate maximum size of a task (128 MiB)
     failOnDataLoss           true (default): fail if retention deleted needed messages; false:
                              continue with the remaining ones
+    qmq.reader               streams only: the name under which operators see the stream
+                             (`qmq group lag`, `qmq top`); default spark-HOST-PID
     includeHeaders           true: add the column `headers`; default false
     includeDirected          true: include copies for one consumer group; default false
     tags, tagsAll            messages with one of these tags; with all of these tags. Separated by
@@ -141,6 +143,7 @@ NAMES: Final = (
     "minPartitions",
     "maxBytesPerPartition",
     "failOnDataLoss",
+    "qmq.reader",
     "includeHeaders",
     "includeDirected",
     "tags",
@@ -152,7 +155,7 @@ NAMES: Final = (
 LOGS: Final = ("messages", "deliveries", "progress", "schedules")
 RETRY_MS: Final = 60_000
 _BATCH_ONLY: Final = ("endingOffsets", "endingTimestamp")
-_STREAM_ONLY: Final = ("maxOffsetsPerTrigger", "maxBytesPerTrigger")
+_STREAM_ONLY: Final = ("maxOffsetsPerTrigger", "maxBytesPerTrigger", "qmq.reader")
 _CHOICES: Final = ("subscribe", "subscribePattern", "assign")
 
 
@@ -188,6 +191,22 @@ class Choice:
     queues: Mapping[str, tuple[str, ...]] | None = None
     """Subject → names of queues."""
 
+    def selects(self, subject: str) -> bool:
+        """Whether the subject, or queues of it, are chosen."""
+        if self.pattern:
+            return re.fullmatch(self.pattern, subject) is not None
+        return subject in self.subjects
+
+    def without(self, subjects: Collection[str]) -> Choice:
+        """The choice without some subjects; a pattern stays."""
+        if self.pattern or not subjects:
+            return self
+        left = tuple(each for each in self.subjects if each not in subjects)
+        queues = self.queues
+        return Choice(
+            left, queues=None if queues is None else {each: queues[each] for each in left}
+        )
+
 
 @dataclass(frozen=True, slots=True)
 class ReadOptions:
@@ -204,6 +223,8 @@ class ReadOptions:
     skips_lost: bool = False
     selection: ReadSelection = ALL
     lake: LakeAddress | None = None
+    reader: str = ""
+    """The name of a stream; empty: none was given."""
 
 
 def _values_of(options: Mapping[str, str]) -> OptionValues:
@@ -264,6 +285,7 @@ def parse(options: Mapping[str, str], *, is_stream: bool) -> ReadOptions:
         not given.flag("failOnDataLoss", True),
         _selection(given),
         _lake(given, is_stream),
+        check_name("reader", given.text("qmq.reader")) if given.has("qmq.reader") else "",
     )
 
 

@@ -250,6 +250,10 @@ class Metadata:
         )
         return list(found.groups)
 
+    def forget_routes(self, subject: str) -> None:
+        """The subject was deleted: if it comes back, its first route is another one."""
+        self._first_routes.pop(subject, None)
+
     # --- asking -----------------------------------------------------------------------------------
 
     def _ask(self, method: str, request: Any, retry_ms: int | None = None) -> Any:

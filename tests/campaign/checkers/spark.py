@@ -8,8 +8,8 @@ A fence leaves a second copy of a message in the source, which is a message of i
 target may have it, too. Order across partitions is `fifo_order` (checkers/fifo.py), by what a
 consumer of the target receives; here it is the order in each partition.
 
-A sink that does not know its rows again, and a reader that plans a micro-batch in another way, copy twice. A
-reader that reads the target of a change together with its sources mixes the messages of keys. If
+A sink that does not know its rows again, and a reader that plans a micro-batch in another way, copy
+twice. A reader that reads the target of a change together with its sources mixes the messages of keys. If
 the sink refuses what a query repeats by its own checkpoint, one of the two does not keep to the
 offsets: queries end because they are killed, or because nobody answers, and for nothing else.
 """
