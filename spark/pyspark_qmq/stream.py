@@ -15,7 +15,8 @@ One reader lives in the driver for the whole query. Rules:
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
@@ -25,6 +26,7 @@ from pyspark.sql.streaming.datasource import (
     ReadLimit,
     ReadMaxBytes,
     ReadMaxRows,
+    ReadMinRows,
     SupportsTriggerAvailableNow,
 )
 from pyspark.sql.types import StructType
@@ -45,6 +47,7 @@ from qmq.columns.planning import (
     ranges,
     stream_tasks,
     tasks,
+    waiting,
 )
 from qmq.columns.reading import address_of, forget, log_at, read_task, starts, topology_of
 from qmq.errors import InvalidArgument
@@ -55,13 +58,20 @@ if TYPE_CHECKING:
 
 
 class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    def __init__(self, asked: ReadOptions, schema: StructType) -> None:
+    def __init__(
+        self,
+        asked: ReadOptions,
+        schema: StructType,
+        monotonic_s: Callable[[], float] = time.monotonic,
+    ) -> None:
         self._asked = asked
+        self._monotonic_s = monotonic_s
         self._columns = columns_of(schema)
         self._address = address_of(asked.where)
         self._initial: dict[str, dict[str, int]] | None = None
         self._until: dict[QueueKey, int] | None = None
         self._newest: dict[str, dict[str, int]] | None = None
+        self._waiting_since_s: float | None = None
 
     # --- in the driver ----------------------------------------------------------------------------
 
@@ -77,11 +87,13 @@ class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return self._initial
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802 - the name is Spark's
-        """The limit given by `maxOffsetsPerTrigger` or `maxBytesPerTrigger`."""
-        limit = self._asked.limit
+        """The limit given by options; the first of them, because Spark takes only one."""
+        limit, rows_min = self._asked.limit, self._asked.minimum.rows
         if limit.rows_max is not None:
             return ReadMaxRows(limit.rows_max)
-        return ReadMaxBytes(limit.bytes_max) if limit.bytes_max is not None else ReadAllAvailable()
+        if limit.bytes_max is not None:
+            return ReadMaxBytes(limit.bytes_max)
+        return ReadMinRows(rows_min) if rows_min else ReadAllAvailable()
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802 - the name is Spark's
         """Read only up to the current end. Raises what `initialOffset` raises."""
@@ -94,10 +106,27 @@ class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         topology = self._current_topology()
         self._newest = offsets.to_json(_ends(topology))
         begin = offsets.of_json(start)
+        if not self._is_enough(waiting(topology, begin), limit):
+            return offsets.to_json(begin, offsets.per_task_of_json(start))
         end = admit(topology, begin, self._limit(limit), self._until)
+        if end != begin:
+            self._waiting_since_s = None
         return offsets.to_json(
             end, offsets.per_task_of_json(start) | per_task(topology, begin, end, self._asked.plan)
         )
+
+    def _is_enough(self, count: int, limit: ReadLimit) -> bool:
+        """Whether so many waiting messages are read now. A query that ends by itself never waits
+        for more.
+        """
+        if count == 0:
+            self._waiting_since_s = None
+        if count == 0 or self._until is not None or isinstance(limit, ReadAllAvailable):
+            return True
+        now_s = self._monotonic_s()
+        if self._waiting_since_s is None:
+            self._waiting_since_s = now_s
+        return self._asked.minimum.is_met(count, int((now_s - self._waiting_since_s) * 1000))
 
     def _limit(self, limit: ReadLimit) -> Limit:
         """The limit. The engine passes its own, and only one if both limits were given."""
