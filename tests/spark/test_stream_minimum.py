@@ -82,7 +82,7 @@ def test_few_messages_wait_no_longer_than_the_delay_from_when_the_first_is_seen(
     assert stream.trigger() == 1
 
 
-def test_a_backlog_beyond_the_limit_leaves_what_waits_anew(traffic: Traffic) -> None:
+def test_what_a_limit_leaves_waits_for_enough_messages_again(traffic: Traffic) -> None:
     stream = WaitingStream(traffic, maxOffsetsPerTrigger="12")
     stream.send(19)
     assert stream.trigger() == 12
