@@ -71,6 +71,30 @@ class Limit:
 NO_LIMIT = Limit()
 
 
+@dataclass(frozen=True, slots=True)
+class Minimum:
+    """When waiting messages are enough for a micro-batch."""
+
+    rows: int = 0
+    delay_ms_max: int = 900_000
+    """Fewer messages wait no longer than this."""
+
+    def is_met(self, waiting: int, waited_ms: int) -> bool:
+        """`waited_ms`: how long the first of the waiting messages has been known."""
+        return waiting >= self.rows or waited_ms >= self.delay_ms_max
+
+
+NO_MINIMUM = Minimum()
+
+
+def waiting(topology: Topology, start: Offsets) -> int:
+    """The number of messages behind `start`, also those of partitions that are not open yet."""
+    return sum(
+        max(queue.end - max(start.get(key, 0), queue.start), 0)
+        for key, queue in topology.queues.items()
+    )
+
+
 def open_partitions(
     subject: str, routes: Routes, offsets: Offsets, known: Container[QueueKey]
 ) -> frozenset[int]:

@@ -20,7 +20,7 @@ from __future__ import annotations
 import json
 import logging
 import time
-from collections.abc import Container, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final
 
@@ -30,6 +30,7 @@ from pyspark.sql.streaming.datasource import (
     ReadLimit,
     ReadMaxBytes,
     ReadMaxRows,
+    ReadMinRows,
     SupportsTriggerAvailableNow,
 )
 from pyspark.sql.types import StructType
@@ -59,6 +60,7 @@ from qmq.columns.planning import (
     ranges,
     stream_tasks,
     tasks,
+    waiting,
 )
 from qmq.columns.reading import address_of, forget, log_at, read_task, starts, topology_of
 from qmq.errors import InvalidArgument, UnknownSubject
@@ -77,8 +79,14 @@ hundred times a second.
 
 
 class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    def __init__(self, asked: ReadOptions, schema: StructType) -> None:
+    def __init__(
+        self,
+        asked: ReadOptions,
+        schema: StructType,
+        monotonic_s: Callable[[], float] = time.monotonic,
+    ) -> None:
         self._asked = asked
+        self._monotonic_s = monotonic_s
         self._columns = columns_of(schema)
         self._address = address_of(asked.where)
         self._initial: dict[str, dict[str, int]] | None = None
@@ -92,6 +100,7 @@ class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """When subjects that were deleted were last asked for."""
         self._losses = LossCount()
         self._retention = RetentionWatch()
+        self._waiting_since_s: float | None = None
 
     # --- in the driver ----------------------------------------------------------------------------
 
@@ -107,11 +116,13 @@ class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return self._initial
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802 - the name is Spark's
-        """The limit given by `maxOffsetsPerTrigger` or `maxBytesPerTrigger`."""
-        limit = self._asked.limit
+        """The limit given by options; the first of them, because Spark takes only one."""
+        limit, rows_min = self._asked.limit, self._asked.minimum.rows
         if limit.rows_max is not None:
             return ReadMaxRows(limit.rows_max)
-        return ReadMaxBytes(limit.bytes_max) if limit.bytes_max is not None else ReadAllAvailable()
+        if limit.bytes_max is not None:
+            return ReadMaxBytes(limit.bytes_max)
+        return ReadMinRows(rows_min) if rows_min else ReadAllAvailable()
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802 - the name is Spark's
         """Read only up to the current end. Raises what `initialOffset` raises."""
@@ -126,15 +137,32 @@ class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             begin, ReaderReport(self._reader, begin, self._losses.lost)
         )
         self._newest = _ends(topology)
-        for near in self._retention.look(topology.queues, begin, time.monotonic()):
+        for near in self._retention.look(topology.queues, begin, self._monotonic_s()):
             log.warning("%s%s", named(self._reader), near)
+        if not self._is_enough(waiting(topology, begin), limit):
+            return offsets.to_json(begin, offsets.per_task_of_json(start))
         end = admit(topology, begin, self._limit(limit), self._until)
+        if end != begin:
+            self._waiting_since_s = None
         if self._asked.skips_lost:
             # Spark takes the report for this micro-batch's progress before it asks for the tasks.
             self._note_losses(begin, end, topology)
         return offsets.to_json(
             end, offsets.per_task_of_json(start) | per_task(topology, begin, end, self._asked.plan)
         )
+
+    def _is_enough(self, count: int, limit: ReadLimit) -> bool:
+        """Whether so many waiting messages are read now. A query that ends by itself never waits
+        for more.
+        """
+        if count == 0:
+            self._waiting_since_s = None
+        if count == 0 or self._until is not None or isinstance(limit, ReadAllAvailable):
+            return True
+        now_s = self._monotonic_s()
+        if self._waiting_since_s is None:
+            self._waiting_since_s = now_s
+        return self._asked.minimum.is_met(count, int((now_s - self._waiting_since_s) * 1000))
 
     def _limit(self, limit: ReadLimit) -> Limit:
         """The limit. The engine passes its own, and only one if both limits were given."""
@@ -251,7 +279,7 @@ class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         may_lack: Container[str] = ()
         if self._asked.skips_lost:
             may_lack = choice.subjects if is_start_unknown else read
-        now_s = time.monotonic()
+        now_s = self._monotonic_s()
         if self._gone and now_s - self._looked_s < LOOK_AGAIN_S:
             choice = choice.without(self._gone)
         elif self._gone:
