@@ -4,6 +4,7 @@ the guarantees.
 `qmq.columns` reads the log; this package has what Spark calls.
 
 session.py   a SparkSession that finds Java and the data source
+progress.py  a line for each micro-batch
 source.py, stream.py, sink/
              what Spark calls
 jobs/        archive, order_audit, lag_report, duplicates, dead_letters, delay_accuracy
@@ -17,6 +18,8 @@ discovery is convenient, but only `register` is reliable.
 
 from __future__ import annotations
 
+import os
+import sys
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -31,10 +34,19 @@ def register(spark: SparkSession) -> None:
     """Register `spark.read.format("qmq")` and its relatives in a session. Calling it again has no
     effect.
 
+    Python processes of a local master run this interpreter then, if PYSPARK_PYTHON does not name
+    another one: Spark would use `python3` from PATH, which may lack QMQ.
+
     Raises ImportError if the extra `spark` is not installed: pip install 'qmq[spark]'.
     """
+    from pyspark.sql.utils import is_remote
+
     from pyspark_qmq.source import QmqDataSource
 
+    if not is_remote() and not os.environ.get("PYSPARK_PYTHON"):
+        context = spark.sparkContext
+        if (context.master or "").startswith("local"):
+            context.pythonExec = sys.executable
     spark.dataSource.register(QmqDataSource)
 
 

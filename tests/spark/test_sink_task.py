@@ -253,11 +253,21 @@ def test_rows_find_their_own_subjects(node: NodeThread, cluster: SinkCluster) ->
     assert node.bodies("two") == [body for row, body in enumerate(BODIES) if not row % 3]
 
 
-def test_an_unknown_subject_is_refused_or_created(node: NodeThread, cluster: SinkCluster) -> None:
+def test_an_unknown_subject_is_refused_where_creation_is_off(cluster: SinkCluster) -> None:
     with pytest.raises(UnknownSubject, match="nowhere"):
         write(cluster, "body binary", plain(), subject="nowhere")
-    write(cluster, "body binary", plain(), subject="nowhere", createSubject="true")
-    assert node.bodies("nowhere") == BODIES
+
+
+def test_an_unknown_subject_is_created_as_a_client_would(tmp_path: Path) -> None:
+    with node_thread(tmp_path, auto_create=True) as node:
+        cluster = SinkCluster(node.address)
+        try:
+            with pytest.raises(UnknownSubject, match="nowhere"):
+                write(cluster, "body binary", plain(), subject="nowhere", createSubject="false")
+            write(cluster, "body binary", plain(), subject="nowhere")
+            assert node.bodies("nowhere") == BODIES
+        finally:
+            cluster.close()
 
 
 def test_rows_without_keys_are_refused_by_an_ordered_subject(
@@ -415,10 +425,7 @@ def test_a_broker_that_is_killed_in_the_middle_and_comes_back_gets_each_row_once
     cluster = SinkCluster(node.address)
     try:
         node.start()
-        assert (
-            write(cluster, "body binary", rows(), subject="killed", createSubject="true").rows
-            == ROWS
-        )
+        assert write(cluster, "body binary", rows(), subject="killed").rows == ROWS
         again = write(cluster, "body binary", plain(), subject="killed")
         assert (again.batches, again.found) == (0, ROWS)
         log = ServerAddress(node.address).open()
