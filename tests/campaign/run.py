@@ -28,6 +28,8 @@ DRAINED_S: Final = 240.0
 ENDED_S: Final = 70.0
 """A sender's batch may be under way for its whole time limit."""
 LOOK_S: Final = 0.25
+WITH_BUG: Final = 0.3
+"""The share of these times with a planted bug, where much of what is waited for never happens."""
 
 
 Disturb: TypeAlias = Callable[[World, Recorder, Callable[[], int]], Awaitable[None]]
@@ -71,7 +73,13 @@ async def run_test(
             seconds = max(seconds, test.workload.seconds if test.workload.is_long else 0.0)
             tell(f"the cluster is up after {time.monotonic() - begun_s:.1f} s")
             reason, is_drained = await _in_cluster(
-                world, tail, histories, seed, disturb or tormenting(seconds), tell
+                world,
+                tail,
+                histories,
+                seed,
+                disturb or tormenting(seconds),
+                WITH_BUG if bug else 1.0,
+                tell,
             )
     except (ClusterError, OSError, TimeoutError) as failure:
         return Result(
@@ -99,6 +107,7 @@ async def _in_cluster(
     histories: Path,
     seed: int,
     disturb: Disturb,
+    patience: float,
     tell: Callable[[str], None],
 ) -> tuple[str, bool]:
     """Why the run ended early, and whether readers got everything."""
@@ -109,7 +118,9 @@ async def _in_cluster(
     looking = asyncio.create_task(_look(tail))
     try:
         try:
-            await _until(lambda: all(tail.answered[name] for name in work.gates), BEGUN_S)
+            await _until(
+                lambda: all(tail.answered[name] for name in work.gates), patience * BEGUN_S
+            )
             tell("clients are served")
         except TimeoutError:  # a bug may be the reason, and then a checker says which
             tell("some operations are never answered")
@@ -120,7 +131,7 @@ async def _in_cluster(
             except DoesNotServe as failure:
                 reason = str(failure)
         await _again(world)
-        await _after_the_last_fault(tail, work.gates)
+        await _after_the_last_fault(tail, work.gates, patience * BEGUN_S)
         senders = [
             f"{role.name}{number}"
             for role in work.roles
@@ -129,7 +140,7 @@ async def _in_cluster(
         ]
         await world.do(world.cluster.stop, *senders)
         tell("senders ended")
-        is_drained = await _drained(world, tail)
+        is_drained = await _drained(world, tail, patience * DRAINED_S)
         tell("readers have everything" if is_drained else "readers did not get everything")
         alive = [name for name in world.clients if world.state(name) != "dead"]
         await world.do(world.cluster.stop, *alive)
@@ -171,18 +182,18 @@ async def _again(world: World) -> None:
             await world.start(name)
 
 
-async def _after_the_last_fault(tail: Tail, names: Iterable[str]) -> None:
+async def _after_the_last_fault(tail: Tail, names: Iterable[str], within_s: float) -> None:
     """So much is answered once more that the gates can see it."""
     before = Counter(tail.answered)
     try:
-        await _until(lambda: all(tail.answered[name] > before[name] for name in names), BEGUN_S)
+        await _until(lambda: all(tail.answered[name] > before[name] for name in names), within_s)
     except TimeoutError:
         return
 
 
-async def _drained(world: World, tail: Tail) -> bool:
+async def _drained(world: World, tail: Tail, within_s: float) -> bool:
     try:
-        await _until(lambda: world.test.workload.is_drained(tail.events), DRAINED_S)
+        await _until(lambda: world.test.workload.is_drained(tail.events), within_s)
     except TimeoutError:
         return False
     return True

@@ -11,7 +11,8 @@ consumer of the target receives; here it is the order in each partition.
 A sink that does not know its rows again, and a reader that plans a micro-batch in another way, copy
 twice. A reader that reads the target of a change together with its sources mixes the messages of
 keys. If the sink refuses what a query repeats by its own checkpoint, one of the two does not keep
-to the offsets: queries end because they are killed, or because nobody answers, and for nothing else.
+to the offsets: queries end because they are killed, or because nobody answers, and for nothing
+else.
 """
 
 from __future__ import annotations
