@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeAlias
 
@@ -20,6 +21,7 @@ from qmq.columns.model import (
     QueueKey,
     QueuePiece,
     ReadSelection,
+    Routes,
     SourceBatch,
     SourceQueue,
     Topology,
@@ -27,7 +29,7 @@ from qmq.columns.model import (
 from qmq.columns.options import Choice, ReadOptions, StartPosition
 from qmq.columns.planning import ReadTask
 from qmq.columns.servers.log import ServerAddress
-from qmq.errors import InvalidArgument
+from qmq.errors import InvalidArgument, UnknownSubject
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -115,6 +117,21 @@ FindTime = Callable[[QueueKey, int], int]
 """The first sequence of a queue that was stored at or after a time, in ms."""
 
 
+def _of_those_left(log: CommittedLog, subjects: list[str]) -> Topology:
+    """The topology of subjects that were listed a moment ago."""
+    try:
+        return log.topology(subjects)
+    except UnknownSubject:  # one was deleted since
+        queues: dict[QueueKey, SourceQueue] = {}
+        routes: dict[str, Routes] = {}
+        for each in subjects:
+            with suppress(UnknownSubject):
+                found = log.topology([each])
+                queues |= found.queues
+                routes |= found.routes
+        return Topology(queues, routes)
+
+
 def topology_of(log: CommittedLog, choice: Choice) -> Topology:
     """The committed part of the selected queues. Raises UnknownSubject, InvalidArgument,
     NotConnected, LogDamaged.
@@ -122,7 +139,7 @@ def topology_of(log: CommittedLog, choice: Choice) -> Topology:
     if choice.pattern:
         pattern = re.compile(choice.pattern)
         subjects = [each for each in log.subjects() if pattern.fullmatch(each)]
-        return log.topology(subjects) if subjects else Topology({})
+        return _of_those_left(log, subjects) if subjects else Topology({})
     found = log.topology(list(choice.subjects))
     chosen = assigned(choice, found.queues)
     return Topology(
