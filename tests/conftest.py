@@ -37,7 +37,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--no-skips",
         action="store_true",
-        help="fail if a test is skipped, unless it needs an engine, the history or a checkout",
+        help="fail if a test is skipped, unless it needs an engine or the history",
     )
 
 
@@ -169,7 +169,7 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
     if [
         each
         for each in reporter.stats.get("skipped", ())
-        if not {"checkout", "docker", "history"} & set(each.keywords)
+        if not {"docker", "history"} & set(each.keywords)
     ]:
         reporter.write_line(
             "tests were skipped that are not to be skipped here: see the list below", red=True

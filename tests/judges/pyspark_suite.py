@@ -36,6 +36,7 @@ SUITE: Final = Suite(
         'a stream of `format("text")` reads a subject that has the lines of the files '
         "(`tests/judges/cases/pyspark_conftest.py`)"
     ),
+    tag=f"v{pyspark.__version__}",
     parts=(TESTS, INPUT),
     programs=("java",),
 )

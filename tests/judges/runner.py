@@ -48,10 +48,7 @@ def differences(suite: Suite) -> list[Difference]:
 def lacking(suite: Suite, checkout: Path | None) -> str | None:
     """Why a suite cannot run here."""
     if suite.needs_checkout and checkout is None:
-        return (
-            f"no checkout of {suite.project}: git clone https://github.com/{suite.project}, "
-            f"then scripts/judges {suite.name} CHECKOUT"
-        )
+        return no_checkout(suite)
     missing = [each for each in suite.programs if shutil.which(each) is None]
     if missing:
         return f"no {' and no '.join(missing)} on the PATH"
@@ -59,6 +56,20 @@ def lacking(suite: Suite, checkout: Path | None) -> str | None:
     if unfetched or not has_beside(suite):
         return f"the suite {suite.name} was not fetched: scripts/judges"
     return None
+
+
+def no_checkout(suite: Suite) -> str:
+    branch = f"--branch {suite.tag} --depth 1 " if suite.tag else ""
+    return (
+        f"no checkout of {suite.project}: git clone {branch}https://github.com/{suite.project}, "
+        f"then scripts/judges {suite.name} CHECKOUT"
+    )
+
+
+def checkout_in(folder: str | None, suite: Suite) -> Path | None:
+    """The suite's checkout in a folder of checkouts."""
+    found = Path(folder, suite.project.rpartition("/")[2]) if folder and suite.project else None
+    return found if found is not None and found.is_dir() else None
 
 
 def judge(suite: Suite, checkout: Path | None) -> Report:

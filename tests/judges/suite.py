@@ -14,7 +14,7 @@ from judges.outcomes import Outcomes, of_junit
 
 ROOT: Final = Path(__file__).resolve().parents[2]
 FOLDER: Final = Path(__file__).parent
-SUITE_S_MAX: Final = 3600
+SUITE_S_MAX: Final = 7200
 TEST_S_MAX: Final = 300
 
 
@@ -41,7 +41,7 @@ class Stage:
 
     def run(self, *command: str, **environment: str) -> str:
         """Run a program in the suite's folder, and return what it says. Its exit status may be
-        any. Raises TimeoutExpired.
+        any. Raises Unusable if it does not end.
         """
         output = self.out / "output"
         with output.open("a") as file:
@@ -55,6 +55,11 @@ class Stage:
             )
             try:
                 process.wait(SUITE_S_MAX)
+            except subprocess.TimeoutExpired:
+                raise Unusable(
+                    f"{command[0]} did not end within {SUITE_S_MAX} s:\n"
+                    f"{output.read_text(errors='replace')[-4000:]}"
+                ) from None
             finally:
                 end_session(process)
         return output.read_text(errors="replace")
@@ -88,6 +93,8 @@ class Suite:
     """What is changed in the suite, in words for the page."""
     package: str = ""
     """The package on PyPI whose source distribution has the suite, in the installed version."""
+    tag: str = ""
+    """The tag that a checkout has to be of; empty: any."""
     parts: Sequence[str] = (".",)
     """The folders of a checkout that are copied."""
     beside: Sequence[str] = ()

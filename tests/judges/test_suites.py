@@ -1,34 +1,29 @@
-"""Suites of other projects, which fail where a page does not say so. Those from packages run in the
-long form; the others where `QMQ_CHECKOUTS` names a folder with checkouts.
-"""
+"""The runner on a suite of another project. `scripts/judges --all` runs all of them."""
 
 from __future__ import annotations
 
-import os
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
 
-from judges.runner import judge, lacking
+from judges.runner import checkout_in, judge, lacking
 from judges.suites import SUITES
 
-QUICK = {"kombu"}
 
-
-def marked(name: str) -> object:
-    suite = SUITES[name]
-    marks = [pytest.mark.long if name in QUICK else pytest.mark.longest]
-    marks += [pytest.mark.checkout] if suite.needs_checkout else []
-    return pytest.param(name, marks=[*marks, pytest.mark.timeout(7200)])
-
-
-@pytest.mark.parametrize("name", [marked(name) for name in SUITES if SUITES[name].project])
-def test_a_suite_of_another_project_holds(name: str) -> None:
-    suite, folder = SUITES[name], os.environ.get("QMQ_CHECKOUTS")
-    checkout = Path(folder, suite.project.rpartition("/")[2]) if folder else None
-    if checkout is not None and not checkout.is_dir():
-        checkout = None
-    if why_not := lacking(suite, checkout):
+@pytest.mark.long
+def test_the_suite_of_kombu_holds() -> None:
+    suite = SUITES["kombu"]
+    if why_not := lacking(suite, None):
         pytest.skip(why_not)
-    report = judge(suite, checkout)
+    report = judge(suite, None)
     assert report.verdict.holds, f"{report.verdict}\n{report.output[-20_000:]}"
+
+
+def test_a_suite_without_its_checkout_says_which_one_it_wants(tmp_path: Path) -> None:
+    suite = SUITES["pyspark-streaming"]
+    assert checkout_in(None, suite) is checkout_in(str(tmp_path), suite) is None
+    wanted = f"git clone --branch v{version('pyspark')} --depth 1 https://github.com/apache/spark,"
+    assert wanted in (lacking(suite, None) or "")
+    (tmp_path / "spark").mkdir()
+    assert checkout_in(str(tmp_path), suite) == tmp_path / "spark"

@@ -29,8 +29,8 @@ class Folder:
         self._sent: set[Path] = set()
 
     def send(self) -> None:
-        """Send the lines of files that were not sent yet."""
-        files = {each for each in self._path.rglob("*") if each.is_file()}
+        """Send the lines of files that were not sent yet. Spark leaves out folders inside, too."""
+        files = {each for each in self._path.iterdir() if each.is_file()}
         with connect(SERVER) as mq:
             for each in sorted(files - self._sent):
                 for line in each.read_text().splitlines():

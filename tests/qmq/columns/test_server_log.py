@@ -18,6 +18,8 @@ from support.clusters import REPLICATED, ServerCluster, bodies, cluster, read_al
 import qmq
 from qmq import limits
 from qmq.columns.model import QueueKey, QueuePiece, ReadSelection, Routes, SourceBatch, SourceQueue
+from qmq.columns.options import Choice
+from qmq.columns.reading import topology_of
 from qmq.columns.servers import reading
 from qmq.columns.servers.log import ServerAddress, ServerLog
 from qmq.errors import InvalidArgument, LogDamaged, MessagesExpired, NotConnected, UnknownSubject
@@ -79,6 +81,22 @@ async def test_an_unordered_subject_is_read_from_every_broker_group_that_ever_ha
                 bodies([batch for each in found.values() for batch in set_of(each)])
             ) == sorted([b"a%d" % n for n in range(3000)] + [b"b%d" % n for n in range(500)])
             assert await asyncio.to_thread(log.subjects) == ["s"]
+
+
+async def test_a_pattern_leaves_out_a_subject_that_was_deleted_since_it_was_listed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with cluster(tmp_path) as it, qmq.connect(it.servers) as mq:
+        for subject in ("a", "gone", "s"):
+            await mq.metadata.create_subject(SubjectConfig(subject, groups=("g1",)))
+        with closing(opened(it)) as log:
+            listed = await asyncio.to_thread(log.subjects)
+            await mq.metadata.delete_subject("gone")
+            monkeypatch.setattr(log, "subjects", lambda: listed)
+            found = await asyncio.to_thread(topology_of, log, Choice(pattern=".*"))
+            assert sorted(found.queues) == [key(0, "g1", "a"), key(0, "g1", "s")]
+            with pytest.raises(UnknownSubject, match="gone"):
+                await asyncio.to_thread(topology_of, log, Choice(subjects=("a", "gone")))
 
 
 def set_of(batches: list[SourceBatch]) -> list[SourceBatch]:
