@@ -25,8 +25,6 @@ from campaign.verdict import Result, judged
 
 BEGUN_S: Final = 120.0
 DRAINED_S: Final = 240.0
-ENDED_S: Final = 70.0
-"""A sender's batch may be under way for its whole time limit."""
 LOOK_S: Final = 0.25
 WITH_BUG: Final = 0.3
 """The share of these times with a planted bug, where much of what is waited for never happens."""
