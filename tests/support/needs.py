@@ -41,6 +41,9 @@ NO_CONTROL_PLANE = (
 )
 NO_S3_SERVER = "no versitygw, an S3 server: put Go on the PATH and run scripts/judges"
 NO_ICEBERG_REST = "no REST catalog of Iceberg: put java and mvn on the PATH and run scripts/judges"
+OTHER_PYSPARK = "4.2.1"
+"""Beside the one of the lock file, that of the other supported release (scripts/spark_versions)."""
+NO_OTHER_PYSPARK = f"no PySpark {OTHER_PYSPARK}: run scripts/spark_versions"
 NO_ENGINE = "no container engine: no DOCKER_HOST and no docker socket"
 
 
@@ -113,6 +116,12 @@ def find_iceberg_rest() -> Path | None:
     return folder if (folder / "complete").exists() else None
 
 
+def find_other_pyspark() -> Path | None:
+    """The folder whose package `pyspark` is of the other supported release."""
+    folder = CACHE / "pyspark" / OTHER_PYSPARK
+    return folder if (folder / "complete").exists() else None
+
+
 def need_etcd() -> None:
     """For fixtures, which cannot have a mark."""
     if find_binary() is None:
@@ -139,3 +148,4 @@ kube_tools = pytest.mark.skipif(
 conftest = pytest.mark.skipif(find_kube_tool("conftest") is None, reason=NO_CONFTEST)
 control_plane = pytest.mark.skipif(find_control_plane() is None, reason=NO_CONTROL_PLANE)
 helm = pytest.mark.skipif(find_kubernetes_tools() is None, reason=NO_HELM)
+other_pyspark = pytest.mark.skipif(find_other_pyspark() is None, reason=NO_OTHER_PYSPARK)
