@@ -34,8 +34,8 @@ FILES: Final = "files"
 TABLE: Final = "table"
 TASK_BYTES: Final = ("6000", "20000", "200000")
 ROWS_MAX: Final = "600"
-SLOWNESS: Final = 2_000
-"""So that some rows of a micro-batch are stored when others are not: a tenth of a millisecond a
+SLOWNESS: Final = 20_000
+"""So that some rows of a micro-batch are stored when others are not: about a millisecond a
 row.
 """
 DEATHS: Final = 100
