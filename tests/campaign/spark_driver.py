@@ -32,10 +32,10 @@ TABLED: Final = "campaign-tabled"
 CHECKPOINTS: Final = "checkpoints"
 FILES: Final = "files"
 TABLE: Final = "table"
-TASK_BYTES: Final = ("1000", "4000", "100000")
-ROWS_MAX: Final = "400"
-SLOWNESS: Final = 4_000
-"""So that some rows of a micro-batch are stored when others are not: a fifth of a millisecond a
+TASK_BYTES: Final = ("6000", "20000", "200000")
+ROWS_MAX: Final = "600"
+SLOWNESS: Final = 20_000
+"""So that some rows of a micro-batch are stored when others are not: about a millisecond a
 row.
 """
 DEATHS: Final = 100

@@ -468,19 +468,20 @@ def test_a_query_whose_rows_are_in_another_subject_alone_is_refused(
     for subject in (first, second):
         node.create(subject, partitions=partitions)
 
-    def begin(subject: str, query: str) -> None:
+    def begin(subject: str, query: str, *, may_delay: bool = False) -> None:
         refuse_other_subject(
             cluster.answer,
             cluster.answer,
             RowWriter(query, 3, 2),
-            [(subject, False)],
+            subject,
             cluster.subjects,
+            may_delay=may_delay,
         )
 
     schema, writer = "body binary, key binary", RowWriter(f"moved{partitions}", 1, 1)
     write(cluster, schema, keyed(), writer=writer, subject=first)
     begin(first, writer.name)
-    begin(second, "a query without rows")
+    begin(second, "a query without rows", may_delay=True)
     with pytest.raises(InvalidArgument, match=f"its checkpoint belongs to '{first}'"):
         begin(second, writer.name)
     write(cluster, schema, keyed(), writer=writer, subject=second)

@@ -87,17 +87,23 @@ def refuse_other_subject(
     answer: Answer,
     at_once: Answer,
     writer: RowWriter,
-    destinations: Sequence[Destination],
+    subject: str,
     others: Callable[[], Iterable[str]],
+    *,
+    may_delay: bool,
 ) -> None:
-    """`at_once`: the same as `answer` without waiting, for subjects that the query does not need.
-    `destinations`: the subject to which it writes now, and its delayed rows if it may have some.
-    `others`: the names of all subjects, asked for only in case of doubt. Raises InvalidArgument,
-    and as `answer` and `others`.
+    """`at_once`: the same as `answer` without waiting, for what the query may not need. `subject`:
+    to which it writes now, perhaps with a delay. `others`: the names of all subjects, asked for
+    only in case of doubt. Raises InvalidArgument, and as `answer` and `others`.
     """
-    if any(found.has_any for each in destinations for found in _newest(answer, writer, each)):
+    if any(found.has_any for found in _newest(answer, writer, (subject, False))):
         return
-    subject = destinations[0][0]
+    if may_delay:
+        try:
+            if any(found.has_any for found in _newest(at_once, writer, (subject, True))):
+                return
+        except Unavailable:  # or there is no delay group, and no row is delayed
+            return
     for other in others():
         with suppress(Unavailable):
             if other != subject and any(

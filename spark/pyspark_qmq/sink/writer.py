@@ -172,8 +172,9 @@ def _refuse_other_subject(options: SinkOptions, fields: Fields, writer: RowWrite
         lambda ask, each: patiently(lambda: cluster.answer(ask, each), options.retry_ms),
         cluster.answer,
         writer,
-        [(options.subject, is_delayed) for is_delayed in (False, True)[: 1 + fields.has_delays]],
+        options.subject,
         cluster.subjects,
+        may_delay=fields.has_delays,
     )
 
 
