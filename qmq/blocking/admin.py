@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from typing import Literal
 
     from qmq.client.metadata.access import AccessClient
-    from qmq.client.metadata.cache import FoundSubject, Partial
+    from qmq.client.metadata.cache import DescribedGroups, FoundSubject, Partial
     from qmq.client.metadata.service import MetadataClient
     from qmq.client.producing.delayed import Delayed, DelayedMessage, DelayStats, When
     from qmq.errors import QmqError
@@ -124,9 +124,10 @@ class BlockingMetadata(BlockingPart):
         """
         return self._thread.run(self._part.find_subject(name))
 
-    def describe_groups(self, subject: str = "", group: str = "") -> Partial[control_pb2.Group]:
+    def describe_groups(self, subject: str = "", group: str = "") -> DescribedGroups:
         """The progress of groups of unordered subjects, on the broker groups that answer.
-        `describe_route` has those of an ordered one.
+        `describe_route` has those of an ordered one. Unless a group is named, `readers` has the
+        readers without a group, also those of ordered subjects.
 
         Raises UnknownSubject, UnknownGroup; OrderMismatch for a group of an ordered subject;
         NotConnected if none answers.

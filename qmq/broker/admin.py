@@ -13,7 +13,9 @@ from typing import Final, Protocol, TypeVar
 
 from qmq.broker.broker import Broker
 from qmq.broker.dispatch.sessions import QueueGroup
+from qmq.broker.reading.fetches import before_mark
 from qmq.broker.reading.history import FoundMessage, MessageHistory, MessageSearch
+from qmq.broker.reading.readers import ReportedReader
 from qmq.errors import (
     CorruptBatch,
     InvalidArgument,
@@ -43,6 +45,8 @@ LOOKS_AT_ONCE: Final = 20
 READ_BYTES_MAX: Final = 4 * MIB
 """Bytes that one read of a log returns."""
 DAMAGED_NAMES_MAX: Final = 5
+NEAR_LOSS: Final = 10
+"""A reader is near a loss if less than one of so many parts of what retention keeps is left."""
 
 
 Target = pb.ResetGroupRequest | pb.LanePlace
@@ -170,6 +174,15 @@ class BrokerAdmin:
             dying=share.dying_messages(),
             filtered=state.filtered,
         )
+
+    async def readers(self, subject: str) -> list[pb.Reader]:
+        """The readers without a group of a subject, or of all if it is empty, by their reports."""
+        found = [
+            describe_reader(self._broker, self._group, *each)
+            async for each in self._unhurried(reported_readers(self._broker))
+            if subject in ("", each[0].id.subject)
+        ]
+        return sorted(found, key=lambda each: (each.subject, each.partition, each.reader))
 
     def _describe_consumer(self, state: QueueGroup, name: str, client: str) -> pb.Consumer:
         holder, now_ms = state.share.holders[name], self._broker.clock.monotonic_ms()
@@ -393,6 +406,65 @@ def lag_ms(queue: Queue, done_before: int, now_ms: int) -> int:
         return 0
     entry = queue.index.entry(queue.index.find_sequence(max(done_before, queue.start_sequence)))
     return max(now_ms - entry.append_time_ms, 0)
+
+
+def reported_readers(broker: Broker) -> list[tuple[Queue, ReportedReader]]:
+    """The readers of queues that hold something."""
+    found = [
+        (broker.store.queue(queue.subject, queue.partition), reader)
+        for queue, reader in broker.fetching.readers.kept()
+    ]
+    return [(queue, reader) for queue, reader in found if queue is not None and not queue.is_blank]
+
+
+def describe_reader(
+    broker: Broker, broker_group: str, queue: Queue, reader: ReportedReader
+) -> pb.Reader:
+    """How a reader stands on a queue. Raises LogDamaged."""
+    now_ms, start, end = broker.clock.monotonic_ms(), queue.start_sequence, messages_end(queue)
+    oldest_ms = lag_ms(queue, reader.done, broker.clock.time_ms())
+    waiting = max(end - max(reader.done, start), 0)
+    missed = max(before_mark(queue, start) - reader.done, 0) if reader.done < start else 0
+    kept_ms, is_size_limited = _retention_of(broker, queue)
+    kept_read = min(max(reader.done - start, 0), max(end - start, 0))
+    is_near = waiting > 0 and (
+        oldest_ms * NEAR_LOSS > kept_ms * (NEAR_LOSS - 1)
+        or (is_size_limited and kept_read * NEAR_LOSS < end - start)
+    )
+    return pb.Reader(
+        subject=queue.id.subject,
+        partition=queue.id.partition,
+        broker_group=broker_group,
+        reader=reader.name,
+        done_before=reader.done,
+        waiting=waiting,
+        lag_ms=oldest_ms,
+        messages_per_s=reader.messages_per_s(now_ms),
+        committed_ms_ago=now_ms - reader.moved_ms,
+        seen_ms_ago=now_ms - reader.seen_ms,
+        is_silent=reader.is_silent(now_ms),
+        lost=reader.lost + missed,
+        kept_read=kept_read,
+        loss_in_ms=max(kept_ms - oldest_ms, 0) if waiting else None,
+        is_near_loss=is_near or missed > 0,
+    )
+
+
+def _retention_of(broker: Broker, queue: Queue) -> tuple[int, bool]:
+    """(how long messages of the queue are kept, whether a limit of size deletes messages now, or
+    nearly so).
+    """
+    store = broker.store
+    settings = broker.subjects.retention_settings(queue.id.subject)
+    kept_ms = (settings.retention_ms if settings is not None else None) or store.config.retention_ms
+    limits = (
+        (stored_bytes(queue), settings.retention_bytes if settings is not None else None),
+        (store.messages.end - store.messages.start, store.config.retention_bytes),
+    )
+    is_limited = any(
+        most is not None and size * NEAR_LOSS > most * (NEAR_LOSS - 1) for size, most in limits
+    )
+    return kept_ms, is_limited
 
 
 def stored_bytes(queue: Queue) -> int:

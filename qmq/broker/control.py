@@ -482,7 +482,8 @@ class ControlService(control_pb2_grpc.BrokerControlServicer):
     @reading
     async def DescribeGroups(self, request: pb.DescribeGroupsRequest) -> pb.DescribeGroupsResponse:
         return pb.DescribeGroupsResponse(
-            groups=await self._admin.groups(request.subject, request.group)
+            groups=await self._admin.groups(request.subject, request.group),
+            readers=() if request.group else await self._admin.readers(request.subject),
         )
 
     @answering

@@ -23,6 +23,7 @@ import logging
 import os
 import sys
 import time
+import traceback
 from collections.abc import Callable, Coroutine
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from functools import partial
@@ -30,7 +31,7 @@ from typing import Any, Final, TypeVar
 
 from qmq.broker.broker import Broker
 from qmq.broker.reading.fetches import IndexMemory
-from qmq.errors import AccessDenied, DiskFull, FlushFailed, LogDamaged
+from qmq.errors import AccessDenied, DiskFull, FlushFailed, LogDamaged, QmqError
 from qmq.limits import MIB
 from qmq.log.checkpoint import CheckpointPlan, end_checkpoint
 from qmq.log.commit_mark import Marker
@@ -63,8 +64,10 @@ _R = TypeVar("_R")
 
 def stop_process(cause: BaseException) -> None:
     """End the process immediately, without another answer. Messages that were not acknowledged are
-    not promised.
+    not promised. An error that is not ours says where it came from.
     """
+    if not isinstance(cause, QmqError):
+        traceback.print_exception(cause)
     print(f"qmq: fatal: {cause}", file=sys.stderr, flush=True)
     os._exit(EXIT_FATAL)
 

@@ -14,7 +14,7 @@ from typing import Annotated, Any, Final
 import typer
 
 from qmq.errors import InvalidArgument
-from qmq.limits import MIB
+from qmq.limits import LOGICAL_PARTITIONS_MAX, MIB
 from qmq.operations.text import in_words
 from qmq.text import INT64_MAX, visible
 
@@ -83,6 +83,31 @@ DAYS_MAX: Final = 1_000_000
 MIB_MAX: Final = INT64_MAX // MIB
 PARTITION_MAX: Final = (1 << 32) - 1
 """The largest number of a partition that a route can hold."""
+Partition = Annotated[
+    int,
+    typer.Argument(
+        min=0, max=PARTITION_MAX, help="The partition's number, as shown by `qmq route show`."
+    ),
+]
+Neighbours = Annotated[
+    list[int],
+    typer.Argument(min=0, max=PARTITION_MAX, help="The numbers of neighbouring partitions."),
+]
+SplitAt = Annotated[
+    list[int] | None,
+    typer.Option(
+        "--at",
+        min=0,
+        max=LOGICAL_PARTITIONS_MAX,
+        help="First logical partition of a part; repeatable.",
+    ),
+]
+RouteVersion = Annotated[
+    int,
+    typer.Option(
+        "--version", min=0, max=INT64_MAX, help="The version of the route; 0: the latest."
+    ),
+]
 _PEM_FILES: Final = {
     "ca": "the authority of the servers' certificates",
     "cert": "the client's certificate",

@@ -41,6 +41,7 @@ from qmq.text import whole_number
 
 if TYPE_CHECKING:
     from qmq.cli.administration import Administration
+    from qmq.proto.v1 import control_pb2 as control
     from qmq.proto.v1 import meta_pb2 as pb
 
 Subject = Annotated[
@@ -136,6 +137,7 @@ _COLUMNS = (
     "lag",
     "lag ms",
     "version",
+    "kind",
     "is paused",
 )
 
@@ -146,8 +148,8 @@ def list_groups(
     as_json: Json = False,
     server: Server = SERVER,
 ) -> None:
-    """List groups and their lag; for an ordered subject,
-    also the route version that each group reads.
+    """List groups and their lag; for an ordered subject, also the route version that each group
+    reads. Readers without a group, such as streaming queries of Spark, are of the kind "reader".
     """
     found = run(_rows(server, subject))
     rows = [(*row, is_paused if as_json else _yes(is_paused)) for *row, is_paused in found]
@@ -157,12 +159,8 @@ def list_groups(
 async def _rows(server: str, subject: str) -> Partial[tuple[Any, ...]]:
     async with administration(server) as mq:
         ordered = await ordered_subjects(mq.metadata, subject)
-        rows: Partial[tuple[Any, ...]] = Partial()
-        if subject not in ordered:
-            known = await mq.metadata.describe_groups(subject)
-            rows = Partial(
-                [_row(each) for each in known if each.subject not in ordered], known.silent
-            )
+        known = await mq.metadata.describe_groups(subject)
+        rows = Partial([_row(each) for each in known if each.subject not in ordered], known.silent)
         for name in ordered:
             found = await described(mq.metadata, name)
             rows.silent = _silent(found) | rows.silent
@@ -171,6 +169,7 @@ async def _rows(server: str, subject: str) -> Partial[tuple[Any, ...]]:
                 for group in found["groups"]
                 for each in group["partitions"]
             ]
+        rows += [_reader_row(each) for each in known.readers]
         return rows
 
 
@@ -189,7 +188,23 @@ def _row(each: Any) -> tuple[Any, ...]:
         lag,
         Duration(each.lag_ms),
         "",
+        "group",
         each.is_paused,
+    )
+
+
+def _reader_row(each: control.Reader) -> tuple[Any, ...]:
+    return (
+        each.subject,
+        each.partition,
+        each.broker_group,
+        each.reader,
+        0,
+        each.waiting,
+        Duration(each.lag_ms),
+        "",
+        "reader",
+        False,
     )
 
 
@@ -204,6 +219,7 @@ def _ordered_row(subject: str, group: dict[str, Any], each: dict[str, Any]) -> t
         each["left"],
         Duration(each["lag_ms"]),
         group["version"],
+        "group",
         group["is_paused"],
     )
 
@@ -223,8 +239,15 @@ def lag(
     """Show a group's lag and the unacknowledged messages of each consumer; for an ordered subject,
     also the group's frontier. "filtered" are the messages that the consumers' tags left out since
     the master began to serve; they count as done.
+
+    GROUP may also be the name of a reader without a group, such as a streaming query of Spark: its
+    lag, its rate of the last one to two minutes, when it last committed and reported, what was
+    deleted before it read it, and how long the oldest message that it has not read is still kept.
     """
     found = run(_lag(server, subject, group))
+    if isinstance(found, DescribedReaders):
+        _show_reader(subject, group, found, as_json)
+        return
     if isinstance(found, dict):
         tell_silent(_silent(found))
         from qmq.cli.tables import console
@@ -267,24 +290,81 @@ def lag(
     show(f"group {group} on {subject}", columns, rows, as_json=as_json, silent=found.silent)
 
 
-async def _lag(server: str, subject: str, group: str) -> Partial[Any] | dict[str, Any]:
-    """A group's progress on each queue; for an ordered subject, of the group as a whole."""
+class DescribedReaders(Partial["control.Reader"]):
+    """A reader without a group, on each queue of a subject."""
+
+
+_READER_COLUMNS: Final = (
+    "partition",
+    "broker group",
+    "done before",
+    "lag",
+    "lag ms",
+    "messages per s",
+    "committed ms ago",
+    "seen ms ago",
+    "is silent",
+    "lost",
+    "kept read",
+    "loss in ms",
+    "is near loss",
+)
+
+
+def _show_reader(subject: str, reader: str, found: DescribedReaders, as_json: bool) -> None:
+    rows = [
+        (
+            each.partition,
+            each.broker_group,
+            each.done_before,
+            each.waiting,
+            Duration(each.lag_ms),
+            round(each.messages_per_s, 1),
+            Duration(each.committed_ms_ago),
+            Duration(each.seen_ms_ago),
+            each.is_silent if as_json else _yes(each.is_silent),
+            each.lost,
+            each.kept_read,
+            Duration(each.loss_in_ms) if each.HasField("loss_in_ms") else None,
+            each.is_near_loss if as_json else _yes(each.is_near_loss),
+        )
+        for each in found
+    ]
+    title = f"reader {reader} on {subject}"
+    show(title, _READER_COLUMNS, rows, as_json=as_json, silent=found.silent)
+
+
+async def _lag(
+    server: str, subject: str, group: str
+) -> Partial[control.Group] | DescribedReaders | dict[str, Any]:
+    """A group's progress on each queue; for an ordered subject, of the group as a whole. Of a
+    reader, if there is no such group.
+    """
     async with administration(server) as mq:
-        if not await ordered_subjects(mq.metadata, subject):
-            return await mq.metadata.describe_groups(subject, group)
-        found = await described(mq.metadata, subject)
-    for each in found["groups"]:
-        if each["group"] == group:
-            return {
-                **each,
-                "subject": subject,
-                "latest_version": found["latest_version"],
-                "silent_groups": found["silent_groups"],
-            }
-    raise UnknownGroup(
-        f"group {group!r} has never consumed {subject!r}: `qmq group list {subject}` shows "
-        "its groups"
-    )
+        if await ordered_subjects(mq.metadata, subject):
+            found = await described(mq.metadata, subject)
+            for each in found["groups"]:
+                if each["group"] == group:
+                    return {
+                        **each,
+                        "subject": subject,
+                        "latest_version": found["latest_version"],
+                        "silent_groups": found["silent_groups"],
+                    }
+            unknown = UnknownGroup(
+                f"group {group!r} has never consumed {subject!r}: `qmq group list {subject}` "
+                "shows its groups"
+            )
+        else:
+            try:
+                return await mq.metadata.describe_groups(subject, group)
+            except UnknownGroup as failure:
+                unknown = failure
+        known = await mq.metadata.describe_groups(subject)
+    readers = [each for each in known.readers if each.reader == group]
+    if not readers:
+        raise unknown
+    return DescribedReaders(readers, known.silent)
 
 
 def _consumers(group: Any, as_json: bool) -> Any:

@@ -43,7 +43,16 @@ from rich.console import RenderableType
 from rich.text import Text
 
 from qmq.cli.added_options import WatchPace
-from qmq.cli.arguments import PARTITION_MAX, CliTiming, age, assignments, timing_of
+from qmq.cli.arguments import (
+    CliTiming,
+    Neighbours,
+    Partition,
+    RouteVersion,
+    SplitAt,
+    age,
+    assignments,
+    timing_of,
+)
 from qmq.cli.output import (
     SERVER,
     DryRun,
@@ -65,7 +74,6 @@ from qmq.limits import LOGICAL_PARTITIONS_MAX
 from qmq.model import Order
 from qmq.operations.routes import change_facts, described, left_in, plan_facts, undo_command
 from qmq.operations.text import Duration
-from qmq.text import INT64_MAX
 from qmq.wire.number_fields import check_numbers, request_of
 
 if TYPE_CHECKING:
@@ -431,13 +439,6 @@ def _number(value: float | None) -> str:
 
 
 Subject = Annotated[str, typer.Argument(help="An ordered subject.")]
-Partition = Annotated[
-    int,
-    typer.Argument(
-        min=0, max=PARTITION_MAX, help="The partition's number, as shown by `qmq route show`."
-    ),
-]
-
 Planned = Callable[["pb.DescribeRouteResponse"], dict[str, Any]]
 """Makes the operation for `MetadataClient.change_route` from the subject's current state. Raises
 InvalidArgument, UnknownPartition.
@@ -468,15 +469,7 @@ class ChangeFlags:
 class SplitFlags:
     subject: Subject
     partition: Partition
-    at: Annotated[
-        list[int] | None,
-        typer.Option(
-            "--at",
-            min=0,
-            max=LOGICAL_PARTITIONS_MAX,
-            help="First logical partition of a part; repeatable.",
-        ),
-    ] = None
+    at: SplitAt = None
     parts: Annotated[
         int,
         typer.Option(
@@ -523,10 +516,7 @@ class SplitFlags:
 @dataclass(frozen=True, kw_only=True)
 class MergeFlags:
     subject: Subject
-    partitions: Annotated[
-        list[int],
-        typer.Argument(min=0, max=PARTITION_MAX, help="The numbers of neighbouring partitions."),
-    ]
+    partitions: Neighbours
     to: Annotated[
         str,
         typer.Option(
@@ -882,12 +872,7 @@ def emit(found: Any, view: Iterable[RenderableType], *, as_json: bool) -> None:
 @app.command("show")
 def show_route(
     subject: Subject,
-    version: Annotated[
-        int,
-        typer.Option(
-            "--version", min=0, max=INT64_MAX, help="The version of the route; 0: the latest."
-        ),
-    ] = 0,
+    version: RouteVersion = 0,
     as_json: Json = False,
     server: Server = SERVER,
 ) -> None:

@@ -31,6 +31,7 @@ from qmq.operations.snapshot_reading import (
     BrokerGroupRate,
     ClusterRates,
     GroupRate,
+    ReaderRate,
     SubjectRate,
     rates,
 )
@@ -146,6 +147,7 @@ def _head(snapshot: ClusterSnapshot, found: ClusterRates) -> list[str]:
     well = sum(each.health == "read-write" for each in snapshot.broker_groups)
     over = f" over {found.over_ms / 1000:.1f} s" if found.over_ms else ""
     subjects, groups = counted(len(found.subjects), "subject"), counted(len(found.groups), "group")
+    readers = f"  {counted(len(found.readers), 'reader')}" if found.readers else ""
     lag = sum(each.lag_messages for each in found.groups)
     oldest_ms = max((each.lag_ms for each in found.groups), default=0)
     return [
@@ -153,7 +155,8 @@ def _head(snapshot: ClusterSnapshot, found: ClusterRates) -> list[str]:
             f"in {per_second(found.in_per_s)}/s  out {per_second(found.out_per_s)}/s{over}  lag "
             f"{short(lag)}, oldest {age(oldest_ms)}"
         ),
-        f"{subjects}  {groups}  {well} of {len(snapshot.broker_groups)} broker groups read-write",
+        f"{subjects}  {groups}{readers}  {well} of {len(snapshot.broker_groups)} broker groups "
+        "read-write",
     ]
 
 
@@ -177,7 +180,10 @@ def _rows(found: ClusterRates, choice: TopChoice) -> list[_Row]:
     if choice.by is TopBy.SUBJECT:
         return [(_subject_key(each, choice.sort), _subject_cells(each)) for each in found.subjects]
     if choice.by is TopBy.GROUP:
-        return [(_group_key(each, choice.sort), _group_cells(each)) for each in found.groups]
+        groups = [(_group_key(each, choice.sort), _group_cells(each)) for each in found.groups]
+        return groups + [
+            (_reader_key(each, choice.sort), _reader_cells(each)) for each in found.readers
+        ]
     return [(_broker_key(each, choice.sort), _broker_cells(each)) for each in found.broker_groups]
 
 
@@ -209,6 +215,15 @@ def _group_key(each: GroupRate, sort: TopSort) -> tuple[Any, ...]:
         TopSort.AGE: lambda: each.lag_ms,
     }
     return _key(sort, f"{each.subject} {each.group}", figures)
+
+
+def _reader_key(each: ReaderRate, sort: TopSort) -> tuple[Any, ...]:
+    figures: dict[TopSort, Callable[[], float | None]] = {
+        TopSort.OUT: lambda: each.out_per_s,
+        TopSort.LAG: lambda: each.lag_messages,
+        TopSort.AGE: lambda: each.lag_ms,
+    }
+    return _key(sort, f"{each.subject} {each.reader}", figures)
 
 
 def _broker_key(each: BrokerGroupRate, sort: TopSort) -> tuple[Any, ...]:
@@ -244,6 +259,26 @@ def _group_cells(each: GroupRate) -> Sequence[Any]:
         age(each.lag_ms),
         str(each.consumers),
         state,
+    )
+
+
+def _reader_cells(each: ReaderRate) -> Sequence[Any]:
+    """A reader without a group, in the table of groups."""
+    state, color = f"reader, committed {age(each.committed_ms_ago)} ago", ""
+    if each.lost_messages:
+        state, color = f"reader, {short(each.lost_messages)} lost", "red"
+    elif each.is_near_loss:
+        state, color = "reader, near loss", "red"
+    elif each.is_silent:
+        state, color = f"reader, silent for {age(each.seen_ms_ago)}", "yellow"
+    return (
+        each.subject,
+        each.reader,
+        per_second(each.out_per_s),
+        short(each.lag_messages),
+        age(each.lag_ms),
+        "",
+        Text(state, color),
     )
 
 

@@ -108,6 +108,16 @@ class Topology:
     """The routes of ordered subjects, if known (always when read from brokers)."""
 
 
+class ReaderReport(NamedTuple):
+    """What a stream says of itself to brokers, for operators: its name, everything before which it
+    has read and committed, and how many messages it lost.
+    """
+
+    reader: str
+    done: Mapping[QueueKey, int]
+    lost: Mapping[QueueKey, int]
+
+
 @dataclass(frozen=True, slots=True)
 class ReadSelection:
     """A selection of messages; without conditions: all. A message must meet all conditions."""
@@ -170,8 +180,9 @@ class CommittedLog(Protocol):
         """The names of all subjects, sorted. Raises NotConnected, LogDamaged."""
         ...
 
-    def topology(self, subjects: list[str]) -> Topology:
-        """The current queues and routes of these subjects, without caching.
+    def topology(self, subjects: list[str], report: ReaderReport | None = None) -> Topology:
+        """The current queues and routes of these subjects, without caching. Brokers learn the
+        report by the way; files ignore it.
 
         Raises:
             UnknownSubject: one of them does not exist. NotConnected: a broker group did not answer

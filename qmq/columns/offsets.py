@@ -30,6 +30,10 @@ _PER_TASK: Final = "messagesPerTask"
 """Not a queue: queues begin with the partition's number. A stream of release 0.2 therefore refuses
 such offsets.
 """
+_LOST: Final = "messagesLost"
+"""In the ends that a stream reports in its progress, never in its checkpoint: how many messages of
+the subject were deleted before it read them.
+"""
 
 Offsets = Mapping[QueueKey, int]
 Given = str | Mapping[str, Mapping[str, int]]
@@ -37,14 +41,21 @@ Given = str | Mapping[str, Mapping[str, int]]
 
 
 def to_json(
-    offsets: Offsets, per_task: Mapping[str, int] | None = None
+    offsets: Offsets,
+    per_task: Mapping[str, int] | None = None,
+    lost: Mapping[QueueKey, int] | None = None,
 ) -> dict[str, dict[str, int]]:
-    """`per_task`: for streams, the messages per task of each subject with offsets."""
+    """`per_task`: for streams, the messages per task of each subject with offsets. `lost`: for
+    progress reports, what was lost of queues.
+    """
     found: dict[str, dict[str, int]] = {}
     for key in sorted(offsets):
         found.setdefault(key.subject, {})[key.within] = offsets[key]
     for subject, messages in (per_task or {}).items():
         found[subject][_PER_TASK] = messages
+    for key, messages in (lost or {}).items():
+        queues = found.setdefault(key.subject, {})
+        queues[_LOST] = queues.get(_LOST, 0) + messages
     return found
 
 
@@ -61,7 +72,14 @@ def of_json(found: Mapping[str, Mapping[str, int]]) -> dict[QueueKey, int]:
         QueueKey.parse(subject, within): sequence_of(sequence)
         for subject, queues in found.items()
         for within, sequence in queues.items()
-        if within != _PER_TASK
+        if within not in (_PER_TASK, _LOST)
+    }
+
+
+def lost_of_json(found: Mapping[str, Mapping[str, int]]) -> dict[str, int]:
+    """What a stream reported as lost, by subject. Raises InvalidArgument."""
+    return {
+        subject: sequence_of(queues[_LOST]) for subject, queues in found.items() if _LOST in queues
     }
 
 
@@ -100,7 +118,9 @@ def parse_given(option: str, text: str) -> Given:
         )
     given: dict[str, dict[str, int]] = {}
     for subject, queues in found.items():
-        given[subject] = {within: at for within, at in queues.items() if within != _PER_TASK}
+        given[subject] = {
+            within: at for within, at in queues.items() if within not in (_PER_TASK, _LOST)
+        }
         for within, sequence in given[subject].items():
             if not isinstance(sequence, int) or isinstance(sequence, bool) or sequence < -2:
                 raise InvalidArgument(

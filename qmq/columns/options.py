@@ -22,10 +22,15 @@
                              exclusive, batch only
     maxOffsetsPerTrigger, maxBytesPerTrigger
                              approximate upper bounds of a micro-batch
+    minOffsetsPerTrigger, maxTriggerDelay
+                             a micro-batch begins when so many messages wait, or after this delay:
+                             `15m` (default), `90s`, `500ms`
     minPartitions, maxBytesPerPartition
                              minimum number of tasks; approximate maximum size of a task (128 MiB)
     failOnDataLoss           true (default): fail if retention deleted needed messages; false:
                              continue with the remaining ones
+    qmq.reader               streams only: the name under which operators see the stream
+                             (`qmq group lag`, `qmq top`); default spark-HOST-PID
     includeHeaders           true: add the column `headers`; default false
     includeDirected          true: include copies for one consumer group; default false
     tags, tagsAll            messages with one of these tags; with all of these tags. Separated by
@@ -47,7 +52,15 @@ from typing import Any, Final
 
 from qmq.columns.model import ALL, ReadSelection
 from qmq.columns.offsets import EARLIEST, LATEST, Given, parse_given
-from qmq.columns.planning import NO_LIMIT, PIECE_BYTES, PLAN, Limit, Plan
+from qmq.columns.planning import (
+    NO_LIMIT,
+    NO_MINIMUM,
+    PIECE_BYTES,
+    PLAN,
+    Limit,
+    Minimum,
+    Plan,
+)
 from qmq.errors import InvalidArgument
 from qmq.model import check_name
 from qmq.text import INT64_MAX, parse_json, whole_number
@@ -85,6 +98,18 @@ class OptionValues:
             wanted = f"of {least} or more" if most is None else f"from {least} to {most}"
             raise InvalidArgument(f"option {name} must be an integer {wanted}, not {text[:100]!r}")
         return found
+
+    def duration_ms(self, name: str) -> int:
+        """The value as Spark takes durations: `15m`, `90s`; a bare number is of milliseconds."""
+        text = self.text(name).lower()
+        parts = re.fullmatch(r"([0-9]+) *([a-z]*)", text)
+        unit_ms = _UNITS_MS.get(parts[2] or "ms") if parts else None
+        number = whole_number(parts[1]) if parts else None
+        if unit_ms is None or number is None:
+            raise InvalidArgument(
+                f"option {name} must be a duration such as 15m, 90s or 500ms, not {text[:100]!r}"
+            )
+        return number * unit_ms
 
     def flag(self, name: str, default: bool) -> bool:
         text = self.text(name, str(default)).lower()
@@ -138,9 +163,12 @@ NAMES: Final = (
     "endingTimestamp",
     "maxOffsetsPerTrigger",
     "maxBytesPerTrigger",
+    "minOffsetsPerTrigger",
+    "maxTriggerDelay",
     "minPartitions",
     "maxBytesPerPartition",
     "failOnDataLoss",
+    "qmq.reader",
     "includeHeaders",
     "includeDirected",
     "tags",
@@ -151,8 +179,22 @@ NAMES: Final = (
 )
 LOGS: Final = ("messages", "deliveries", "progress", "schedules")
 RETRY_MS: Final = 60_000
+_UNITS_MS: Final = {
+    "ms": 1,
+    "s": 1_000,
+    "m": 60_000,
+    "min": 60_000,
+    "h": 3_600_000,
+    "d": 86_400_000,
+}
 _BATCH_ONLY: Final = ("endingOffsets", "endingTimestamp")
-_STREAM_ONLY: Final = ("maxOffsetsPerTrigger", "maxBytesPerTrigger")
+_STREAM_ONLY: Final = (
+    "maxOffsetsPerTrigger",
+    "maxBytesPerTrigger",
+    "minOffsetsPerTrigger",
+    "maxTriggerDelay",
+    "qmq.reader",
+)
 _CHOICES: Final = ("subscribe", "subscribePattern", "assign")
 
 
@@ -188,6 +230,22 @@ class Choice:
     queues: Mapping[str, tuple[str, ...]] | None = None
     """Subject → names of queues."""
 
+    def selects(self, subject: str) -> bool:
+        """Whether the subject, or queues of it, are chosen."""
+        if self.pattern:
+            return re.fullmatch(self.pattern, subject) is not None
+        return subject in self.subjects
+
+    def without(self, subjects: Collection[str]) -> Choice:
+        """The choice without some subjects; a pattern stays."""
+        if self.pattern or not subjects:
+            return self
+        left = tuple(each for each in self.subjects if each not in subjects)
+        queues = self.queues
+        return Choice(
+            left, queues=None if queues is None else {each: queues[each] for each in left}
+        )
+
 
 @dataclass(frozen=True, slots=True)
 class ReadOptions:
@@ -200,10 +258,13 @@ class ReadOptions:
     start_ms: int | None = None
     end_ms: int | None = None
     limit: Limit = NO_LIMIT
+    minimum: Minimum = NO_MINIMUM
     plan: Plan = PLAN
     skips_lost: bool = False
     selection: ReadSelection = ALL
     lake: LakeAddress | None = None
+    reader: str = ""
+    """The name of a stream; empty: none was given."""
 
 
 def _values_of(options: Mapping[str, str]) -> OptionValues:
@@ -260,10 +321,12 @@ def parse(options: Mapping[str, str], *, is_stream: bool) -> ReadOptions:
         start_ms,
         end_ms,
         _limit(given),
+        _minimum(given),
         _plan(given, is_stream),
         not given.flag("failOnDataLoss", True),
         _selection(given),
         _lake(given, is_stream),
+        check_name("reader", given.text("qmq.reader")) if given.has("qmq.reader") else "",
     )
 
 
@@ -353,6 +416,22 @@ def _edge(
 
 def _limit(given: OptionValues) -> Limit:
     return Limit(given.number("maxOffsetsPerTrigger", 1), given.number("maxBytesPerTrigger", 1))
+
+
+def _minimum(given: OptionValues) -> Minimum:
+    rows = given.number("minOffsetsPerTrigger", 1)
+    if rows is None:
+        if given.has("maxTriggerDelay"):
+            raise InvalidArgument("option maxTriggerDelay needs option minOffsetsPerTrigger")
+        return NO_MINIMUM
+    rows_max = given.number("maxOffsetsPerTrigger", 1)
+    if rows_max is not None and rows > rows_max:
+        raise InvalidArgument(
+            f"option minOffsetsPerTrigger is {rows}, more than maxOffsetsPerTrigger, {rows_max}"
+        )
+    if not given.has("maxTriggerDelay"):
+        return Minimum(rows)
+    return Minimum(rows, given.duration_ms("maxTriggerDelay"))
 
 
 def _plan(given: OptionValues, is_stream: bool) -> Plan:

@@ -47,6 +47,7 @@ from typing import Final, NamedTuple
 from qmq_ordering.hashing import logical_partition
 from qmq_ordering.routes import LpRange
 
+from qmq.columns.losses import lost_error, lost_ranges
 from qmq.columns.model import (
     CommittedLog,
     QueueKey,
@@ -57,7 +58,6 @@ from qmq.columns.model import (
     Topology,
 )
 from qmq.columns.offsets import Offsets
-from qmq.errors import MessagesExpired
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +69,30 @@ class Limit:
 
 
 NO_LIMIT = Limit()
+
+
+@dataclass(frozen=True, slots=True)
+class Minimum:
+    """When waiting messages are enough for a micro-batch."""
+
+    rows: int = 0
+    delay_ms_max: int = 900_000
+    """Fewer messages wait no longer than this."""
+
+    def is_met(self, waiting: int, waited_ms: int) -> bool:
+        """`waited_ms`: how long the first of the waiting messages has been known."""
+        return waiting >= self.rows or waited_ms >= self.delay_ms_max
+
+
+NO_MINIMUM = Minimum()
+
+
+def waiting(topology: Topology, start: Offsets) -> int:
+    """The number of messages behind `start`, also those of partitions that are not open yet."""
+    return sum(
+        max(queue.end - max(start.get(key, 0), queue.start), 0)
+        for key, queue in topology.queues.items()
+    )
 
 
 def open_partitions(
@@ -188,24 +212,15 @@ def ranges(
     """The non-empty ranges between two offsets. Raises MessagesExpired if retention deleted some
     messages, unless these are skipped.
     """
+    lost = lost_ranges(start, end, queues)
+    if lost and not skips_lost:
+        raise lost_error([each._replace(end=min(each.end, end[each.queue])) for each in lost])
     found: list[PlannedRange] = []
     for key, first, last in _between(start, end):
         oldest = queues[key].start if key in queues else first
-        if first < oldest and not skips_lost:
-            raise lost(key, first, oldest)
         if max(first, oldest) < last:
             found.append(PlannedRange(key, max(first, oldest), last))
     return found
-
-
-def lost(key: QueueKey, needed: int, oldest: int) -> MessagesExpired:
-    """The error that names the messages that are no longer kept."""
-    return MessagesExpired(
-        f"messages {needed} to {oldest - 1} of {key} were deleted by retention, with the subject, "
-        "or by a purge, which takes the last of these sequences itself (the oldest kept is "
-        f"{oldest}); to continue with the remaining messages: option failOnDataLoss=false; "
-        "to keep them longer: the subject's retention"
-    )
 
 
 def tasks(
@@ -270,26 +285,18 @@ def stream_tasks(
     end: Offsets,
     per_task: Mapping[str, int],
     selection: ReadSelection,
-    *,
-    skips_lost: bool,
+    gone: Container[str] = (),
 ) -> list[ReadTask | None]:
     """The tasks of a micro-batch, by offsets and `per_task` alone; None: a task without rows, which
-    keeps its place.
-
-    Raises MessagesExpired, and as `CommittedLog.pieces`.
+    keeps its place. `gone`: subjects that do not exist any more. Raises as `CommittedLog.pieces`.
     """
     found: list[ReadTask | None] = []
     for each in _between(start, end):
         key, queue = each.queue, topology.queues.get(each.queue)
         oldest = queue.start if queue is not None else each.first
-        if each.first < oldest and not skips_lost:
-            raise lost(key, each.first, oldest)
+        may_have_rows = key.subject not in gone and may_match(key, topology, selection)
         for first, last in _cut(each, per_task[key.subject] if key.partition == 0 else _WHOLE):
-            kept = (
-                log.pieces(key, max(first, oldest), last, _WHOLE)
-                if may_match(key, topology, selection)
-                else []
-            )
+            kept = log.pieces(key, max(first, oldest), last, _WHOLE) if may_have_rows else []
             found.append(_task(kept[0], topology, selection) if kept else None)
     return found
 

@@ -9,8 +9,7 @@ second does not reconnect each time.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection, Iterable, Iterator
-from contextlib import suppress
+from collections.abc import Callable, Collection, Container, Iterable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeAlias
 
@@ -20,8 +19,8 @@ from qmq.columns.model import (
     CommittedLog,
     QueueKey,
     QueuePiece,
+    ReaderReport,
     ReadSelection,
-    Routes,
     SourceBatch,
     SourceQueue,
     Topology,
@@ -93,9 +92,9 @@ class RoutedLog:
         """The subjects in the files."""
         return self._files.subjects()
 
-    def topology(self, subjects: list[str]) -> Topology:
+    def topology(self, subjects: list[str], report: ReaderReport | None = None) -> Topology:
         found = self._files.topology(subjects)
-        return self._files.routed(found.queues, self._servers.topology(subjects).routes)
+        return self._files.routed(found.queues, self._servers.topology(subjects, report).routes)
 
     def find_time(self, queue: QueueKey, time_ms: int) -> int:
         return self._files.find_time(queue, time_ms)
@@ -117,45 +116,64 @@ FindTime = Callable[[QueueKey, int], int]
 """The first sequence of a queue that was stored at or after a time, in ms."""
 
 
-def _of_those_left(log: CommittedLog, subjects: list[str]) -> Topology:
-    """The topology of subjects that were listed a moment ago."""
-    try:
-        return log.topology(subjects)
-    except UnknownSubject:  # one was deleted since
-        queues: dict[QueueKey, SourceQueue] = {}
-        routes: dict[str, Routes] = {}
-        for each in subjects:
-            with suppress(UnknownSubject):
-                found = log.topology([each])
-                queues |= found.queues
-                routes |= found.routes
-        return Topology(queues, routes)
-
-
-def topology_of(log: CommittedLog, choice: Choice) -> Topology:
-    """The committed part of the selected queues. Raises UnknownSubject, InvalidArgument,
-    NotConnected, LogDamaged.
+def topology_of(
+    log: CommittedLog,
+    choice: Choice,
+    report: ReaderReport | None = None,
+    may_lack: Container[str] = (),
+) -> Topology:
+    """The committed part of the selected queues. Subjects of `may_lack` are left out if they do not
+    exist. Raises UnknownSubject, InvalidArgument, NotConnected, LogDamaged.
     """
     if choice.pattern:
         pattern = re.compile(choice.pattern)
         subjects = [each for each in log.subjects() if pattern.fullmatch(each)]
-        return _of_those_left(log, subjects) if subjects else Topology({})
-    found = log.topology(list(choice.subjects))
-    chosen = assigned(choice, found.queues)
+        return _present(log, subjects, report, subjects) if subjects else Topology({})
+    found = (
+        _present(log, list(choice.subjects), report, may_lack) if choice.subjects else Topology({})
+    )
+    chosen = assigned(choice, found.queues, may_lack)
     return Topology(
         {key: queue for key, queue in found.queues.items() if key in chosen}, found.routes
     )
 
 
-def assigned(choice: Choice, known: Collection[QueueKey]) -> Collection[QueueKey]:
-    """The known queues that `assign` names; all of them without `assign`.
-    Raises InvalidArgument.
+def _present(
+    log: CommittedLog,
+    subjects: list[str],
+    report: ReaderReport | None,
+    may_lack: Container[str],
+) -> Topology:
+    try:
+        return log.topology(subjects, report)
+    except UnknownSubject:
+        if not any(each in may_lack for each in subjects):
+            raise
+    found = Topology({})
+    for each in subjects:
+        try:
+            one = log.topology([each], report)
+        except UnknownSubject:
+            if each not in may_lack:
+                raise
+        else:
+            found = Topology({**found.queues, **one.queues}, {**found.routes, **one.routes})
+    return found
+
+
+def assigned(
+    choice: Choice, known: Collection[QueueKey], may_lack: Container[str] = ()
+) -> Collection[QueueKey]:
+    """The known queues that `assign` names; all of them without `assign`. Queues of a subject of
+    `may_lack` without known queues are left out. Raises InvalidArgument.
     """
     if choice.queues is None:
         return known
+    present = {key.subject for key in known}
     return {
         offsets.find_queue("assign", subject, within, known)
         for subject, names in choice.queues.items()
+        if subject in present or subject not in may_lack
         for within in names
     }
 

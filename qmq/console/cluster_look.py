@@ -25,8 +25,10 @@ from qmq.operations.findings import findings
 from qmq.operations.snapshot import (
     ClusterSnapshot,
     ConsumerGroupFacts,
+    ReaderFacts,
     SubjectFacts,
     ordered_groups,
+    reader_facts,
     subject_facts,
     unordered_groups,
 )
@@ -69,6 +71,14 @@ class ClusterLook:
     def is_well(self) -> bool:
         """True if nothing is worse than a notice, and everything could be read."""
         return not self.missing and (worst(self.findings) or Severity.NOTICE) <= Severity.NOTICE
+
+    @property
+    def readers(self) -> list[ReaderFacts]:
+        """The readers without a group; those with the largest lag come first."""
+        return sorted(
+            self.snapshot.readers,
+            key=lambda each: (-each.lag_ms, -each.lag_messages, each.subject, each.reader),
+        )
 
     @property
     def lag(self) -> int:
@@ -118,6 +128,7 @@ async def look_at_subject(mq: Client, subject: str, now_s: float) -> ClusterLook
     begun_s = loop.time()
     groups: list[ConsumerGroupFacts] = []
     subjects: list[SubjectFacts] = []
+    readers: tuple[ReaderFacts, ...] = ()
     try:
         found = await metadata.find_subject(subject)
         if found is not None:
@@ -126,8 +137,9 @@ async def look_at_subject(mq: Client, subject: str, now_s: float) -> ClusterLook
             subjects.append(subject_facts(found.description, route))
             if route is not None:
                 groups += ordered_groups(route)
-            else:
-                told = await metadata.describe_groups(subject)
+            told = await metadata.describe_groups(subject)
+            readers = reader_facts(told.readers)
+            if route is None:
                 queues = found.description.queues
                 groups += unordered_groups(
                     told,
@@ -138,7 +150,9 @@ async def look_at_subject(mq: Client, subject: str, now_s: float) -> ClusterLook
                 )
     except QmqError as failure:
         missing["groups" if subjects else "subjects"] = str(failure)
-    snapshot = ClusterSnapshot(0, 0, subjects=tuple(subjects), groups=tuple(groups))
+    snapshot = ClusterSnapshot(
+        0, 0, subjects=tuple(subjects), groups=tuple(groups), readers=readers
+    )
     return ClusterLook(
         now_s,
         loop.time() - begun_s,

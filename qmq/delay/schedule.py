@@ -174,8 +174,7 @@ def restore(bucket_ms: int | None, state: Any) -> ScheduleState:
     if found.version not in (VERSION, VERSION_WITH_RUNS):
         raise LogDamaged(
             f"the schedule has version {found.version}, this program supports "
-            f"{VERSION_WITH_RUNS}: use "
-            "the program that wrote it"
+            f"{VERSION_WITH_RUNS}: use the program that wrote it"
         )
     if bucket_ms not in (None, found.bucket_ms):
         raise LogDamaged(
@@ -421,6 +420,17 @@ class Schedule:
 
     # --- storing ----------------------------------------------------------------------------------
 
+    def _bucket_of(self, due_ms: int) -> int:
+        """The bucket of a message that is due then."""
+        return max(due_ms // self.bucket_ms, self.closed_before)
+
+    def _buckets_of(self, due_times_ms: npt.NDArray[np.int64]) -> npt.NDArray[np.int32]:
+        return np.maximum(due_times_ms // self.bucket_ms, self.closed_before).astype(np.int32)
+
+    def _near(self) -> int:
+        """The last bucket whose messages are reported immediately."""
+        return self._until_ms() // self.bucket_ms
+
     def take(self, index: int, append_time_ms: int, region: bytes, region_crc: int) -> None:
         if index <= self.index or not self.is_whole:
             return
@@ -439,8 +449,8 @@ class Schedule:
             self._store_one(batch, unpack_from("<q", region, at)[0])
             return
         due_times_ms = np.frombuffer(region, "<i8", count, at)
-        first = max(int(due_times_ms.min()) // self.bucket_ms, self.closed_before)
-        last = max(int(due_times_ms.max()) // self.bucket_ms, self.closed_before)
+        first = self._bucket_of(int(due_times_ms.min()))
+        last = self._bucket_of(int(due_times_ms.max()))
         if self._are_far(first, last, flags):
             self._spread(batch, due_times_ms, first, last)
         elif last == first:
@@ -478,7 +488,7 @@ class Schedule:
             self._on_pending(Places(due_times_ms, buckets, ordinals))
 
     def _store_one(self, batch: ScheduledBatch, due_ms: int) -> SchedulePlace:
-        number = max(due_ms // self.bucket_ms, self.closed_before)
+        number = self._bucket_of(due_ms)
         if self._are_far(number, number, batch.flags):
             place = SchedulePlace(number, self.count(number))
             self._spread(batch, np.array([due_ms], np.int64), number, number)
@@ -493,7 +503,7 @@ class Schedule:
         return SchedulePlace(number, ordinal)
 
     def _cut(self, batch: ScheduledBatch, due_times_ms: npt.NDArray[np.int64]) -> None:
-        numbers = np.maximum(due_times_ms // self.bucket_ms, self.closed_before).astype(np.int32)
+        numbers = self._buckets_of(due_times_ms)
         try:
             ordinals = self._add_pieces(
                 Pieces(batch.region), batch, due_times_ms, numbers, range(len(numbers))
@@ -528,7 +538,7 @@ class Schedule:
         """Whether a batch of these buckets is staged (spread.py): it falls into many, or a bucket
         has messages that are not filed. What is near, or unusual, is not.
         """
-        near = self._until_ms() // self.bucket_ms
+        near = self._near()
         if last <= near or flags & _NEVER_STAGED:
             return False
         if last - max(first, near) >= SPREAD_BUCKETS_MIN:
@@ -539,8 +549,8 @@ class Schedule:
         self, batch: ScheduledBatch, due_times_ms: npt.NDArray[np.int64], first: int, last: int
     ) -> None:
         """Stage the far messages of a batch of these buckets, and cut off the near ones."""
-        numbers = np.maximum(due_times_ms // self.bucket_ms, self.closed_before).astype(np.int32)
-        near = self._until_ms() // self.bucket_ms
+        numbers = self._buckets_of(due_times_ms)
+        near = self._near()
         spread, which = self._buckets.spread, None
         if first <= near:
             which = np.flatnonzero(numbers > near)
@@ -842,10 +852,9 @@ class Schedule:
         """The function to run in a thread so that messages due in this span can be read quickly;
         give its result to `note_read_ahead`. None: no messages have to be read ahead.
         """
-        first, last = (
-            max(at_ms // self.bucket_ms, self.closed_before) for at_ms in (from_ms, to_ms)
+        return self._read_ahead.next_piece(
+            range(self._bucket_of(from_ms), self._bucket_of(to_ms) + 1)
         )
-        return self._read_ahead.next_piece(range(first, last + 1))
 
     def note_read_ahead(self, found: ReadAheadResult) -> None:
         """Take the result of reading a piece ahead."""
@@ -862,7 +871,7 @@ class Schedule:
         place = self._aliases.get(delayed.message_id.to_bytes())
         if place is not None:
             return place
-        number = max(delayed.due_ms // self.bucket_ms, self.closed_before)
+        number = self._bucket_of(delayed.due_ms)
         bucket = self._buckets.get(number)
         place = (
             None
@@ -886,7 +895,7 @@ class Schedule:
         logged. Raises LogDamaged if an index or a dispatch log cannot be read.
         """
         end_ms = to_ms or 1 << 62
-        first = max(from_ms // self.bucket_ms, self.closed_before)
+        first = self._bucket_of(from_ms)
         with_files = {each.number for each in self._buckets}
         for number in sorted(
             with_files

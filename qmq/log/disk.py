@@ -189,6 +189,30 @@ class Disk:
         while done < len(chunk):
             done += os.pwrite(fd, rest[done:], at + done)
 
+    def append(self, fd: int, buffers: Sequence[bytes], at: int) -> None:
+        """Like `write`, at the end of a file whose data has checksums. If the block of the end is
+        unreadable, it is written as a whole, because the kernel would have to read it to write a
+        part: what it had fails every checksum from now on.
+        """
+        try:
+            self.write(fd, buffers, at)
+        except OSError as cause:
+            if cause.errno != errno.EIO or not self._ends_unreadable(fd, at):
+                raise
+            had, data = at % BLOCK_BYTES, b"".join(buffers)
+            end = at - had + BLOCK_BYTES
+            block = _UNREADABLE * had + data[: end - at]
+            self.write(fd, [block.ljust(BLOCK_BYTES, b"\0")], at - had)
+            self.truncate(fd, at - had + len(block))
+            self.write(fd, [data[end - at :]], end)
+
+    def _ends_unreadable(self, fd: int, at: int) -> bool:
+        if not at % BLOCK_BYTES or self.size(fd) != at:
+            return False
+        before = self.unreadable
+        self._read_block(fd, at % BLOCK_BYTES, at - at % BLOCK_BYTES)
+        return self.unreadable > before
+
     def read(self, fd: int, size: int, at: int) -> bytes:
         """Read up to `size` bytes from byte `at`; fewer only at the end of the file."""
         data = os.pread(fd, size, at)

@@ -205,7 +205,7 @@ class Segments:
         """
         position = self.end
         try:
-            self.disk.write(self._active, buffers, position - self.bases[-1])
+            self.disk.append(self._active, buffers, position - self.bases[-1])
         except BaseException:
             self.disk.truncate(self._active, position - self.bases[-1])
             raise

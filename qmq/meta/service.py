@@ -207,8 +207,12 @@ class MetaService(meta_pb2_grpc.MetaServicer):
         answers = await self._parts.brokers.ask_masters(
             hosts, "DescribeGroups", request, absent=(UnknownGroup,)
         )
-        groups = [group for answer in answers.partial() for group in answer.groups]
-        return control.DescribeGroupsResponse(groups=groups, silent=answers.silent)
+        found = answers.partial()
+        return control.DescribeGroupsResponse(
+            groups=[group for answer in found for group in answer.groups],
+            readers=[reader for answer in found for reader in answer.readers],
+            silent=answers.silent,
+        )
 
     @answering
     async def ResetGroup(self, request: control.ResetGroupRequest) -> control.ResetGroupResponse:

@@ -260,6 +260,39 @@ class ConsumerGroupFacts:
 
 
 @dataclass(frozen=True, slots=True)
+class ReaderFacts:
+    """A reader without a group, such as a streaming query of Spark, on one subject, as it reports
+    itself (docs/SPARK.md).
+    """
+
+    subject: str
+    reader: str
+    progress: tuple[GroupProgress, ...]
+    messages_per_s: float
+    """By its reports, over the last one to two minutes."""
+    committed_ms_ago: int
+    seen_ms_ago: int
+    is_silent: bool
+    """True if its report is overdue."""
+    lost_messages: int = 0
+    """Messages that were deleted before it read them."""
+    loss_in_ms: int | None = None
+    """How long the oldest message that it has not read is still kept; None if it has read all."""
+    is_near_loss: bool = False
+    """True if unread messages are deleted, or soon will be."""
+
+    @property
+    def lag_messages(self) -> int:
+        """Messages that the reader has not read."""
+        return sum(each.lag_messages for each in self.progress)
+
+    @property
+    def lag_ms(self) -> int:
+        """The age of the oldest message that it has not read."""
+        return max((each.lag_ms for each in self.progress), default=0)
+
+
+@dataclass(frozen=True, slots=True)
 class DeadLetterFacts:
     """The dead-letter queue of a consumer group, over all broker groups."""
 
@@ -324,6 +357,7 @@ class ClusterSnapshot:
     broker_groups: tuple[BrokerGroupFacts, ...] = ()
     subjects: tuple[SubjectFacts, ...] = ()
     groups: tuple[ConsumerGroupFacts, ...] = ()
+    readers: tuple[ReaderFacts, ...] = ()
     dead_letters: tuple[DeadLetterFacts, ...] = ()
     pauses: tuple[PauseFacts, ...] = ()
     delay_groups: tuple[DelayGroupFacts, ...] = ()
@@ -593,6 +627,36 @@ def _partition_progress(status: control.PartitionStatus) -> GroupProgress:
 
 
 # --- the rest -------------------------------------------------------------------------------------
+
+
+def reader_facts(told: Iterable[control.Reader]) -> tuple[ReaderFacts, ...]:
+    """The readers without a group, one for each subject and name."""
+    found: dict[tuple[str, str], list[control.Reader]] = {}
+    for each in told:
+        found.setdefault((each.subject, each.reader), []).append(each)
+    return tuple([_reader(*names, parts) for names, parts in sorted(found.items())])
+
+
+def _reader(subject: str, reader: str, parts: list[control.Reader]) -> ReaderFacts:
+    return ReaderFacts(
+        subject,
+        reader,
+        tuple(
+            [
+                GroupProgress(
+                    each.partition, each.broker_group, each.done_before, each.waiting, each.lag_ms
+                )
+                for each in parts
+            ]
+        ),
+        sum(each.messages_per_s for each in parts),
+        min(each.committed_ms_ago for each in parts),
+        max(each.seen_ms_ago for each in parts),
+        any(each.is_silent for each in parts),
+        sum(each.lost for each in parts),
+        min([each.loss_in_ms for each in parts if each.HasField("loss_in_ms")], default=None),
+        any(each.is_near_loss for each in parts),
+    )
 
 
 def dead_letter_facts(told: Iterable[pb.DeadLetterQueue]) -> tuple[DeadLetterFacts, ...]:

@@ -24,6 +24,7 @@ from qmq.operations.snapshot import (
     ClusterSnapshot,
     ConsumerGroupFacts,
     MetaserverFacts,
+    ReaderFacts,
     SubjectFacts,
     broker_group_facts,
     dead_letter_facts,
@@ -31,6 +32,7 @@ from qmq.operations.snapshot import (
     metaserver_facts,
     ordered_groups,
     pause_facts,
+    reader_facts,
     subject_facts,
     unordered_groups,
 )
@@ -97,7 +99,7 @@ async def read_snapshot(
     delays = await when(DELAYS, metadata.describe_delays) if has_delays else None
     gaps.silent.update({} if letters is None else letters.silent)
     gaps.silent.update({} if delays is None else delays.silent)
-    subjects, groups = consumption
+    subjects, groups, readers = consumption
     return ClusterSnapshot(
         time_ms=time_ms,
         monotonic_ms=monotonic_ms,
@@ -107,6 +109,7 @@ async def read_snapshot(
         else tuple([broker_group_facts(each) for each in cluster.groups]),
         subjects=subjects,
         groups=groups,
+        readers=readers,
         dead_letters=dead_letter_facts(letters or ()),
         pauses=tuple([pause_facts(each) for each in pauses or ()]),
         delay_groups=()
@@ -134,13 +137,13 @@ async def _metaservers(metadata: MetadataClient) -> tuple[MetaserverFacts, ...]:
 
 async def _consumption(
     metadata: MetadataClient, gaps: _Gaps, parts: Collection[str]
-) -> tuple[tuple[SubjectFacts, ...], tuple[ConsumerGroupFacts, ...]]:
-    """Subjects, and the groups' progress on them."""
+) -> tuple[tuple[SubjectFacts, ...], tuple[ConsumerGroupFacts, ...], tuple[ReaderFacts, ...]]:
+    """Subjects, and the progress of groups and readers on them."""
     if SUBJECTS not in parts:
-        return (), ()
+        return (), (), ()
     subjects = await gaps.ask(SUBJECTS, metadata.list_subjects())
     if subjects is None:
-        return (), ()
+        return (), (), ()
     gaps.silent.update(subjects.silent)
     names = [each.settings.name for each in subjects if each.settings.order]
     routes = await _routes(metadata, gaps, names)
@@ -150,21 +153,19 @@ async def _consumption(
         for queue in each.queues
     }
     groups: list[ConsumerGroupFacts] = []
+    readers: tuple[ReaderFacts, ...] = ()
     if GROUPS in parts:
-        known = (
-            await gaps.ask(GROUPS, metadata.describe_groups())
-            if len(names) < len(subjects)
-            else None
-        )
+        known = await gaps.ask(GROUPS, metadata.describe_groups()) if subjects else None
         if known is not None:
             gaps.silent.update(known.silent)
+            readers = reader_facts(known.readers)
             ordered = set(names)
             groups += unordered_groups(
                 [each for each in known if each.subject not in ordered], starts
             )
         groups += [each for route in routes.values() for each in ordered_groups(route)]
     found = tuple([subject_facts(each, routes.get(each.settings.name)) for each in subjects])
-    return found, tuple(sorted(groups, key=lambda each: (each.subject, each.group)))
+    return found, tuple(sorted(groups, key=lambda each: (each.subject, each.group))), readers
 
 
 async def _routes(
@@ -226,6 +227,22 @@ class GroupRate:
 
 
 @dataclass(frozen=True, slots=True)
+class ReaderRate:
+    """One reader without a group: messages a second that it committed, by its reports."""
+
+    subject: str
+    reader: str
+    out_per_s: float
+    lag_messages: int
+    lag_ms: int
+    committed_ms_ago: int
+    seen_ms_ago: int
+    is_silent: bool
+    lost_messages: int
+    is_near_loss: bool
+
+
+@dataclass(frozen=True, slots=True)
 class BrokerGroupRate:
     """One broker group: messages a second that producers stored there.
     A delay group has no rate.
@@ -256,6 +273,7 @@ class ClusterRates:
     subjects: tuple[SubjectRate, ...]
     groups: tuple[GroupRate, ...]
     broker_groups: tuple[BrokerGroupRate, ...]
+    readers: tuple[ReaderRate, ...] = ()
 
     def as_json(self) -> dict[str, Any]:
         """The JSON value."""
@@ -328,6 +346,23 @@ def rates(previous: ClusterSnapshot | None, now: ClusterSnapshot) -> ClusterRate
         subjects=tuple(subjects),
         groups=groups,
         broker_groups=_broker_groups(now, rate, stored, done),
+        readers=tuple(
+            [
+                ReaderRate(
+                    each.subject,
+                    each.reader,
+                    each.messages_per_s,
+                    each.lag_messages,
+                    each.lag_ms,
+                    each.committed_ms_ago,
+                    each.seen_ms_ago,
+                    each.is_silent,
+                    each.lost_messages,
+                    each.is_near_loss,
+                )
+                for each in now.readers
+            ]
+        ),
     )
 
 

@@ -61,14 +61,14 @@ class RpcRule(NamedTuple):
     the subject of the delayed message whose id the request has. enough: maps what is needed to
     another need that is enough instead; then `lean` removes from the answer what that does not
     show. keeps: the answer's items that a principal may see without permission to describe the
-    cluster; (the field, the item -> its needs). servers_only: no rule grants it.
+    cluster: by field, the item -> its needs. servers_only: no rule grants it.
     """
 
     needs: Needs = lambda _: ()
     is_change: bool = False
     needs_now: NeedsNow | None = None
     by_delayed_id: Operation | None = None
-    keeps: tuple[str, Needs] | None = None
+    keeps: Mapping[str, Needs] | None = None
     servers_only: bool = False
     enough: Callable[[Any, Need], Need | None] | None = None
     lean: Callable[[Any], None] = lambda _: None
@@ -191,7 +191,7 @@ META_RULES: Final[Mapping[str, RpcRule]] = {
     # subjects
     "Locate": RpcRule(_locate),  # creating a subject this way also needs `create`: see RpcGuard
     "Watch": RpcRule(
-        keeps=("subjects", lambda name: (on_subject(O.DESCRIBE, name),))
+        keeps={"subjects": lambda name: (on_subject(O.DESCRIBE, name),)}
     ),  # every client watches; it learns no other names
     "CreateSubject": RpcRule(lambda r: (on_subject(O.CREATE, r.settings.name),), is_change=True),
     "PlaceSubject": RpcRule(_subject(O.CONFIGURE), is_change=True),
@@ -204,11 +204,15 @@ META_RULES: Final[Mapping[str, RpcRule]] = {
     "PurgeSubject": RpcRule(_subject(O.DELETE), is_change=True),
     "DeleteDeadLetters": RpcRule(_subject(O.DELETE), is_change=True),
     "ListSubjects": RpcRule(
-        keeps=("subjects", lambda item: (on_subject(O.DESCRIBE, item.settings.name),))
+        keeps={"subjects": lambda item: (on_subject(O.DESCRIBE, item.settings.name),)}
     ),
     # groups
     "DescribeGroups": RpcRule(
-        _named_group, keeps=("groups", lambda item: (on_group(O.DESCRIBE, item.group),))
+        _named_group,
+        keeps={
+            "groups": lambda item: (on_group(O.DESCRIBE, item.group),),
+            "readers": lambda item: (on_subject(O.DESCRIBE, item.subject),),
+        },
     ),
     "ResetGroup": RpcRule(
         _consume, is_change=True
@@ -218,12 +222,11 @@ META_RULES: Final[Mapping[str, RpcRule]] = {
     "DescribeGroupSettings": RpcRule(_group_or_cluster(O.DESCRIBE)),
     "SetPause": RpcRule(_pause, is_change=True),
     "ListPauses": RpcRule(
-        keeps=(
-            "pauses",
-            lambda item: (
+        keeps={
+            "pauses": lambda item: (
                 on_group(O.DESCRIBE, item.group) if item.group else on_cluster(O.DESCRIBE),
             ),
-        )
+        }
     ),
     "DescribeDeadLetters": RpcRule(_group_or_cluster(O.DESCRIBE)),
     "DescribeParked": RpcRule(_group(O.DESCRIBE)),
@@ -552,18 +555,17 @@ class RpcGuard(grpc.aio.ServerInterceptor):
         assert rule.keeps is not None
         if not self._access.is_enforced or caller.principal.is_server:
             return answer
-        field, needs = rule.keeps
         decide = self._access.decide
         if decide(caller.principal, on_cluster(Operation.DESCRIBE)).is_allowed:
             return answer
-        items = list(getattr(answer, field))
-        kept = [
-            each
-            for each in items
-            if all(decide(caller.principal, need).is_allowed for need in needs(each))
-        ]
-        answer.ClearField(field)
-        getattr(answer, field).extend(kept)
+        for field, needs in rule.keeps.items():
+            kept = [
+                each
+                for each in getattr(answer, field)
+                if all(decide(caller.principal, need).is_allowed for need in needs(each))
+            ]
+            answer.ClearField(field)
+            getattr(answer, field).extend(kept)
         return answer
 
 

@@ -230,6 +230,10 @@ class Fetch(_JsonMessage):
     hold no message with any of `tags_any`, or none with one of `tags_all`, or none of the logical
     partitions `lps` (ranges, end exclusive, as "0-512"; empty: all). `directed`: 1 to include
     batches for one consumer group, 2 (`ONLY_DIRECTED`) for only these batches.
+
+    `reader`: a reader without a group reports itself by this name: it has read and committed
+    everything before `done`, and `lost` messages were deleted before it read them. Brokers before
+    release 0.3 ignore that.
     """
 
     subject: str
@@ -242,6 +246,17 @@ class Fetch(_JsonMessage):
     tags_all: list[str]
     lps: list[str]
     directed: int
+    reader: str = ""
+    done: int = 0
+    lost: int = 0
+
+    def pack(self) -> bytes:
+        """Pack the payload. Without a reader, it is that of releases before readers."""
+        found = asdict(self)
+        if not self.reader:
+            for name in ("reader", "done", "lost"):
+                del found[name]
+        return json.dumps(found, separators=(",", ":")).encode()
 
 
 class Fetched(NamedTuple):

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 from operator import index
 from typing import Any, Final, TypeVar
 
-from google.protobuf.descriptor import Descriptor, FieldDescriptor
+from google.protobuf.descriptor import FieldDescriptor
 from google.protobuf.message import Message
 
 from qmq.errors import InvalidArgument
@@ -39,7 +39,7 @@ def check_numbers(kind: type[Message], fields: Mapping[str, Any]) -> None:
     _check_fields(kind.DESCRIPTOR, fields)
 
 
-def _check_fields(kind: Descriptor, fields: Mapping[str, Any]) -> None:
+def _check_fields(kind: Any, fields: Mapping[str, Any]) -> None:
     for name, value in fields.items():
         field = kind.fields_by_name[name]
         inner = field.message_type

@@ -250,6 +250,11 @@ class Cluster:
             )
         return lines
 
+    def exit_status(self, name: str) -> int | None:
+        """How a service ended that this program started; see `processes.exit_status`."""
+        process = self.folder.load().processes.get(name)
+        return processes.exit_status(process) if process else None
+
     def run(self, argv: Sequence[str], service: str = "client") -> int:
         """Run a command on this machine in a service's environment, with addresses for names; its
         exit status.

@@ -38,6 +38,10 @@ class Process:
     started: int
 
 
+_STATUSES: Final[dict[Process, int]] = {}
+"""The kernel tells it once."""
+
+
 def spawn(
     argv: Sequence[str], environment: Mapping[str, str], log: Path, *, dies_with_us: bool = False
 ) -> Process:
@@ -73,9 +77,26 @@ def state(process: Process) -> str:
         return "dead"
     if found.letter in "ZX":
         with suppress(ChildProcessError):
-            os.waitpid(process.pid, os.WNOHANG)
+            pid, status = os.waitpid(process.pid, os.WNOHANG)
+            if pid:
+                _STATUSES[process] = os.waitstatus_to_exitcode(status)
         return "dead"
     return "paused" if found.letter in "Tt" else "running"
+
+
+def exit_status(process: Process) -> int | None:
+    """How a child of this program ended: its status, or the signal's number, negative. None if it
+    runs, or is another program's child.
+    """
+    if state(process) != "dead":
+        return None
+    # The kernel tells it when the last thread has ended, which may be later.
+    until(lambda: state(process) == "dead" and _is_reaped(process), KILLED_S)
+    return _STATUSES.get(process)
+
+
+def _is_reaped(process: Process) -> bool:
+    return process in _STATUSES or _stat(process.pid) is None
 
 
 def send(process: Process, number: signal.Signals) -> None:

@@ -4,6 +4,8 @@ the guarantees.
 `qmq.columns` reads the log; this package has what Spark calls.
 
 session.py   a SparkSession that finds Java and the data source
+progress.py  a line for each micro-batch
+versions.py  the supported releases of PySpark
 source.py, stream.py, sink/
              what Spark calls
 jobs/        archive, order_audit, lag_report, duplicates, dead_letters, delay_accuracy
@@ -17,7 +19,11 @@ discovery is convenient, but only `register` is reliable.
 
 from __future__ import annotations
 
+import os
+import sys
 from typing import TYPE_CHECKING, Any
+
+from qmq.errors import InvalidArgument
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -31,10 +37,25 @@ def register(spark: SparkSession) -> None:
     """Register `spark.read.format("qmq")` and its relatives in a session. Calling it again has no
     effect.
 
-    Raises ImportError if the extra `spark` is not installed: pip install 'qmq[spark]'.
+    Python processes of a local master run this interpreter then, if PYSPARK_PYTHON does not name
+    another one: Spark would use `python3` from PATH, which may lack QMQ.
+
+    Raises ImportError if the extra `spark` is not installed: pip install 'qmq[spark]';
+    InvalidArgument if PySpark is of another release than it asks for.
     """
+    import pyspark
+    from pyspark.sql.utils import is_remote
+
+    from pyspark_qmq.versions import unsupported
+
+    if reason := unsupported(pyspark.__version__):
+        raise InvalidArgument(reason)
     from pyspark_qmq.source import QmqDataSource
 
+    if not is_remote() and not os.environ.get("PYSPARK_PYTHON"):
+        context = spark.sparkContext
+        if (context.master or "").startswith("local"):
+            context.pythonExec = sys.executable
     spark.dataSource.register(QmqDataSource)
 
 
@@ -42,11 +63,18 @@ def __getattr__(name: str) -> Any:
     """Import `DefaultSource`, which Spark's discovery asks for, at its first use.
 
     If a required library is missing, the name does not exist: another error would keep Spark from
-    finding the data sources of other packages.
+    finding the data sources of other packages. With an unsupported PySpark, the data source is
+    found, and its use is an error.
     """
     if name != "DefaultSource":
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     try:
+        import pyspark
+
+        from pyspark_qmq.versions import refusing_source, unsupported
+
+        if reason := unsupported(pyspark.__version__):
+            return refusing_source(reason)
         from pyspark_qmq.source import QmqDataSource
     except ImportError as cause:
         raise AttributeError(

@@ -33,6 +33,9 @@ def parser() -> argparse.ArgumentParser:
     options.add_argument(
         "--test", action="append", default=[], metavar="NAME", help="or a pattern, such as 'log-*'"
     )
+    options.add_argument(
+        "--ci", action="store_true", help="tests of about an hour, others with each --seed"
+    )
     options.add_argument("--bugs", action="store_true", help="plant bugs; --test names some")
     options.add_argument(
         "--minutes", type=float, default=0.5, help="under faults, of each test (0.5)"
@@ -58,9 +61,12 @@ def chosen_from(names: Sequence[str], patterns: Sequence[str]) -> list[str]:
 def show(tests: Sequence[CampaignTest]) -> None:
     for test in tests:
         reason = missing(test.fault.needs) or test.workload.lacks()
-        skipped = f" (skipped here: {reason})" if reason else ""
-        sys.stdout.write(f"{test.name}: {test.workload.what}; {test.fault.what}{skipped}\n")
-    sys.stdout.write(f"{len(tests)} tests\n")
+        notes = ["long"] if test.workload.is_long else []
+        notes += [f"skipped here: {reason}"] if reason else []
+        said = f" ({'; '.join(notes)})" if notes else ""
+        sys.stdout.write(f"{test.name}: {test.workload.what}; {test.fault.what}{said}\n")
+    hours = sum(test.minutes for test in tests) / 60
+    sys.stdout.write(f"{len(tests)} tests, about {hours:.1f} hours on two cores\n")
 
 
 def say(line: str) -> None:
@@ -119,16 +125,23 @@ async def run_all(chosen: argparse.Namespace) -> list[Result]:
     assert task is not None
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
     if chosen.bugs:
-        bugs = [table.bugs()[name] for name in chosen_from(list(table.bugs()), chosen.test)]
+        bugs = [table.bugs()[name] for name in chosen_from(known(chosen), chosen.test)]
         return [await run_one(table.tests()[bug.found_by], chosen, bug) for bug in bugs]
-    names = chosen_from(list(table.tests()), chosen.test)
+    names = chosen_from(known(chosen), chosen.test)
     return [await run_one(table.tests()[name], chosen) for name in names]
+
+
+def known(chosen: argparse.Namespace) -> list[str]:
+    """The names that --test may choose from."""
+    if chosen.bugs:
+        return list(table.bugs())
+    return table.an_hour(chosen.seed) if chosen.ci else list(table.tests())
 
 
 def main() -> int:
     chosen = parser().parse_args()
-    known = list(table.bugs() if chosen.bugs else table.tests())
-    if not chosen_from(known, chosen.test):
+    names = chosen_from(known(chosen), chosen.test)
+    if not names:
         sys.stderr.write(f"no such name: {', '.join(chosen.test)}; --list has all\n")
         return 2
     if chosen.list and chosen.bugs:
@@ -136,7 +149,7 @@ def main() -> int:
             sys.stdout.write(f"{bug.name}: {bug.what}; found by {bug.found_by}\n")
         return 0
     if chosen.list:
-        show([table.tests()[name] for name in chosen_from(known, chosen.test)])
+        show([table.tests()[name] for name in names])
         return 0
     results = asyncio.run(run_all(chosen))
     if chosen.json is not None:

@@ -35,6 +35,7 @@ ETCD_TIMES: Final = {"QMQ_ETCD_HEARTBEAT_MS": "50", "QMQ_ETCD_ELECTION_MS": "500
 CLIENT_PORT: Final = 2379
 PEER_PORT: Final = 2380
 PATHS: Final = ":".join(str(ROOT / each) for each in ("tests", "scripts", "examples"))
+PLANTED: Final = ROOT / "tests" / "campaign" / "planted"
 START_S: Final = 240.0
 PROBE_S: Final = "1"
 
@@ -74,6 +75,11 @@ class World:
     def brokers(self) -> list[str]:
         """The replicas of all broker groups."""
         return [name for names in self.groups.values() for name in names]
+
+    def of_kind(self, kind: str) -> list[str]:
+        """All services of a kind: brokers, delays, etcds, metas or clients."""
+        found: list[str] = getattr(self, kind)
+        return found
 
     def a_group(self) -> str:
         """One of the broker groups."""
@@ -132,7 +138,7 @@ def shape_of(test: CampaignTest) -> Shape:
         etcds=test.fault.etcds,
         metas=work.metas,
         groups=work.broker_groups,
-        replicas=3,
+        replicas=test.fault.replicas,
         delays=3 if work.delays and "delays" in test.fault.hits else work.delays,
     )
 
@@ -175,18 +181,24 @@ def model_of(
                 *("--history", str(histories / f"{name}.jsonl"), "--seed", str(seed)),
                 *("--durability", test.durability),
             ]
+            environment = {"PYTHONPATH": PATHS, "QMQ_ETCD": etcds}
+            if bug is not None and kind_of(name) in bug.into:
+                environment |= {"PYTHONPATH": f"{PLANTED}:{PATHS}", "CAMPAIGN_BUG": bug.name}
             services[name] = {
                 "image": "qmq:latest",
                 "command": command,
-                "environment": {"PYTHONPATH": PATHS, "QMQ_ETCD": etcds},
+                "environment": environment,
             }
     return found
 
 
 def kind_of(service: str) -> str:
-    """brokers, delays, etcds, metas or clients."""
-    for start, kind in (("etcd", "etcds"), ("meta", "metas"), ("d1-", "delays"), ("g", "brokers")):
-        if service.startswith(start) and ("-" in service or start in ("etcd", "meta")):
+    """brokers, delays, etcds, metas, drivers of Spark, or other clients."""
+    for start, kind in (("etcd", "etcds"), ("meta", "metas"), ("driver", "drivers")):
+        if service.startswith(start):
+            return kind
+    for start, kind in (("d1-", "delays"), ("g", "brokers")):
+        if service.startswith(start) and "-" in service:
             return kind
     return "clients"
 

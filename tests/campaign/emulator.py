@@ -14,7 +14,7 @@ After each kill the disk loses a random half of what was not flushed, and the ma
 the kernel replays its file system's journal, and the node must be ready. A fifth of the kills come
 while it boots. At the end all is read once more, and the campaign's checkers of the workload
 `archive` judge the history (`verdict.judged`): everything that was acknowledged is there, at its
-place. Exit status: 0 for a pass, 1 otherwise.
+place.
 
 Needs qemu-system-x86_64, mkfs.ext4, Debian's kernel (a package linux-image-*-cloud-amd64) and
 busybox (busybox-static); where the last two are not installed, `apt-get download` gets them.
@@ -22,10 +22,8 @@ busybox (busybox-static); where the last two are not installed, `apt-get downloa
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import gzip
-import json
 import os
 import re
 import shutil
@@ -33,34 +31,32 @@ import signal
 import socket
 import subprocess
 import sys
-import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, replace
 from importlib.metadata import Distribution, distribution
 from pathlib import Path
 from random import Random
-from typing import IO, Final
+from typing import Final
 
 from history.events import Recorder, Reset
 
 import qmq
 from campaign.client import Job
 from campaign.programs import read, send_batches
-from campaign.report import as_json, as_page
-from campaign.run import Tail
-from campaign.table import checkers, workloads
-from campaign.values import SUBJECT, CampaignTest, Fault, Strike, Striking, Struck
+from campaign.tail import Tail
+from campaign.values import SUBJECT, CampaignTest, Checker, Fault, Strike, Striking, Struck
 from campaign.verdict import Result, judged
 from campaign.volatile_disk import VolatileDisk
-from campaign.workloads.archive import GROUP, scan
+from campaign.workloads.archive import GROUP, WORKLOADS, scan
 from qmq.errors import QmqError
 
 ROOT: Final = Path(__file__).resolve().parents[2]
 PACKAGES: Final = ("qmq", "coordination", "replication", "ordering")
 EXTRAS: Final = ("server", "cli", "compression")
 EMULATOR: Final = "qemu-system-x86_64"
+TOOLS: Final = (EMULATOR, "mkfs.ext4", "ldd")
 MODULES: Final = ("virtio_pci", "virtio_blk", "virtio_net", "virtio-rng")
 NOT_COPIED: Final = ("test", "tests", "idlelib", "tkinter", "turtledemo", "ensurepip", "lib2to3")
 PYTHON: Final = Path(sys.executable).resolve()
@@ -104,13 +100,6 @@ class CannotRun(Exception):
 
 
 # --- the machine's parts --------------------------------------------------------------------------
-
-
-def require_tools() -> None:
-    """Raises CannotRun."""
-    for tool in (EMULATOR, "mkfs.ext4", "ldd"):
-        if shutil.which(tool) is None:
-            raise CannotRun(f"{tool} is missing")
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,7 +166,7 @@ def initramfs(kernel: Kernel, to: Path, command: str) -> None:
         _add(file, "TRAILER!!!", b"")
 
 
-def _add(file: IO[bytes], name: str, data: bytes, *, mode: int = 0o100755) -> None:
+def _add(file: gzip.GzipFile, name: str, data: bytes, *, mode: int = 0o100755) -> None:
     """One entry of a cpio archive (newc)."""
     path = name.encode() + b"\0"
     fields = (0, mode, 0, 0, 1, 0, len(data), 0, 0, 0, 0, len(path), 0)
@@ -214,10 +203,10 @@ def root_image(folder: Path) -> Path:
         (tree / each).mkdir(parents=True)
     site = tree / SITE.strip("/")
     _copy_python(tree)
-    for each in _needed("qmq", EXTRAS):
-        _copy_distribution(each, site)
-    for each in PACKAGES:
-        _copy_package(ROOT / each, site)
+    for needed in _needed("qmq", EXTRAS):
+        _copy_distribution(needed, site)
+    for package in PACKAGES:
+        _copy_package(ROOT / package, site)
     _run(str(PYTHON), "-m", "compileall", "-q", str(site))
     _copy_libraries(tree)
     mib = sum(path.stat().st_size for path in tree.rglob("*") if path.is_file()) >> 20
@@ -401,6 +390,7 @@ class Run:
             number=number,
             subject=SUBJECT,
             client=client,
+            folder=self._folder,
             recorder=recorder,
             durability="flushed",
             random=Random(self.random.random()),
@@ -437,8 +427,8 @@ class Run:
                 for task in (*sending, reading, looking):
                     task.cancel()
                 await asyncio.gather(*sending, reading, looking, return_exceptions=True)
-                for each in recorders:
-                    each.close()
+                for written in recorders:
+                    written.close()
         return ""
 
     async def _kill(self, recorder: Recorder, which: str) -> None:
@@ -513,29 +503,52 @@ FAULT: Final = Fault(
     strike=_never,
     loses_acks=frozenset({"flushed"}),
 )
-WORKLOAD: Final = replace(workloads()["archive"], gates={"send": 20, "poll": 10, "scan": 2})
-TEST: Final = CampaignTest(workload=WORKLOAD, fault=FAULT, durability="flushed")
+KILLS: Final = 200
+KILL_S: Final = 60.0
+"""About how long one takes, with the boots after it, on two cores."""
+
+
+def _lacks() -> str:
+    missing = [tool for tool in TOOLS if shutil.which(tool) is None]
+    return f"an emulator: {', '.join(missing)} is missing" if missing else ""
+
+
+WORKLOAD: Final = replace(
+    WORKLOADS[0],
+    gates={"send": 20, "poll": 10, "scan": 2},
+    seconds=KILLS * KILL_S,
+    is_long=True,
+    lacks=_lacks,
+)
+
+
+async def _many_kills(folder: Path, seed: int, checkers: Mapping[str, Checker]) -> Result:
+    try:
+        place = await asyncio.to_thread(folder.resolve)
+        return await run(place, checkers, kills=KILLS, seed=seed)
+    except CannotRun as failure:
+        return Result(test=TEST.name, verdict="error", seed=seed, seconds=0.0, reason=str(failure))
+
+
+TEST: Final = CampaignTest(workload=WORKLOAD, fault=FAULT, durability="flushed", run=_many_kills)
 
 
 def say(line: str) -> None:
     sys.stderr.write(f"{line}\n")
 
 
-def parser() -> argparse.ArgumentParser:
-    options = argparse.ArgumentParser(prog="scripts/campaign emulator", description=__doc__)
-    options.formatter_class = argparse.RawDescriptionHelpFormatter
-    options.add_argument("--kills", type=int, default=2)
-    options.add_argument("--seed", type=int, default=1)
-    options.add_argument("--lies", action="store_true", help="the disk ignores flushes: must fail")
-    options.add_argument("--json", type=Path, metavar="FILE")
-    options.add_argument("--keep", type=Path, metavar="FOLDER", help="history, consoles and disk")
-    return options
-
-
-async def run(chosen: argparse.Namespace, folder: Path) -> Result:
+async def run(
+    folder: Path,
+    checkers: Mapping[str, Checker],
+    *,
+    kills: int,
+    seed: int,
+    lies: bool = False,
+) -> Result:
     """The verdict. Raises CannotRun where this machine lacks something."""
     begun_s = time.monotonic()
-    require_tools()
+    if lacks := _lacks():
+        raise CannotRun(lacks)
     ports = free_ports()
     machine = Machine(folder, kernel_in(folder), ports)
     image = folder / "data.ext4"
@@ -546,10 +559,10 @@ async def run(chosen: argparse.Namespace, folder: Path) -> Result:
     histories.mkdir()
     socket_at = folder / "disk.sock"
     try:
-        with VolatileDisk(image, socket_at, Random(chosen.seed), lies=chosen.lies) as disk:
-            work = Run(machine, disk, histories, chosen.seed)
+        with VolatileDisk(image, socket_at, Random(seed), lies=lies) as disk:
+            work = Run(machine, disk, histories, seed)
             try:
-                reason = await work.kills(chosen.kills, f"127.0.0.1:{ports[0]}")
+                reason = await work.kills(kills, f"127.0.0.1:{ports[0]}")
             finally:
                 machine.kill()
             say(f"{disk.writes:,} writes, {disk.flushes:,} flushes, {machine.boots} boots")
@@ -559,33 +572,9 @@ async def run(chosen: argparse.Namespace, folder: Path) -> Result:
     return judged(
         TEST,
         work.tail.in_order(),
-        checkers(),
+        checkers,
         is_drained=not reason,
-        seed=chosen.seed,
+        seed=seed,
         seconds=time.monotonic() - begun_s,
         reason=reason,
     )
-
-
-def main() -> int:
-    chosen = parser().parse_args()
-    folder = chosen.keep or Path(tempfile.mkdtemp(prefix="emulator-"))
-    folder.mkdir(parents=True, exist_ok=True)
-    try:
-        result = asyncio.run(run(chosen, folder.resolve()))
-    except CannotRun as failure:
-        say(str(failure))
-        return 1
-    tests = {TEST.name: TEST}
-    if chosen.json is not None:
-        chosen.json.write_text(json.dumps(as_json(tests, [result]), indent=1) + "\n")
-    sys.stdout.write(as_page(tests, [result]))
-    if chosen.keep is None and result.verdict == "pass":
-        shutil.rmtree(folder)
-    else:
-        say(f"history, consoles and disk: {folder}")
-    return 0 if result.verdict == "pass" else 1
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -10,11 +10,13 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable
+from dataclasses import asdict
 from typing import Final
 
 from history.events import Recorder, Reset
 
 from campaign.cluster import World
+from campaign.programs import now_ms
 from campaign.values import Strike
 
 CALM_S: Final = (2.0, 5.0)
@@ -45,13 +47,13 @@ async def strike(world: World, recorder: Recorder, answered: Callable[[], int]) 
     """One fault, from its beginning until the cluster serves again. Raises DoesNotServe."""
     fault, lasts_s = world.test.fault, world.random.uniform(*world.test.fault.lasts_s)
     begun = recorder.record(
-        Strike(process=NEMESIS, type="invoke", fault=fault.name, at_ms=_now_ms())
+        Strike(process=NEMESIS, type="invoke", fault=fault.name, at_ms=now_ms())
     )
     forgets = world.test.durability in fault.loses_acks
     if forgets:
         recorder.record(Reset(process=NEMESIS, type="invoke"))
     async with fault.strike(world) as struck:
-        seen = begun.ended("info", targets=struck.targets, effect=struck.effect, at_ms=_now_ms())
+        seen = begun.ended("info", **asdict(struck), at_ms=now_ms())
         recorder.record(seen)
         await asyncio.sleep(lasts_s)
     try:
@@ -69,7 +71,3 @@ async def strike(world: World, recorder: Recorder, answered: Callable[[], int]) 
     if forgets:
         recorder.record(Reset(process=NEMESIS, type="ok"))
     recorder.record(seen.ended("ok"))
-
-
-def _now_ms() -> int:
-    return time.time_ns() // 1_000_000

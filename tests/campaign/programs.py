@@ -1,5 +1,5 @@
 """Programs that several workloads share: a sender of numbered batches, and a reader that
-acknowledges. Values are unique integers, and a message's body is its value.
+acknowledges. Values are unique integers, and a message's body is its value, or begins with it.
 
 The error of a send decides its line: not stored is `fail`, unknown is `info`, never the other way
 round.
@@ -8,12 +8,14 @@ round.
 from __future__ import annotations
 
 import itertools
+import time
 from collections import defaultdict
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from datetime import timedelta
-from typing import Final
+from typing import Any, Final, TypeVar
 
-from history.events import Ack, Poll, Record, Recorder, Send, Type
+from history.events import Ack, Operation, Poll, Record, Recorder, Send, Type
 
 import qmq
 from campaign.client import Job
@@ -23,27 +25,71 @@ BATCH: Final = 10
 PAUSE_S: Final = 0.04
 LEASE_MS: Final = 5_000
 TIMEOUT_S: Final = 60.0
+T = TypeVar("T")
 
 
-async def send_batches(job: Job) -> None:
+def now_ms() -> int:
+    """The wall clock."""
+    return time.time_ns() // 1_000_000
+
+
+async def ask(
+    job: Job,
+    operation: Operation,
+    act: Callable[[], Awaitable[T]],
+    *,
+    known: Callable[[], Mapping[str, Any]] = dict,
+) -> tuple[Type, T | None]:
+    """Ask for something, and write down that and the outcome, with what is `known` at its end.
+    Returns both.
+    """
+    begun = job.recorder.record(operation)
+    try:
+        found = await act()
+    except QmqError as failure:
+        end = end_of(failure)
+        job.recorder.record(begun.ended(end))
+        return end, None
+    job.recorder.record(begun.ended("ok", **known()))
+    return "ok", found
+
+
+def body_of(value: int) -> bytes:
+    """A message that is its value alone."""
+    return b"%d" % value
+
+
+async def send_batches(
+    job: Job,
+    *,
+    batch: int = BATCH,
+    pause_s: float = PAUSE_S,
+    body: Callable[[int], bytes] = body_of,
+) -> None:
     """Batches of one producer, one after another, until SIGTERM."""
     values = itertools.count(job.first_value)
     async with job.client.producer(
         job.subject, delivery_timeout_s=TIMEOUT_S, acks=job.acks
     ) as producer:
         while True:
-            await send(job, producer, tuple(itertools.islice(values, BATCH)))
-            if not await job.pause(PAUSE_S * job.random.uniform(0.5, 1.5)):
+            await send(job, producer, tuple(itertools.islice(values, batch)), body=body)
+            if not await job.pause(pause_s * job.random.uniform(0.5, 1.5)):
                 return
 
 
-async def send(job: Job, producer: qmq.Producer, values: tuple[int, ...]) -> None:
+async def send(
+    job: Job,
+    producer: qmq.Producer,
+    values: tuple[int, ...],
+    *,
+    body: Callable[[int], bytes] = body_of,
+) -> None:
     """One batch and its outcome."""
     begun = job.recorder.record(
         Send(process=job.name, type="invoke", subject=job.subject, values=values)
     )
     try:
-        receipts = await producer.send_many([str(value).encode() for value in values])
+        receipts = await producer.send_many([body(value) for value in values])
     except QmqError as failure:
         job.recorder.record(begun.ended(end_of(failure)))
         return
@@ -72,13 +118,18 @@ def queue_of(subject: str, broker_group: str) -> str:
 
 
 async def read(job: Job, group: str, *, most: int = 500) -> None:
-    """Pull and acknowledge as a consumer of a group, until SIGTERM."""
+    """Pull and acknowledge as a consumer of a group, without end."""
     async with job.client.consumer(
         job.subject, group, name=job.name, ack="explicit", lease_ms=LEASE_MS
     ) as consumer:
         while True:
             with suppress(QmqError):
                 await poll(job, group, consumer, most)
+
+
+async def consume(job: Job, *, groups: Sequence[str], most: int = 500) -> None:
+    """Read as a consumer of one of the groups, by the number of the process, until SIGTERM."""
+    await job.until_stopped(read(job, groups[job.number % len(groups)], most=most))
 
 
 async def poll(job: Job, group: str, consumer: qmq.Consumer, most: int) -> None:

@@ -47,8 +47,8 @@ def as_page(tests: Mapping[str, CampaignTest], results: Sequence[Result]) -> str
         "",
         f"{len(results)} tests: {summary}. {sum(each.seconds for each in results):,.0f} s.",
         "",
-        "| test | verdict | s | seed | answered | faults | answered under them |",
-        "|---|---|---:|---:|---|---:|---|",
+        "| test | verdict | s | seed | answered | doubtful | faults | answered under them |",
+        "|---|---|---:|---:|---|---:|---:|---|",
         *map(_row, results),
         "",
         "## Never met",
@@ -72,6 +72,7 @@ def _row(each: Result) -> str:
         f"{each.seconds:.0f}",
         str(each.seed),
         answered,
+        str(each.doubtful),
         str(sum(each.strikes.values())),
         _counts(each.during),
     )

@@ -5,14 +5,13 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable
-from operator import attrgetter
+from collections.abc import Awaitable, Callable, Iterable
 from pathlib import Path
 from random import Random
-from typing import Final
+from typing import Final, TypeAlias
 
 from cluster_runner.errors import ClusterError
-from history.events import Operation, Recorder, from_json
+from history.events import Recorder
 
 import qmq
 from campaign.client import Job
@@ -20,46 +19,28 @@ from campaign.cluster import World, running
 from campaign.machine import missing
 from campaign.nemesis import DoesNotServe, torment
 from campaign.table import checkers
+from campaign.tail import Tail
 from campaign.values import SUBJECT, Bug, CampaignTest
-from campaign.verdict import Result, judged, name_of
+from campaign.verdict import Result, judged
 
 BEGUN_S: Final = 120.0
 DRAINED_S: Final = 240.0
-ENDED_S: Final = 70.0
-"""A sender's batch may be under way for its whole time limit."""
 LOOK_S: Final = 0.25
+WITH_BUG: Final = 0.3
+"""The share of these times with a planted bug, where much of what is waited for never happens."""
 
 
-class Tail:
-    """The events of files that processes append to, as far as they are written."""
+Disturb: TypeAlias = Callable[[World, Recorder, Callable[[], int]], Awaitable[None]]
+"""Breaks and heals; the last argument counts operations that were answered."""
 
-    def __init__(self, folder: Path) -> None:
-        self.events: list[Operation] = []
-        self.answered: Counter[str] = Counter()
-        """Operations that ended with `ok`, by name."""
-        self._folder = folder
-        self._ends: dict[Path, int] = {}
 
-    def look(self) -> None:
-        """Read on."""
-        for path in sorted(self._folder.glob("*.jsonl")):
-            with path.open("rb") as file:
-                file.seek(self._ends.get(path, 0))
-                for line in file:
-                    if not line.endswith(b"\n"):
-                        break
-                    self._ends[path] = self._ends.get(path, 0) + len(line)
-                    self._learn(line)
+def tormenting(seconds: float) -> Disturb:
+    """The test's fault, again and again."""
 
-    def _learn(self, line: bytes) -> None:
-        event: Operation = from_json(line)
-        self.events.append(event)
-        if event.type == "ok":
-            self.answered[name_of(event)] += 1
+    async def disturb(world: World, recorder: Recorder, answered: Callable[[], int]) -> None:
+        await torment(world, recorder, answered, until_s=time.monotonic() + seconds)
 
-    def in_order(self) -> list[Operation]:
-        """All events in the order of time; of one moment in the order of the files."""
-        return sorted(self.events, key=attrgetter("t_ns"))
+    return disturb
 
 
 async def run_test(
@@ -70,20 +51,34 @@ async def run_test(
     seconds: float,
     bug: Bug | None = None,
     tell: Callable[[str], None] = lambda line: None,
+    disturb: Disturb | None = None,
 ) -> Result:
-    """The verdict. Leaves histories and the output of all processes in the folder."""
+    """The verdict. Leaves histories and the output of all processes in the folder. `disturb`: what
+    the nemesis does instead of the test's fault again and again for these seconds.
+    """
     begun_s = time.monotonic()
     reason = missing(test.fault.needs) or test.workload.lacks()
     if reason:
         return Result(test=test.name, verdict="skipped", seed=seed, seconds=0.0, reason=reason)
+    if test.run is not None:
+        return await test.run(folder, seed, checkers())
     histories = folder / "histories"
     histories.mkdir(parents=True)
     tail = Tail(histories)
     try:
         # Not in a thread: an interruption of the start must not leave processes behind.
         with running(test, folder, histories, seed, bug) as world:
+            seconds = max(seconds, test.workload.seconds if test.workload.is_long else 0.0)
             tell(f"the cluster is up after {time.monotonic() - begun_s:.1f} s")
-            reason, is_drained = await _in_cluster(world, tail, histories, seed, seconds, tell)
+            reason, is_drained = await _in_cluster(
+                world,
+                tail,
+                histories,
+                seed,
+                disturb or tormenting(seconds),
+                WITH_BUG if bug else 1.0,
+                tell,
+            )
     except (ClusterError, OSError, TimeoutError) as failure:
         return Result(
             test=test.name,
@@ -109,7 +104,8 @@ async def _in_cluster(
     tail: Tail,
     histories: Path,
     seed: int,
-    seconds: float,
+    disturb: Disturb,
+    patience: float,
     tell: Callable[[str], None],
 ) -> tuple[str, bool]:
     """Why the run ended early, and whether readers got everything."""
@@ -119,17 +115,21 @@ async def _in_cluster(
     await world.do(world.cluster.start, *world.clients)
     looking = asyncio.create_task(_look(tail))
     try:
-        await _until(lambda: all(tail.answered[name] for name in work.gates), BEGUN_S)
-        tell("clients are served")
+        try:
+            await _until(
+                lambda: all(tail.answered[name] for name in work.gates), patience * BEGUN_S
+            )
+            tell("clients are served")
+        except TimeoutError:  # a bug may be the reason, and then a checker says which
+            tell("some operations are never answered")
         reason = ""
         with Recorder(histories / "nemesis.jsonl") as recorder:
-            until_s = time.monotonic() + seconds
             try:
-                await torment(world, recorder, lambda: sum(tail.answered.values()), until_s=until_s)
+                await disturb(world, recorder, lambda: sum(tail.answered.values()))
             except DoesNotServe as failure:
                 reason = str(failure)
         await _again(world)
-        await _after_the_last_fault(tail, work.gates)
+        await _after_the_last_fault(tail, work.gates, patience * BEGUN_S)
         senders = [
             f"{role.name}{number}"
             for role in work.roles
@@ -138,7 +138,7 @@ async def _in_cluster(
         ]
         await world.do(world.cluster.stop, *senders)
         tell("senders ended")
-        is_drained = await _drained(world, tail)
+        is_drained = await _drained(world, tail, patience * DRAINED_S)
         tell("readers have everything" if is_drained else "readers did not get everything")
         alive = [name for name in world.clients if world.state(name) != "dead"]
         await world.do(world.cluster.stop, *alive)
@@ -180,18 +180,18 @@ async def _again(world: World) -> None:
             await world.start(name)
 
 
-async def _after_the_last_fault(tail: Tail, names: Iterable[str]) -> None:
+async def _after_the_last_fault(tail: Tail, names: Iterable[str], within_s: float) -> None:
     """So much is answered once more that the gates can see it."""
     before = Counter(tail.answered)
     try:
-        await _until(lambda: all(tail.answered[name] > before[name] for name in names), BEGUN_S)
+        await _until(lambda: all(tail.answered[name] > before[name] for name in names), within_s)
     except TimeoutError:
         return
 
 
-async def _drained(world: World, tail: Tail) -> bool:
+async def _drained(world: World, tail: Tail, within_s: float) -> bool:
     try:
-        await _until(lambda: world.test.workload.is_drained(tail.events), DRAINED_S)
+        await _until(lambda: world.test.workload.is_drained(tail.events), within_s)
     except TimeoutError:
         return False
     return True

@@ -6,11 +6,13 @@ import gc
 import sys
 from typing import Any
 
+import pyspark_qmq.sink.row_identity
+import pyspark_qmq.stream  # noqa: F401 - bugs of drivers change what is imported
 import pytest
 
 from campaign import table
 
-PRODUCT = ("qmq.", "qmq_coordination.", "qmq_replication.", "qmq_ordering.")
+PRODUCT = ("qmq.", "qmq_coordination.", "qmq_replication.", "qmq_ordering.", "pyspark_qmq.")
 
 
 def surface() -> dict[tuple[int, str], tuple[Any, Any]]:

@@ -160,7 +160,7 @@ def test_each_rule_of_moved_messages_is_checked() -> None:
 
 
 HALF = [replace(each, due_ms=(20_000,)) for each in LATER]
-COMMIT = [HalfCommit(process="p", type=end, value=7) for end in ("invoke", "ok")]  # type: ignore[arg-type]
+COMMIT = [HalfCommit(process="p", type=end, value=7) for end in ("invoke", "ok")]
 
 
 def test_a_half_message_comes_when_it_is_committed() -> None:
@@ -181,8 +181,7 @@ def test_each_rule_of_half_messages_is_checked() -> None:
 
 MINUTE = 60_000
 RECURS = [
-    Recurrence(process="p", type=end, value=7, start_ms=MINUTE // 2)  # type: ignore[arg-type]
-    for end in ("invoke", "ok")
+    Recurrence(process="p", type=end, value=7, start_ms=MINUTE // 2) for end in ("invoke", "ok")
 ]
 
 
@@ -343,7 +342,7 @@ def test_each_rule_of_resets_is_checked() -> None:
 # --- subjects that are deleted --------------------------------------------------------------------
 
 JOINED = JoinedAnew(process="c", type="ok", group="settlers")
-RAZED = [Raze(process="o", type=end) for end in ("invoke", "ok")]  # type: ignore[arg-type]
+RAZED = [Raze(process="o", type=end) for end in ("invoke", "ok")]
 
 
 def test_a_new_subject_has_nothing_of_the_old_one() -> None:
@@ -390,7 +389,7 @@ def test_each_rule_of_the_outbox_is_checked() -> None:
 # --- other clusters, other clients ----------------------------------------------------------------
 
 STORED = sent(7, 0)
-BACKUP = [BackupMade(process="k", type=end, op=0) for end in ("invoke", "ok")]  # type: ignore[arg-type]
+BACKUP = [BackupMade(process="k", type=end, op=0) for end in ("invoke", "ok")]
 
 
 def restored(group: str, *records: tuple[int, int]) -> Operation:

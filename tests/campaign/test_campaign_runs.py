@@ -1,4 +1,4 @@
-"""Tests of the campaign as tests of pytest: some of them, others in every run, and some of the
+"""Tests of the campaign as tests of pytest: an hour of them, others in every run, and some of the
 planted bugs. `scripts/campaign` runs all of them.
 """
 
@@ -17,16 +17,10 @@ from campaign.run import run_test
 pytestmark = [pytest.mark.longest, pytest.mark.xdist_group("faults")]
 
 SECONDS = 30.0
-TESTS = 24
-BUGS = 4
+BUGS = sorted(Random(forms.SEED).sample(list(table.bugs()), 4))
 
 
-def chosen(names: list[str], count: int) -> list[str]:
-    """Other ones with every seed of the run."""
-    return sorted(Random(forms.SEED).sample(names, min(count, len(names))))
-
-
-@pytest.mark.parametrize("name", chosen(list(table.tests()), TESTS))
+@pytest.mark.parametrize("name", table.an_hour(forms.SEED))
 async def test_promises_hold_under_the_fault(name: str, tmp_path: Path) -> None:
     result = await run_test(table.tests()[name], tmp_path, seed=forms.SEED, seconds=SECONDS)
     if result.verdict == "skipped":
@@ -34,7 +28,7 @@ async def test_promises_hold_under_the_fault(name: str, tmp_path: Path) -> None:
     assert result.verdict == "pass", result
 
 
-@pytest.mark.parametrize("name", chosen(list(table.bugs()), BUGS))
+@pytest.mark.parametrize("name", BUGS)
 async def test_the_planted_bug_is_found(name: str, tmp_path: Path) -> None:
     bug = table.bugs()[name]
     result = await run_test(

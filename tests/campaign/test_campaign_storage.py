@@ -225,20 +225,22 @@ def test_a_run_is_drained_when_a_scan_began_after_the_last_answer() -> None:
 
 
 @pytest.mark.parametrize(
-    ("call", "has_ended", "found"),
+    ("call", "status", "found"),
     [
-        ("sync", True, {}),
-        ("write", True, {}),
-        ("sync", False, {"failed_call_stops": 1}),
-        ("write", False, {"failed_call_stops": 1}),
-        ("read", False, {}),
-        ("read", True, {"unreadable_goes_on": 1}),
+        ("sync", 70, {}),
+        ("write", 70, {}),
+        ("sync", None, {"failed_call_stops": 1}),
+        ("write", None, {"failed_call_stops": 1}),
+        ("sync", 1, {"failed_call_stops": 1}),
+        ("sync", 0, {"failed_call_stops": 1}),
+        ("read", None, {}),
+        ("read", 70, {"unreadable_goes_on": 1}),
     ],
 )
 def test_failed_writes_and_syncs_end_a_process_and_failed_reads_do_not(
-    call: str, has_ended: bool, found: dict[str, int]
+    call: str, status: int | None, found: dict[str, int]
 ) -> None:
-    event = FailedCall(process="g1-a", type="ok", call=call, times=1, has_ended=has_ended)
+    event = FailedCall(process="g1-a", type="ok", call=call, times=1, status=status)
     assert found_in(event) == found
 
 

@@ -12,6 +12,7 @@ from history.events import Ack, History, Operation, Poll, Record, Send
 
 from campaign import table
 from campaign.checkers.delayed import Arrive, Cancel, Later, all_arrived
+from campaign.checkers.messages import all_acknowledged
 from campaign.report import as_json, as_page
 from campaign.values import CampaignTest, Evidence, Strike
 from campaign.verdict import Result, judged
@@ -111,6 +112,32 @@ def test_only_the_last_messages_before_a_cut_may_be_lost_and_only_unflushed(
     found = verdict_on([*served(1, 2, 0), *cut, *served(2, 8, 1), *lost], name)
     assert found.verdict == verdict
     assert found.doubtful == (verdict == "pass")
+
+
+def test_a_strike_that_slows_disks_first_leaves_only_what_no_sync_took_in_doubt() -> None:
+    """It begins at 4.5 s; the last syncs begin at 8.5 s."""
+    begun, seen, healed = [
+        replace(each, fault="power-all-slow", t_ns=each.t_ns + SECOND // 2)
+        for each in struck(4)
+        if isinstance(each, Strike)
+    ]
+    seen = replace(seen, unsynced_ns=8 * SECOND + SECOND // 2, t_ns=10 * SECOND)
+    cut = [begun, seen, replace(healed, t_ns=11 * SECOND)]
+    for at_s, verdict in ((6, "fail"), (8, "pass")):
+        lost = [each for each in served(9, at_s, 7) if isinstance(each, Send)]
+        events = [*served(1, 2, 0), *cut, *served(2, 12, 1), *lost]
+        assert verdict_on(events, "queue-power-all-slow").verdict == verdict
+
+
+def test_what_a_dead_client_was_acknowledging_may_be_settled() -> None:
+    drained, got = all_acknowledged((GROUP,)), served(1, 1, 0)[:-1]
+    assert not drained(got), "its acknowledgement is under way"
+    first = [replace(each, process="worker0.1") if each.process == "c" else each for each in got]
+    again = Poll(process="worker0.2", type="invoke", group=GROUP, t_ns=3 * SECOND)
+    assert drained([*first, again])
+    unknown = [*got, replace(served(1, 1, 0)[-1], type="info")]
+    assert drained(unknown)
+    assert not drained([*got, replace(served(1, 1, 0)[-1], type="fail")])
 
 
 def delayed(*events: Operation) -> dict[str, int]:

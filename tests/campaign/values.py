@@ -9,9 +9,19 @@ pair that meets. A fault `needs` rights; a test whose rights are missing is skip
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import (
+    AsyncIterator,
+    Awaitable,
+    Callable,
+    Collection,
+    Iterable,
+    Mapping,
+    Sequence,
+)
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
+from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, Final, Literal, TypeAlias
 
 from history.events import Anomaly, History, Operation, learn
@@ -19,6 +29,7 @@ from history.events import Anomaly, History, Operation, learn
 if TYPE_CHECKING:
     from campaign.client import Job
     from campaign.cluster import World
+    from campaign.verdict import Result
 
 Durability: TypeAlias = Literal["async", "flushed", "sync"]
 """async: brokers flush later and a majority has the message; flushed: producers ask for
@@ -30,6 +41,8 @@ LOOPS: Final = "loops"
 """File systems of the test's own on loop devices."""
 PRELOAD: Final = "preload"
 """Functions of the C library replaced in servers: see `broken_disk`."""
+START_AND_END_S: Final = 60.0
+"""About how long a test takes besides the time under faults, on two cores."""
 SUBJECT: Final = "campaign"
 """What clients write to and read from."""
 
@@ -47,6 +60,9 @@ class Strike(Operation):
     effect: str = ""
     at_ms: int = 0
     """The wall clock."""
+    unsynced_ns: int = 0
+    unsynced_ms: int = 0
+    """Since when nothing was synced any more, by both clocks, if not since the beginning."""
 
 
 learn(Strike, targets=tuple)
@@ -59,6 +75,9 @@ class Struck:
     targets: tuple[str, ...]
     effect: str
     """What was observed, such as "g1-a is dead"; empty if nothing was."""
+    unsynced_ns: int = 0
+    unsynced_ms: int = 0
+    """See `Strike`."""
 
 
 Strikes: TypeAlias = "Callable[[World], AbstractAsyncContextManager[Struck]]"
@@ -74,11 +93,13 @@ class Fault:
     what: str
     strike: Strikes
     hits: frozenset[str] = frozenset({"brokers"})
-    """Any of these kinds: brokers, etcds, metas, delays, clients."""
+    """Any of these kinds: brokers, etcds, metas, delays, drivers (of Spark), clients."""
     needs: frozenset[str] = frozenset()
     lasts_s: tuple[float, float] = (3.0, 7.0)
     etcds: int = 1
     """Members of etcd that it needs at least."""
+    replicas: int = 3
+    """Of each broker group."""
     durabilities: tuple[Durability, ...] = ("async",)
     """More than one only where durability decides what survives."""
     loses_sends: frozenset[Durability] = frozenset()
@@ -89,10 +110,6 @@ class Fault:
     """The size of a file system of each replica's own; 0: none."""
     checkers: tuple[str, ...] = ()
     """Those that judge the fault's own events, besides the workload's."""
-    doubtful_s: float = 1.0
-    """How long before the fault a message may have been acknowledged without being on a disk, where
-    sends may be lost: "about the last two flushes", on this fault's disks.
-    """
     settings: Mapping[str, str] = field(default_factory=dict)
     """Variables of the brokers."""
 
@@ -156,10 +173,14 @@ class Workload:
     broker_groups: int = 1
     delays: int = 0
     metas: int = 1
-    skips: frozenset[str] = frozenset()
-    """Faults that mean nothing here, or another test covers."""
-    only: frozenset[str] = frozenset()
-    """The faults under which it runs; empty: all that hit what it uses."""
+    only: Collection[str] = ("*",)
+    """Patterns of the cases (see `CampaignTest.case`) that it can see and no other workload sees as
+    well, among those that hit what it uses; one with a `!` leaves out.
+    """
+    seconds: float = 30.0
+    """How long it is under faults at least."""
+    is_long: bool = False
+    """Whether it takes longer than five minutes may."""
     settings: Mapping[str, str] = field(default_factory=dict)
     """Variables of the brokers; `{folder}` is the folder of the test."""
     lacks: Callable[[], str] = str
@@ -174,12 +195,35 @@ class CampaignTest:
     workload: Workload
     fault: Fault
     durability: Durability = "async"
+    run: Callable[[Path, int, Mapping[str, Checker]], Awaitable[Result]] | None = None
+    """Instead of a cluster of processes: in a folder, with a seed, judged by these."""
+
+    @property
+    def case(self) -> str:
+        """Such as `power-all-flushed`; the default durability is not named."""
+        word = self.fault.name
+        return word if self.durability == "async" else f"{word}-{self.durability}"
 
     @property
     def name(self) -> str:
-        """Such as `log-power-all-flushed`; the default durability is not named."""
-        words = [self.workload.name, self.fault.name]
-        return "-".join(words if self.durability == "async" else [*words, self.durability])
+        """Such as `log-power-all-flushed`."""
+        return f"{self.workload.name}-{self.case}"
+
+    @property
+    def is_meant(self) -> bool:
+        """Whether the workload can see what the fault breaks, and asks for it."""
+        hits, only = self.fault.hits, self.workload.only
+        left_out = [each[1:] for each in only if each.startswith("!")]
+        return (
+            (not hits or bool(hits & self.workload.uses))
+            and any(fnmatchcase(self.case, each) for each in only)
+            and not any(fnmatchcase(self.case, each) for each in left_out)
+        )
+
+    @property
+    def minutes(self) -> float:
+        """About how long it takes on two cores, with half a minute under faults or more."""
+        return (START_AND_END_S + self.workload.seconds) / 60
 
     @property
     def checkers(self) -> tuple[str, ...]:

@@ -22,6 +22,10 @@ from history.events import Anomaly, History, Operation, Poll, Send
 from campaign.values import CampaignTest, Checker, Doubt, Evidence, Strike
 
 SHOWN_MAX: Final = 10
+DOUBTFUL_S: Final = 1.0
+"""How long before the last sync began a message may have been acknowledged that is not on a disk:
+"about the last two flushes", on slow disks, and on a busy machine.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,7 +72,7 @@ def judged(
     could not go to its end.
     """
     events = tuple(events)
-    doubts = doubts_of(test, events) if test.durability in test.fault.loses_sends else ()
+    doubts = doubts_of(events) if test.durability in test.fault.loses_sends else ()
     known, left_out = (test.workload.doubting or of_messages)(events, doubts)
     evidence = Evidence(
         history=History(known),  # type: ignore[arg-type]
@@ -158,20 +162,21 @@ def _effective(events: Iterable[Operation]) -> list[Strike]:
     ]
 
 
-def doubts_of(test: CampaignTest, events: Iterable[Operation]) -> list[Doubt]:
-    """The times of the strikes, from shortly before until each took effect."""
+def doubts_of(events: Iterable[Operation]) -> list[Doubt]:
+    """The times of the strikes, from shortly before until each took effect. A strike that first
+    makes disks slow says when their last syncs began: until then nothing is doubtful.
+    """
     found: list[Doubt] = []
     begun: Strike | None = None
     for event in events:
         if isinstance(event, Strike) and event.type == "invoke":
             begun = event
         elif isinstance(event, Strike) and event.type == "info" and begun is not None:
-            before_s = test.fault.doubtful_s
             found.append(
                 Doubt(
-                    since_ns=begun.t_ns - int(before_s * 1e9),
+                    since_ns=(event.unsynced_ns or begun.t_ns) - int(DOUBTFUL_S * 1e9),
                     until_ns=event.t_ns,
-                    since_ms=begun.at_ms - int(before_s * 1e3),
+                    since_ms=(event.unsynced_ms or begun.at_ms) - int(DOUBTFUL_S * 1e3),
                     until_ms=event.at_ms,
                 )
             )

@@ -61,24 +61,31 @@ from qmq.wire.frame_payloads import LaneVerdict
 BUGS: dict[str, Callable[[], AbstractContextManager[None]]] = {}
 
 
-def plant(name: str, *places: tuple[Any, str, Any]) -> None:
-    """A bug: what is replaced (where, name, by what)."""
+def plant(name: str, *places: tuple[Any, Any, Any]) -> None:
+    """A bug: what is replaced (where, name or key, by what)."""
 
     @contextmanager
     def planted() -> Iterator[None]:
         with ExitStack() as stack:
             for where, attribute, other in places:
-                stack.enter_context(patch.object(where, attribute, other))
+                stack.enter_context(
+                    patch.dict(where, {attribute: other})
+                    if isinstance(where, dict)
+                    else patch.object(where, attribute, other)
+                )
             yield
 
     assert name not in BUGS
     BUGS[name] = planted
 
 
-def changed(action: type[Any], change: Callable[..., Any]) -> tuple[Any, str, Any]:
-    """A place for `plant`: another function changes the state for this kind of action."""
+def changed(action: type[Any], change: Callable[..., Any]) -> tuple[Any, Any, Any]:
+    """A place for `plant`: another function changes the state for this kind of action.
+
+    The table itself changes: a master acts by the store's name for it, followers by the queue's.
+    """
     part, _ = queue.CHANGES[action]
-    return queue, "CHANGES", {**queue.CHANGES, action: (part, change)}
+    return queue.CHANGES, action, (part, change)
 
 
 # --- changes --------------------------------------------------------------------------------------

@@ -32,3 +32,10 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
     found = session.session("tests", master=fast_session.MASTER, conf=conf)
     yield found
     found.stop()
+
+
+@pytest.fixture(scope="session")
+def connect_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """A Spark Connect server for the xdist group `connect`."""
+    with fast_session.connect_server(tmp_path_factory.mktemp("connect")) as url:
+        yield url

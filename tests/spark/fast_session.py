@@ -1,5 +1,5 @@
 """Spark in tests: sessions that are small, silent, on loopback, and started in few seconds; a
-standalone cluster; and a program that reads and writes a secured cluster.
+standalone cluster; a Spark Connect server; and a program that reads and writes a secured cluster.
 
 Half of a start is the JVM's loading and checking of the same ten thousand classes. An archive of
 them (AppCDS) is made once for each JDK and each PySpark, in the folder of the interpreter's
@@ -28,7 +28,8 @@ from pathlib import Path
 from typing import Any
 
 import pyspark
-from pyspark_qmq.java import find_java
+from pyspark_qmq.java import cache_folder, find_java, java_home
+from pyspark_qmq.session import home_without_archive
 
 sys.path.append(str(Path(__file__).resolve().parents[2] / "scripts"))
 from cluster_runner import processes
@@ -205,6 +206,53 @@ def _wait_for(process: Process, log: Path, pattern: str) -> str:
     if match is None:
         raise AssertionError(f"{pattern!r} is not in {log}:\n{log.read_text(errors='replace')}")
     return match[1]
+
+
+@contextmanager
+def connect_server(folder: Path) -> Iterator[str]:
+    """Start a Spark Connect server that has the data source, and give its URL. It finds the data
+    source by itself. All its processes are gone after the block.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    settings = conf() | {
+        "spark.connect.grpc.binding.address": LOOPBACK,
+        "spark.connect.grpc.binding.port": "0",
+        "spark.driver.bindAddress": LOOPBACK,
+        "spark.driver.host": LOOPBACK,
+        "spark.log.level": "INFO",
+        "spark.sql.session.timeZone": "UTC",
+        "spark.sql.warehouse.dir": str(folder / "warehouse"),
+    }
+    words = [str(spark_home() / "bin" / "spark-submit"), "--master", MASTER]
+    for name, value in settings.items():
+        words += ["--conf", f"{name}={value}"]
+    words += [
+        "--class",
+        "org.apache.spark.sql.connect.service.SparkConnectServer",
+        "spark-internal",
+    ]
+    server = processes.spawn(words, java_variables(), folder / "server.log", dies_with_us=True)
+    try:
+        address = _wait_for(server, folder / "server.log", r"Connect server started at: ?(\S+:\d+)")
+        yield f"sc://{LOOPBACK}:{address.rpartition(':')[2]}"
+    finally:
+        processes.kill(server)
+
+
+def spark_home() -> Path:
+    """A SPARK_HOME of this interpreter's PySpark."""
+    return home_without_archive(cache_folder(os.environ))
+
+
+def java_variables() -> dict[str, str]:
+    """The environment for PySpark's own programs."""
+    return {
+        **os.environ,
+        "JAVA_HOME": str(java_home(os.environ, cache_folder(os.environ))),
+        "PYSPARK_PYTHON": sys.executable,
+        "SPARK_HOME": str(spark_home()),
+        "SPARK_LOCAL_IP": LOOPBACK,
+    }
 
 
 MESSAGES = 1000

@@ -78,6 +78,17 @@ def until_in_files(folder: Path, subject: str, count: int) -> None:
     eventually_sync(lambda: committed() >= count)
 
 
+def create(server: str, *subjects: str) -> None:
+    """Subjects without order."""
+
+    async def work() -> None:
+        async with qmq.connect(server) as mq:
+            for each in subjects:
+                await mq.metadata.create_subject(SubjectConfig(each))
+
+    asyncio.run(work())
+
+
 def create_ordered(server: str, subject: str, partitions: int = 1) -> None:
     """An ordered subject of 1,024 logical partitions."""
 

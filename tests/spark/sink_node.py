@@ -494,6 +494,7 @@ def write(
     batches: Iterable[pa.RecordBatch],
     *,
     writer: RowWriter = WRITER,
+    may_repeat: bool = False,
     **options: str,
 ) -> Counts:
     """Run one write task in this thread. Names of options come without `qmq.`."""
@@ -502,9 +503,8 @@ def write(
         for name, value in options.items()
     }
     asked = SinkOptions.parse({"qmq.servers": "unused:1", "qmq.batchMessages": "50", **names})
-    return WriteTask(
-        cluster, writer, fields_of(schema, has_subject=bool(asked.subject)), asked
-    ).run(batches)
+    fields = fields_of(schema, has_subject=bool(asked.subject))
+    return WriteTask(cluster, writer, fields, asked, may_repeat=may_repeat).run(batches)
 
 
 __all__ = ["NodeThread", "SinkCluster", "node_thread", "record_batches", "write"]

@@ -108,8 +108,9 @@ def test_fail_on_data_loss_false_returns_no_duplicated_records(
     assert sorted(found) == numbers(30, 50)
 
 
+@pytest.mark.parametrize("choice", ["subscribe", "subscribePattern"])
 def test_stress_for_fail_on_data_loss_false(
-    spark: SparkSession, node: NodeProcess, subject: str, tmp_path: Path
+    spark: SparkSession, node: NodeProcess, subject: str, tmp_path: Path, choice: str
 ) -> None:
     """Subjects are deleted, created again and purged under a slow query, which never fails."""
     chosen = Random()
@@ -117,13 +118,14 @@ def test_stress_for_fail_on_data_loss_false(
     for each in subjects:
         send(node.address, each, ["0"])
     counted = [0]
+    chosen_by = {choice: f"{subject}-.*"} if choice == "subscribePattern" else {}
 
     def slowly(batch: DataFrame, _: int) -> None:
         counted[0] += batch.count()
         time.sleep(chosen.random() / 2)  # the messages of the next batch may be gone by then
 
     query = (
-        stream_of(spark, node, subject, subscribePattern=f"{subject}-.*", failOnDataLoss="false")
+        stream_of(spark, node, ",".join(subjects), failOnDataLoss="false", **chosen_by)
         .writeStream.foreachBatch(slowly)
         .option("checkpointLocation", str(tmp_path))
         .start()

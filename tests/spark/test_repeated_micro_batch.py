@@ -93,7 +93,7 @@ def planned(
     **options: object,
 ) -> Ranges:
     selection = ReadSelection(keys=(b"k",)) if options.get("has_keys") else ALL
-    found = stream_tasks(WholeLog(topology), topology, start, end, cuts, selection, skips_lost=True)  # type: ignore[arg-type]
+    found = stream_tasks(WholeLog(topology), topology, start, end, cuts, selection)  # type: ignore[arg-type]
     return [
         None if each is None else (each.piece.queue, each.piece.first, each.piece.end)
         for each in found

@@ -7,13 +7,14 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
 from pyspark.errors import AnalysisException, PySparkException
-from pyspark.sql import SparkSession
+from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as f
+from pyspark.sql.streaming.readwriter import DataStreamWriter
 from sink_node import NodeThread, node_thread
 from support import eventually, forms
 
@@ -145,6 +146,75 @@ def test_a_stream_whose_checkpoint_is_put_back_ends_and_stores_nothing_twice(
     with pytest.raises(PySparkException, match="the checkpoint is an older copy"):
         copy(range(110, 120))
     assert node.bodies("out") == [b"%03d" % number for number in range(110)]
+
+
+@pytest.mark.long
+def test_a_checkpoint_that_is_used_for_another_subject_ends_before_a_row_is_stored(
+    spark: SparkSession, node: NodeThread, tmp_path: Path
+) -> None:
+    for subject in ("one-source", "right", "wrong"):
+        node.create(subject)
+
+    def copy(subject: str, *bodies: bytes) -> None:
+        node.run(send_all(node, "one-source", bodies))
+        write_stream(
+            source(spark, node, "one-source").writeStream.format("qmq"),
+            tmp_path,
+            **{"qmq.servers": node.address, "subject": subject},
+        )
+
+    copy("right", b"a", b"b")
+    with pytest.raises(PySparkException, match="its checkpoint belongs to 'right'"):
+        copy("wrong", b"c")
+    assert node.bodies("wrong") == []
+    copy("right", b"d")
+    assert node.bodies("right") == [b"a", b"b", b"c", b"d"]
+
+
+@pytest.mark.long
+def test_batches_of_foreach_batch_are_told_apart_under_one_txn_id(
+    spark: SparkSession, node: NodeThread, tmp_path: Path
+) -> None:
+    node.create("ticks")
+    node.create("ticked")
+
+    def store(rows: DataFrame, _: int) -> None:
+        options = {"qmq.servers": node.address, "subject": "ticked", "qmq.txnId": "ticks"}
+        rows.write.format("qmq").mode("append").options(**options).save()
+
+    def copy(folder: str, *bodies: bytes) -> None:
+        node.run(send_all(node, "ticks", bodies))
+        rows = source(spark, node, "ticks")
+        write_stream(rows.writeStream.foreachBatch(store), tmp_path / folder)
+
+    copy("first", b"tick")
+    copy("first", b"tick")
+    assert node.bodies("ticked") == [b"tick", b"tick"]
+    for name in ("1", ".1.crc"):
+        (tmp_path / "first" / "commits" / name).unlink()
+    copy("first")
+    assert node.bodies("ticked") == [b"tick", b"tick"], "a repeated batch is found"
+    with pytest.raises(PySparkException, match="rows of later epochs are"):
+        copy("second", b"tock")  # its batch 0 has what batches 0 and 1 of the first one had
+    assert node.bodies("ticked") == [b"tick", b"tick"]
+
+
+def source(spark: SparkSession, node: NodeThread, subject: str) -> DataFrame:
+    """The bodies of a subject as a stream, from the beginning."""
+    options = {"qmq.servers": node.address, "subscribe": subject, "startingOffsets": "earliest"}
+    return spark.readStream.format("qmq").options(**options).load().select("body")
+
+
+def write_stream(writer: DataStreamWriter, checkpoint: Path, **options: str) -> None:
+    """All that is there now."""
+    writer = writer.options(**options, checkpointLocation=str(checkpoint))
+    writer.trigger(availableNow=True).start().awaitTermination()
+
+
+async def send_all(node: NodeThread, subject: str, bodies: Sequence[bytes]) -> None:
+    async with qmq.connect(node.address) as mq:
+        for body in bodies:
+            await mq.send(subject, body)
 
 
 @pytest.mark.long

@@ -13,6 +13,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 from pyspark_qmq.sink.cluster import SinkCluster, look_up
+from pyspark_qmq.sink.left_over import refuse_other_subject
 from pyspark_qmq.sink.requests import Ask, Look, LookedUp, Where
 from pyspark_qmq.sink.row_identity import RowTarget, RowWriter
 from pyspark_qmq.sink.write_task import Counts
@@ -253,11 +254,21 @@ def test_rows_find_their_own_subjects(node: NodeThread, cluster: SinkCluster) ->
     assert node.bodies("two") == [body for row, body in enumerate(BODIES) if not row % 3]
 
 
-def test_an_unknown_subject_is_refused_or_created(node: NodeThread, cluster: SinkCluster) -> None:
+def test_an_unknown_subject_is_refused_where_creation_is_off(cluster: SinkCluster) -> None:
     with pytest.raises(UnknownSubject, match="nowhere"):
         write(cluster, "body binary", plain(), subject="nowhere")
-    write(cluster, "body binary", plain(), subject="nowhere", createSubject="true")
-    assert node.bodies("nowhere") == BODIES
+
+
+def test_an_unknown_subject_is_created_as_a_client_would(tmp_path: Path) -> None:
+    with node_thread(tmp_path, auto_create=True) as node:
+        cluster = SinkCluster(node.address)
+        try:
+            with pytest.raises(UnknownSubject, match="nowhere"):
+                write(cluster, "body binary", plain(), subject="nowhere", createSubject="false")
+            write(cluster, "body binary", plain(), subject="nowhere")
+            assert node.bodies("nowhere") == BODIES
+        finally:
+            cluster.close()
 
 
 def test_rows_without_keys_are_refused_by_an_ordered_subject(
@@ -415,10 +426,7 @@ def test_a_broker_that_is_killed_in_the_middle_and_comes_back_gets_each_row_once
     cluster = SinkCluster(node.address)
     try:
         node.start()
-        assert (
-            write(cluster, "body binary", rows(), subject="killed", createSubject="true").rows
-            == ROWS
-        )
+        assert write(cluster, "body binary", rows(), subject="killed").rows == ROWS
         again = write(cluster, "body binary", plain(), subject="killed")
         assert (again.batches, again.found) == (0, ROWS)
         log = ServerAddress(node.address).open()
@@ -427,3 +435,53 @@ def test_a_broker_that_is_killed_in_the_middle_and_comes_back_gets_each_row_once
     finally:
         cluster.close()
         node.kill()
+
+
+# --- what is there of other epochs, and elsewhere -------------------------------------------------
+
+
+@pytest.mark.parametrize("partitions", [0, 2])
+def test_a_task_without_later_rows_of_its_own_sees_those_of_other_tasks(
+    node: NodeThread, cluster: SinkCluster, partitions: int
+) -> None:
+    subject = f"older{partitions}"
+    node.create(subject, partitions=partitions)
+    options = {"schema": "body binary, key binary", "subject": subject}
+    for epoch in (0, 1):
+        write(cluster, batches=keyed(), writer=RowWriter("query", 0, epoch), **options)
+    again = write(
+        cluster, batches=keyed(), writer=RowWriter("query", 0, 0), may_repeat=True, **options
+    )
+    assert again.found == ROWS
+    with pytest.raises(InvalidArgument, match="the checkpoint is an older copy"):
+        write(cluster, batches=keyed(), writer=RowWriter("query", 5, 0), may_repeat=True, **options)
+    assert len(node.bodies(subject)) == 2 * ROWS
+    write(cluster, batches=keyed(), writer=RowWriter("query", 5, 1), may_repeat=True, **options)
+    assert len(node.bodies(subject)) == 3 * ROWS
+
+
+@pytest.mark.parametrize("partitions", [0, 2])
+def test_a_query_whose_rows_are_in_another_subject_alone_is_refused(
+    node: NodeThread, cluster: SinkCluster, partitions: int
+) -> None:
+    first, second = f"first{partitions}", f"second{partitions}"
+    for subject in (first, second):
+        node.create(subject, partitions=partitions)
+
+    def begin(subject: str, query: str) -> None:
+        refuse_other_subject(
+            cluster.answer,
+            cluster.answer,
+            RowWriter(query, 3, 2),
+            [(subject, False)],
+            cluster.subjects,
+        )
+
+    schema, writer = "body binary, key binary", RowWriter(f"moved{partitions}", 1, 1)
+    write(cluster, schema, keyed(), writer=writer, subject=first)
+    begin(first, writer.name)
+    begin(second, "a query without rows")
+    with pytest.raises(InvalidArgument, match=f"its checkpoint belongs to '{first}'"):
+        begin(second, writer.name)
+    write(cluster, schema, keyed(), writer=writer, subject=second)
+    begin(second, writer.name)

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import ast
 import re
+import subprocess
 import sys
 import tomllib
 import zipfile
@@ -62,7 +63,7 @@ def test_the_demo_needs_no_spark() -> None:
 
 @pytest.mark.parametrize("file", ["requirements.lock", "requirements-spark.lock"])
 def test_a_lock_that_has_spark_has_all_of_it(file: str) -> None:
-    assert names(PROJECT["optional-dependencies"]["spark"]) - {"uvloop"} <= locked(file)
+    assert names(PROJECT["optional-dependencies"]["spark-jobs"]) - {"uvloop"} <= locked(file)
 
 
 def test_both_locks_have_the_same_versions() -> None:
@@ -76,17 +77,21 @@ def test_both_locks_have_the_same_versions() -> None:
     assert pins("requirements-spark.lock") <= pins("requirements.lock")
 
 
-LAKE = ROOT / "spark" / "pyspark_qmq" / "lake"
+PACKAGE = ROOT / "spark" / "pyspark_qmq"
 
 
-@pytest.mark.parametrize(("extra", "known"), [("spark", "pyspark"), ("lake", "pyiceberg")])
+def extra_of(path: Path) -> str:
+    """The extra that brings what a module imports."""
+    first = path.relative_to(PACKAGE).parts[0]
+    return {"lake": "lake", "jobs": "spark-jobs", "java.py": "spark-jobs"}.get(first, "spark")
+
+
+@pytest.mark.parametrize(
+    ("extra", "known"), [("spark", "pyspark"), ("spark-jobs", "jinja2"), ("lake", "pyiceberg")]
+)
 def test_everything_that_the_package_imports_is_in_its_extra(extra: str, known: str) -> None:
     imported = set()
-    own = [
-        each
-        for each in (ROOT / "spark").rglob("*.py")
-        if (LAKE in each.parents) == (extra == "lake")
-    ]
+    own = [each for each in PACKAGE.rglob("*.py") if extra_of(each) == extra]
     for path in [*own, *(ROOT / "qmq" / "columns").rglob("*.py")]:
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.Import):
@@ -96,6 +101,24 @@ def test_everything_that_the_package_imports_is_in_its_extra(extra: str, known: 
     needed = {BROUGHT_BY.get(name, name) for name in imported - set(sys.stdlib_module_names) - OURS}
     assert known in needed
     assert needed <= names(PROJECT["optional-dependencies"][extra]) | names(PROJECT["dependencies"])
+
+
+TASK = """
+import sys
+import pyspark_qmq.reader, pyspark_qmq.stream, pyspark_qmq.sink.writer, pyspark_qmq.source
+import qmq.columns.projector, qmq.columns.servers.log, qmq.columns.files.log
+print(*{name.split(".")[0] for name in sys.modules})
+print(*{".".join(name.split(".")[:2]) for name in sys.modules if name.startswith("qmq.")})
+"""
+
+
+def test_a_task_imports_nothing_of_a_server() -> None:
+    packages, own = subprocess.run(
+        [sys.executable, "-c", TASK], capture_output=True, text=True, timeout=60, check=True
+    ).stdout.splitlines()
+    of_servers = {"cronsim", "cryptography", "jwt", "prometheus_client", "uvloop", "uvicorn"}
+    assert not set(packages.split()) & (of_servers | {"pyiceberg", "matplotlib", "jinja2"})
+    assert not set(own.split()) & {"qmq.node", "qmq.broker", "qmq.meta", "qmq.cli", "qmq.console"}
 
 
 def test_the_wheel_has_the_data_source_beside_the_broker(tmp_path: Path) -> None:

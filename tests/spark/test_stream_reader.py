@@ -5,16 +5,19 @@ retention.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from publishing import change_route, create_ordered, send, send_ordered, until_in_files
 from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as f
 from pyspark.sql.streaming.query import StreamingQuery
+from pyspark_qmq.progress import print_progress
 from pyspark_qmq.stream import lag
-from support import NodeProcess
+from support import NodeProcess, eventually_sync
 
 from qmq.proto.v1 import meta_pb2 as pb
 
@@ -43,22 +46,26 @@ class Stream:
         self.folder = folder
         self.batches: dict[int, list[tuple[int, int, str, str]]] = {}
         self.raises_in: int | None = None
+        self.after_batch: dict[int, Callable[[], None]] = {}
+        """What happens in the driver right after a micro-batch's rows were kept."""
+        given = {"subscribe": subject, "startingOffsets": "earliest", **options}
+        if "subscribePattern" in given:
+            del given["subscribe"]
+        if "startingTimestamp" in given:
+            del given["startingOffsets"]
         self.frame = (
-            spark.readStream.format("qmq")
-            .option("qmq.servers", server)
-            .option("subscribe", subject)
-            .options(**{"startingOffsets": "earliest", **options})
-            .load()
+            spark.readStream.format("qmq").option("qmq.servers", server).options(**given).load()
         )
+
+    def start(self, **trigger: Any) -> StreamingQuery:
+        """Run until it is stopped, or as the trigger says."""
+        writer = self.frame.writeStream.foreachBatch(self._keep)
+        writer = writer.option("checkpointLocation", str(self.folder / "checkpoint"))
+        return (writer.trigger(**trigger) if trigger else writer).start()
 
     def run(self) -> StreamingQuery:
         """Run until the stream has returned everything."""
-        query = (
-            self.frame.writeStream.foreachBatch(self._keep)
-            .option("checkpointLocation", str(self.folder / "checkpoint"))
-            .trigger(availableNow=True)
-            .start()
-        )
+        query = self.start(availableNow=True)
         query.awaitTermination()
         return query
 
@@ -67,6 +74,7 @@ class Stream:
         self.batches[number] = [(row[0], row[1], text_of(row[2]), text_of(row[3])) for row in rows]
         if number == self.raises_in:
             raise RuntimeError("injected")
+        self.after_batch.get(number, lambda: None)()
 
     @property
     def all(self) -> list[str]:
@@ -108,6 +116,29 @@ def test_a_trigger_takes_no_more_than_it_may_and_available_now_comes_to_an_end(
     assert [lag(each) for each in progress if each["numInputRows"]] == [70, 40, 10, 0], (
         "what is there and was not read yet"
     )
+
+
+def test_a_session_prints_a_line_for_each_micro_batch(
+    spark: SparkSession, node: NodeProcess, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    send(node.address, "said", [f"{number:04}" for number in range(50)])
+    said = ""
+
+    def is_said() -> bool:
+        nonlocal said
+        said += capsys.readouterr().err
+        return "batch 1: 20 rows in " in said
+
+    lines = print_progress(spark)
+    try:
+        Stream(spark, node.address, tmp_path, "said", maxOffsetsPerTrigger="30").run()
+        eventually_sync(is_said)
+    finally:
+        spark.streams.removeListener(lines)
+    first, second = [line for line in said.splitlines() if ": batch " in line]
+    assert first.endswith("/s, 20 messages behind")
+    assert "batch 0: 30 rows in " in first
+    assert second.endswith("/s, 0 messages behind")
 
 
 def test_a_micro_batch_that_failed_is_repeated_row_for_row(
@@ -157,6 +188,119 @@ def test_a_stream_follows_splits_merges_and_moves_and_each_key_stays_in_order(
             assert len({row[0] for row in of_key}) == 1, "of one partition"
             assert min(row[3] for row in of_key) > newest.get(key, "")
             newest[key] = max(row[3] for row in of_key)
+
+
+def keys_in_order(batches: dict[int, list[tuple[int, int, str, str]]]) -> bool:
+    """Whether the bodies of each key ascend, over micro-batches and by sequence."""
+    newest: dict[str, str] = {}
+    for number in sorted(batches):
+        for key in {row[2] for row in batches[number]}:
+            of_key = sorted(row for row in batches[number] if row[2] == key)
+            texts = [row[3] for row in of_key]
+            if texts != sorted(texts) or texts[0] <= newest.get(key, ""):
+                return False
+            newest[key] = texts[-1]
+    return True
+
+
+@pytest.mark.long
+@pytest.mark.smoke
+def test_available_now_ends_at_the_ends_of_its_start_though_routes_change(
+    spark: SparkSession, node: NodeProcess, tmp_path: Path
+) -> None:
+    create_ordered(node.address, "under-way", partitions=2)
+    sent = 0
+
+    def more(count: int = 200) -> None:
+        nonlocal sent
+        pairs = [(f"k{number % 13}", f"{number:05}") for number in range(sent, sent + count)]
+        send_ordered(node.address, "under-way", pairs)
+        sent += count
+
+    def split_and_send() -> None:
+        change_route(node.address, "under-way", split=pb.SplitOperation(partition=1, at=[200]))
+        more()
+
+    def move_and_send() -> None:
+        move = pb.MoveOperation(partition=3, broker_group="broker-0")
+        change_route(node.address, "under-way", move=move)
+        more()
+
+    more()
+    stream = Stream(spark, node.address, tmp_path, "under-way", maxOffsetsPerTrigger="80")
+    stream.after_batch = {0: split_and_send}
+    stream.run()
+    assert stream.all == [f"{number:05}" for number in range(200)], "what was there at the start"
+    change_route(node.address, "under-way", merge=pb.MergeOperation(partitions=[4, 2]))
+    broken = max(stream.batches) + 2
+    stream.after_batch, stream.raises_in = {broken - 1: move_and_send}, broken
+    with pytest.raises(Exception, match="injected"):
+        stream.run()
+    before, stream.raises_in, stream.after_batch = stream.batches[broken], None, {}
+    stream.run()
+    assert stream.batches[broken] == before, "repeated with the routes of then"
+    assert stream.all == [f"{number:05}" for number in range(sent)]
+    assert keys_in_order(stream.batches)
+
+
+@pytest.mark.long
+@pytest.mark.smoke
+def test_a_stream_waits_for_the_fewest_messages_that_a_trigger_may_take(
+    spark: SparkSession, node: NodeProcess, tmp_path: Path
+) -> None:
+    send(node.address, "enough", [f"{number:03}" for number in range(10)])
+    stream = Stream(
+        spark,
+        node.address,
+        tmp_path,
+        "enough",
+        minOffsetsPerTrigger="100",
+        maxOffsetsPerTrigger="150",
+        maxTriggerDelay="1d",
+    )
+    query = stream.start()
+    try:
+        query.processAllAvailable()
+        assert stream.all == []
+        send(node.address, "enough", [f"{number:03}" for number in range(10, 160)])
+        query.processAllAvailable()
+        assert [len(rows) for rows in stream.batches.values() if rows] == [150]
+    finally:
+        query.stop()
+    stream.run()
+    assert stream.all == [f"{number:03}" for number in range(160)], "AvailableNow takes the rest"
+
+
+@pytest.mark.long
+@pytest.mark.smoke
+def test_options_select_subjects_keys_tags_and_times_of_a_stream(
+    spark: SparkSession, node: NodeProcess, tmp_path: Path
+) -> None:
+    for subject in ("chosen.a", "chosen.b", "other"):
+        send(node.address, subject, [f"old {subject}"], keys=["k1"], tags=[["x"]])
+    old = (
+        spark.read.format("qmq")
+        .options(**{"qmq.servers": node.address, "subscribePattern": r"chosen\..|other"})
+        .load()
+        .agg(f.max(f.unix_millis("append_time")))
+        .first()
+    )
+    assert old is not None
+    start_ms = old[0] + 1
+    while time.time_ns() // 1_000_000 < start_ms:
+        pass
+    for subject in ("chosen.a", "chosen.b", "other"):
+        keys, tags = ["k1", "k2", "k1", "k3"], [["x"], ["x"], ["y"], ["x", "y"]]
+        send(node.address, subject, [f"{at} {subject}" for at in range(4)], keys=keys, tags=tags)
+    wanted = {
+        "startingTimestamp": str(start_ms),
+        "subscribePattern": r"chosen\..",
+        "keys": "k1,k2",
+        "tags": "x",
+    }
+    stream = Stream(spark, node.address, tmp_path, "", **wanted)
+    stream.run()
+    assert stream.all == ["0 chosen.a", "0 chosen.b", "1 chosen.a", "1 chosen.b"]
 
 
 def test_a_stream_from_the_latest_gives_what_comes_behind_its_start(

@@ -36,6 +36,7 @@ from pyiceberg.catalog import Catalog, load_catalog
 from pyspark_qmq.lake.catalog import table_name
 from support import eventually_sync
 from system.group import OrderedCluster, Shape, running_cluster
+from system.spark_parts import DRIVER, EXECUTOR, TASK, spark_parts
 from system.spark_workload import (
     Row,
     anomalies,
@@ -54,7 +55,7 @@ QUICK = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 """A compiler and a collector of Java for short lives."""
 ROOT = Path(__file__).resolve().parents[2]
 END_S = 900.0
-EXECUTOR, TASK, ENDED = "an executor", "a task's process", "it had ended"
+ENDED = "it had ended"
 
 
 class DriverProcess:
@@ -98,7 +99,8 @@ class DriverProcess:
         or ""; Spark repeats the tasks.
         """
         process = self._process
-        found = _parts(process.pid) if process is not None else {}
+        parts = spark_parts(process.pid) if process is not None else {}
+        found = {kind: pids for kind, pids in parts.items() if kind != DRIVER}
         if not found:
             return ""
         kind = coin.choice(sorted(found))
@@ -131,26 +133,6 @@ class DriverProcess:
     def tail(self) -> str:
         """The end of its output."""
         return self.log.read_text(errors="replace")[-3000:]
-
-
-def _parts(session: int) -> dict[str, list[int]]:
-    """The executors of a session that have their own JVM, and the processes that PySpark's daemons
-    forked for tasks, by kind.
-    """
-    parents: dict[int, int] = {}
-    executors: list[int] = []
-    for entry in Path("/proc").iterdir():
-        try:
-            fields = (entry / "stat").read_text().rpartition(")")[2].split()
-            words = (entry / "cmdline").read_bytes() if int(fields[3]) == session else b""
-        except (OSError, ValueError, IndexError):
-            continue  # no process, or one that has just ended
-        if b"pyspark.daemon" in words:
-            parents[int(entry.name)] = int(fields[1])
-        elif b"CoarseGrainedExecutorBackend" in words:
-            executors.append(int(entry.name))
-    forked = [pid for pid, parent in parents.items() if parent in parents]
-    return {kind: found for kind, found in ((EXECUTOR, executors), (TASK, forked)) if found}
 
 
 def kill_at_random(

@@ -33,6 +33,7 @@ from qmq import limits
 from qmq.broker.dispatch.pull import TagFilter, check_tags
 from qmq.broker.dispatch.sessions import Peer
 from qmq.broker.parts import ServingBroker
+from qmq.broker.reading.readers import Readers
 from qmq.errors import InvalidArgument, LogDamaged, NotMaster, Overloaded, QmqError
 from qmq.log.command_messages import COMMAND_PRODUCER
 from qmq.log.consume_log import ENTRY_BYTES, IndexEntry
@@ -139,6 +140,7 @@ class Fetching:
         self._report_damage = broker.report_damage
         self._broker = broker
         self._subjects = broker.subjects
+        self.readers = Readers(broker.clock)
         self._tasks: set[asyncio.Task[None]] = set()
         self._places: dict[tuple[QueueId, int], int] = {}
         """Where an answer ended: the entry number to begin with when that sequence is asked for
@@ -162,9 +164,13 @@ class Fetching:
             self._subjects.settings(request.subject)
             return wire.Fetched(0, request.sequence, 0, 0, 0, False, 0), []
         start, end, is_sealed = bounds(queue)
+        if request.reader and is_sealed and request.done >= end:
+            self.readers.forget(queue.id, request.reader)
+        elif request.reader:
+            self.readers.note(queue.id, request.reader, request.done, request.lost)
         sequence = max(request.sequence, start)
         if request.sequence < start:
-            start = _before_mark(queue, start)
+            start = before_mark(queue, start)
         if request.since_ms:
             sequence = max(sequence, _first_since(queue, request.since_ms, end))
         until = min(request.until, end)
@@ -361,7 +367,7 @@ def bounds(queue: Queue) -> tuple[int, int, bool]:
     return min(queue.start_sequence, end), end, is_sealed
 
 
-def _before_mark(queue: Queue, start: int) -> int:
+def before_mark(queue: Queue, start: int) -> int:
     """The oldest sequence from which on no message is missing. The mark of a purge has the sequence
     before the oldest kept message, and a reader that has read everything before the purge continues
     there.

@@ -637,3 +637,11 @@ class Partial(list[_T]):
     def __init__(self, found: Iterable[_T] = (), silent: Mapping[str, str] | None = None) -> None:
         super().__init__(found)
         self.silent: dict[str, str] = dict(silent or {})
+
+
+class DescribedGroups(Partial[control.Group]):
+    """Consumer groups, and beside them the readers without a group."""
+
+    def __init__(self, found: control.DescribeGroupsResponse) -> None:
+        super().__init__(found.groups, found.silent)
+        self.readers: list[control.Reader] = list(found.readers)

@@ -29,6 +29,7 @@ from tenacity.stop import stop_base
 from qmq.client.connection.connection import TIMING, ClientTiming, ReachPatience
 from qmq.client.consuming.ordered.membership import Assigned, Member
 from qmq.client.metadata.cache import (
+    DescribedGroups,
     FoundSubject,
     Partial,
     Placement,
@@ -498,16 +499,16 @@ class MetadataClient(DeliveryClient):
         )
         return next(found, None)
 
-    async def describe_groups(self, subject: str = "", group: str = "") -> Partial[control.Group]:
+    async def describe_groups(self, subject: str = "", group: str = "") -> DescribedGroups:
         """The progress of groups of unordered subjects, on the broker groups that answer.
-        `describe_route` has those of an ordered one.
+        `describe_route` has those of an ordered one. Unless a group is named, `readers` has the
+        readers without a group, also those of ordered subjects.
 
         Raises UnknownSubject, UnknownGroup; OrderMismatch for a group of an ordered subject;
         NotConnected if none answers.
         """
         request = control.DescribeGroupsRequest(subject=subject, group=group)
-        found: control.DescribeGroupsResponse = await self._call("DescribeGroups", request)
-        return Partial(found.groups, found.silent)
+        return DescribedGroups(await self._call("DescribeGroups", request))
 
     async def reset_group(
         self,

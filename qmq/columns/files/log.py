@@ -37,6 +37,7 @@ from qmq.columns.files.segments import Mapped, SegmentFiles
 from qmq.columns.model import (
     QueueKey,
     QueuePiece,
+    ReaderReport,
     ReadSelection,
     Routes,
     SourceBatch,
@@ -64,7 +65,7 @@ class FileLog:
             {subject.decode() for index in self._chosen.values() for subject, _ in index.queues}
         )
 
-    def topology(self, subjects: list[str]) -> Topology:
+    def topology(self, subjects: list[str], report: ReaderReport | None = None) -> Topology:
         self._refresh()
         queues: dict[QueueKey, SourceQueue] = {}
         for subject in subjects:

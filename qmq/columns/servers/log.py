@@ -27,6 +27,7 @@ from qmq import limits
 from qmq.columns.model import (
     QueueKey,
     QueuePiece,
+    ReaderReport,
     ReadSelection,
     Routes,
     SourceBatch,
@@ -59,7 +60,9 @@ class ServerLog:
         self.metadata = metadata
         self._masters = MasterConnections(metadata, answer_s=answer_s)
         self._is_ordered: dict[str, bool] = {}
-        """Cached per subject, because it never changes."""
+        """Cached per subject, because it never changes while the subject exists."""
+        self._missing: set[str] = set()
+        """Subjects that did not exist when last asked for: similar names are looked for once."""
         self._known: dict[str, Routes] = {}
         self._queues: dict[QueueKey, SourceQueue] = {}
 
@@ -69,19 +72,25 @@ class ServerLog:
         """The names of all subjects, sorted. Raises NotConnected."""
         return sorted(each.settings.name for each in self.metadata.list_subjects())
 
-    def topology(self, subjects: list[str]) -> Topology:
+    def topology(self, subjects: list[str], report: ReaderReport | None = None) -> Topology:
         """The current queues and routes of these subjects. Raises UnknownSubject, NotConnected."""
         queues: dict[QueueKey, SourceQueue] = {}
         routes: dict[str, Routes] = {}
         for subject in dict.fromkeys(subjects):
-            if self._has_order(subject):
-                routes[subject], found = self._ordered(subject)
-                queues.update(found)
-            else:
-                hosts = self._masters.locate(subject).hosts
-                queues.update(
-                    _queues(self._numbers([QueueKey(subject, 0, host) for host in hosts]))
-                )
+            try:
+                if self._has_order(subject):
+                    routes[subject], found = self._ordered(subject, report)
+                    queues.update(found)
+                else:
+                    keys = [
+                        QueueKey(subject, 0, host) for host in self._masters.locate(subject).hosts
+                    ]
+                    queues.update(_queues(self._numbers(keys, report)))
+            except UnknownSubject:
+                self._is_ordered.pop(subject, None)  # if it comes back, it may be of another kind
+                self._known.pop(subject, None)
+                self.metadata.forget_routes(subject)
+                raise
         self._queues.update(queues)
         return Topology(queues, routes)
 
@@ -91,7 +100,11 @@ class ServerLog:
             try:
                 found = self._masters.locate(subject)
             except UnknownSubject as failure:
+                if subject in self._missing:
+                    raise
+                self._missing.add(subject)
                 raise self._unknown(subject) from failure
+            self._missing.discard(subject)
             self._is_ordered[subject] = found.placement.ordering is not None
         return self._is_ordered[subject]
 
@@ -107,11 +120,13 @@ class ServerLog:
         )
         return UnknownSubject(f"there is no subject {subject!r}: {hint}")
 
-    def _ordered(self, subject: str) -> tuple[Routes, dict[QueueKey, SourceQueue]]:
+    def _ordered(
+        self, subject: str, report: ReaderReport | None
+    ) -> tuple[Routes, dict[QueueKey, SourceQueue]]:
         before = self._known.get(subject) or self.metadata.routes(subject)
-        found = self._numbers(_keys(subject, before))
+        found = self._numbers(_keys(subject, before), report)
         routes = self._known[subject] = self.metadata.routes(subject)
-        found |= self._numbers(set(_keys(subject, routes)) - set(found))
+        found |= self._numbers(set(_keys(subject, routes)) - set(found), report)
         sealed = dict(routes.sealed_at)
         sealed |= {
             key.partition: numbers.end_sequence
@@ -122,8 +137,10 @@ class ServerLog:
 
     # --- numbers ----------------------------------------------------------------------------------
 
-    def _numbers(self, keys: Iterable[QueueKey]) -> dict[QueueKey, wire.Fetched]:
-        """The numbers of each queue. Raises NotConnected."""
+    def _numbers(
+        self, keys: Iterable[QueueKey], report: ReaderReport | None = None
+    ) -> dict[QueueKey, wire.Fetched]:
+        """The numbers of each queue. Raises NotConnected, UnknownSubject."""
         by_group: dict[str, list[QueueKey]] = {}
         for key in keys:
             by_group.setdefault(key.broker_group, []).append(key)
@@ -132,7 +149,7 @@ class ServerLog:
             answers = self._masters.ask(
                 several[0].subject,
                 group,
-                lambda channel, asked=several: _ask_numbers(channel, asked),  # type: ignore[misc]
+                lambda channel, asked=several: _ask_numbers(channel, asked, report),  # type: ignore[misc]
             )
             found.update(zip(several, answers, strict=True))
         return found
@@ -201,10 +218,12 @@ def _queues(
     return queues
 
 
-def _ask_numbers(channel: BlockingConnection, keys: list[QueueKey]) -> list[wire.Fetched]:
+def _ask_numbers(
+    channel: BlockingConnection, keys: list[QueueKey], report: ReaderReport | None
+) -> list[wire.Fetched]:
     """Send all requests without waiting for answers, which arrive in the same order."""
     for key in keys:
-        channel.send(FrameKind.FETCH, numbers_of(key).pack())
+        channel.send(FrameKind.FETCH, numbers_of(key, report=report).pack())
     return [wire.unpack_fetched(channel.receive().payload)[0] for _ in keys]
 
 

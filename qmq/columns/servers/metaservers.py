@@ -182,12 +182,18 @@ class Metadata:
     # --- where things are -------------------------------------------------------------------------
 
     def locate(
-        self, subject: str, *, delayed: bool = False, retry_ms: int | None = None
+        self,
+        subject: str,
+        *,
+        delayed: bool = False,
+        creates: bool = False,
+        retry_ms: int | None = None,
     ) -> Located:
-        """The location of a subject, or of its delayed messages. Raises UnknownSubject,
+        """The location of a subject, or of its delayed messages. With `creates` a missing subject
+        is created, where the cluster does that for a first message. Raises UnknownSubject,
         InvalidName, NotConnected.
         """
-        request = pb.LocateRequest(subject=subject, delayed=delayed)
+        request = pb.LocateRequest(subject=subject, create_if_missing=creates, delayed=delayed)
         found: pb.LocateResponse = self._ask("Locate", request, retry_ms)
         placement = placement_of(subject, found)
         hosts = tuple(found.hosts) or tuple(
@@ -243,6 +249,10 @@ class Metadata:
             "DescribeCluster", pb.DescribeClusterRequest()
         )
         return list(found.groups)
+
+    def forget_routes(self, subject: str) -> None:
+        """The subject was deleted: if it comes back, its first route is another one."""
+        self._first_routes.pop(subject, None)
 
     # --- asking -----------------------------------------------------------------------------------
 

@@ -15,12 +15,14 @@ The current master of a broker group, and connections to it, by
 * If a master redirects or cannot be reached, metaservers are asked repeatedly for the master until
   one serves the group or `retry_ms` has passed.
 * A broker that does not know a subject known to a metaserver is treated as unreachable, because its
-  view is behind.
+  view is behind. If metaservers do not know it either, the subject was deleted.
 """
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Final, TypeVar
 
 import numpy as np
@@ -28,7 +30,7 @@ from google_crc32c import value as crc32c
 
 from qmq import limits
 from qmq.client.metadata.cache import RouteTable, delayed_target
-from qmq.columns.model import QueueKey, QueuePiece, ReadSelection, SourceBatch
+from qmq.columns.model import QueueKey, QueuePiece, ReaderReport, ReadSelection, SourceBatch
 from qmq.columns.servers.connection import ANSWER_S, BlockingConnection
 from qmq.columns.servers.metaservers import Located, Metadata, RetryDeadline, patiently
 from qmq.errors import (
@@ -46,6 +48,8 @@ from qmq.errors import (
 from qmq.wire import frame_payloads as wire
 from qmq.wire.batch import ENVELOPE_BYTES, Kind, parse_envelope
 from qmq.wire.frame import FrameKind
+
+log = logging.getLogger("qmq.columns")
 
 IDLE_MAX: Final = 4
 """Idle connections kept per broker group."""
@@ -141,7 +145,8 @@ class MasterConnections:
     def ask(self, subject: str, group: str, act: Callable[[BlockingConnection], _R]) -> _R:
         """Run an idempotent action on a connection to the group's master until it succeeds.
 
-        Raises what `act` raises; NotConnected after `retry_ms` of retries.
+        Raises what `act` raises, but UnknownSubject only if metaservers do not know the subject
+        either; NotConnected after `retry_ms` of retries.
         """
         return patiently(lambda: self._ask_once(subject, group, act), self.retry_ms)
 
@@ -152,6 +157,7 @@ class MasterConnections:
         except QmqError as failure:
             self.lose(group, channel, failure)
             if isinstance(failure, UnknownSubject):
+                self.locate(subject, retry_ms=0)  # raises it if the subject was deleted
                 raise NotConnected(
                     f"broker group {group!r} does not know subject {subject!r} (yet): "
                     f"{failure.message}"
@@ -213,6 +219,12 @@ class ServerPieceReader:
 
     def read(self) -> Iterator[SourceBatch]:
         """Yields the batches. Raises MessagesExpired, NotConnected, LogDamaged."""
+        try:
+            yield from self._read()
+        except UnknownSubject as failure:
+            self._lost(self._next, self._piece.end, "its subject was deleted", failure)
+
+    def _read(self) -> Iterator[SourceBatch]:
         subject, _, group = self._piece.queue
         self._patience.renew()
         while self._next < self._piece.end:
@@ -223,6 +235,8 @@ class ServerPieceReader:
                 self._masters.lose(group, channel, failure)
                 if not may_pass(failure):
                     raise
+                if isinstance(failure, UnknownSubject):
+                    self._masters.locate(subject, retry_ms=self._patience.left_ms)
                 self._patience.pause(self._given_up(failure))
             except BaseException:
                 channel.close()
@@ -267,18 +281,30 @@ class ServerPieceReader:
     def _check(self, fetched: wire.Fetched, asked: int) -> None:
         """Check the range of an answer. Raises MessagesExpired, LogDamaged."""
         queue, end = self._piece.queue, self._piece.end
-        if fetched.start_sequence > asked and not self._skips_lost:
-            raise MessagesExpired(
-                f"messages {asked} to {min(fetched.start_sequence, end) - 1} "
-                f"of {queue} were deleted by retention or a purge: "
-                f"the oldest remaining one is {fetched.start_sequence}; "
-                "keep messages for longer, or continue without these with failOnDataLoss=false"
+        if fetched.start_sequence > asked:
+            self._lost(
+                asked,
+                min(fetched.start_sequence, end),
+                f"the oldest remaining one is {fetched.start_sequence}",
             )
         if fetched.next_sequence <= asked:
             raise LogDamaged(
                 f"{queue} ends at {fetched.end_sequence}, though messages up to {end - 1} "
                 "were committed there: was its data folder lost?"
             )
+
+    def _lost(self, first: int, end: int, why: str, cause: QmqError | None = None) -> None:
+        """Messages were deleted after the task was planned."""
+        text = (
+            f"messages {first} to {end - 1} of {self._piece.queue} were deleted before they were "
+            f"read: {why}"
+        )
+        if not self._skips_lost:
+            raise MessagesExpired(
+                f"{text}; keep messages for longer, or continue without these with "
+                "failOnDataLoss=false"
+            ) from cause
+        log.warning("%s; the task continues without them (failOnDataLoss=false)", text)
 
 
 def fetch_of(piece: QueuePiece, selection: ReadSelection, sequence: int) -> wire.Fetch:
@@ -304,9 +330,17 @@ def fetch_of(piece: QueuePiece, selection: ReadSelection, sequence: int) -> wire
     )
 
 
-def numbers_of(queue: QueueKey, since_ms: int = 0) -> wire.Fetch:
-    """The request for a queue's numbers only, from `next_sequence` on. Pure."""
-    return wire.Fetch(queue.subject, queue.partition, 0, 0, since_ms, 0, [], [], [], 0)
+def numbers_of(
+    queue: QueueKey, since_ms: int = 0, report: ReaderReport | None = None
+) -> wire.Fetch:
+    """The request for a queue's numbers only, from `next_sequence` on; with it, how far a stream is
+    on the queue, if it has begun there. Pure.
+    """
+    asked = wire.Fetch(queue.subject, queue.partition, 0, 0, since_ms, 0, [], [], [], 0)
+    if report is None or queue not in report.done:
+        return asked
+    done, lost = report.done[queue], report.lost.get(queue, 0)
+    return replace(asked, reader=report.reader, done=done, lost=lost)
 
 
 def batches_in(payload: memoryview, count: int, queue: QueueKey) -> Iterator[SourceBatch]:

@@ -33,12 +33,14 @@ async def show_overview(page: ConsolePage) -> Response:
         key=lambda each: (-seen.by_subject.get(each.name, 0.0), -each.produced, each.name),
     )[:ROWS]
     behind = [each for each in look.groups if each.lag_messages][:ROWS]
+    readers = [each for each in look.readers if each.lag_messages or each.lost_messages][:ROWS]
     return await page.render(
         "overview.html",
         look=look,
         rates=seen,
         busiest=busiest,
         behind=behind,
+        readers=readers,
         command=command("cluster", "status"),
     )
 

@@ -4,17 +4,19 @@ store; its consumer groups: their lag, and deliveries and settlements; and a del
 schedule, wheel, deliveries and clock.
 
 A group has one row for a subject, over all the subject's partitions here, and over all its
-consumers if it is a broadcast group. Only the master knows the lag; a slave has no such rows. Every
-replica of a delay group has the schedule, only a master the rest.
+consumers if it is a broadcast group. Only the master knows the lag; a slave has no such rows. The
+same holds for readers without a group. Every replica of a delay group has the schedule, only a
+master the rest.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-from qmq.broker.admin import lag_ms, messages_end
+from qmq.broker.admin import describe_reader, lag_ms, messages_end, reported_readers
 from qmq.broker.broker import Broker
 from qmq.broker.connection.server import DataServer
 from qmq.broker.dispatch.sessions import QueueGroup
@@ -30,6 +32,7 @@ from qmq.metrics.figures import COUNTER, GAUGE, HISTOGRAM, SLICE, Figure, Readin
 from qmq.model import base_group
 
 if TYPE_CHECKING:
+    from qmq.proto.v1.control_pb2 import Reader
     from qmq.tiering.segment_copier import SegmentCopier
     from qmq.tiering.stored_reads import StoredReads
 
@@ -538,10 +541,77 @@ _BEHIND: Final[tuple[tuple[Figure, Callable[[Behind], float]], ...]] = (
 )
 
 
+_READER: Final = ("broker_group", "subject", "reader")
+
+READER_LAG: Final = Figure(
+    "qmq_reader_lag_messages",
+    GAUGE,
+    _READER,
+    "Kept messages that the reader, a streaming query of Spark, has not read and committed.",
+)
+READER_LAG_S: Final = Figure(
+    "qmq_reader_lag_seconds",
+    GAUGE,
+    _READER,
+    "Age of the oldest message that the reader has not read; 0 if there is none.",
+)
+READER_READ: Final = Figure(
+    "qmq_reader_read_messages_total", COUNTER, _READER, "Messages that the reader passed."
+)
+READER_COMMITTED: Final = Figure(
+    "qmq_reader_committed_seconds",
+    GAUGE,
+    _READER,
+    "Time since the reader last committed messages, as far as this master knows.",
+)
+READER_SILENT: Final = Figure(
+    "qmq_reader_silent_seconds", GAUGE, _READER, "Time since the reader's last report."
+)
+READER_LOST: Final = Figure(
+    "qmq_reader_lost_messages",
+    GAUGE,
+    _READER,
+    "Messages that were deleted before the reader read them, since it began.",
+)
+READER_NEAR_LOSS: Final = Figure(
+    "qmq_reader_near_loss",
+    GAUGE,
+    _READER,
+    (
+        "1 if messages that the reader has not read are deleted, or soon will be: less than a "
+        "tenth of what retention keeps is left."
+    ),
+)
+
+
+@dataclass(slots=True)
+class ReaderFigures:
+    """A reader on a subject, over all its partitions here."""
+
+    lag: int = 0
+    lag_s: float = 0.0
+    read: int = 0
+    committed_s: float = float("inf")
+    silent_s: float = 0.0
+    lost: int = 0
+    is_near_loss: bool = False
+
+
+_READERS: Final[tuple[tuple[Figure, Callable[[ReaderFigures], float]], ...]] = (
+    (READER_LAG, lambda each: each.lag),
+    (READER_LAG_S, lambda each: each.lag_s),
+    (READER_READ, lambda each: each.read),
+    (READER_COMMITTED, lambda each: each.committed_s),
+    (READER_SILENT, lambda each: each.silent_s),
+    (READER_LOST, lambda each: each.lost),
+    (READER_NEAR_LOSS, lambda each: each.is_near_loss),
+)
+
+
 class GroupsSource:
     """`group` is the broker group's name."""
 
-    figures: Final = (*[figure for figure, _ in _BEHIND], *[figure for figure, _ in _TALLIES])
+    figures: Final = tuple(figure for figure, _ in (*_BEHIND, *_TALLIES, *_READERS))
 
     def __init__(self, broker: Broker, group: str) -> None:
         self._broker = broker
@@ -550,6 +620,7 @@ class GroupsSource:
     def read(self) -> Iterator[Reading | None]:
         if self._broker.is_serving:
             yield from self._behind()
+            yield from _readers(self._broker, self._group)
         yield from self._counted()
 
     def _behind(self) -> Iterator[Reading | None]:
@@ -622,6 +693,32 @@ def _lag_s(queue: Queue, done_before: int, now_ms: int) -> float:
         return lag_ms(queue, done_before, now_ms) / 1000
     except LogDamaged:
         return 0.0  # consumers of the queue get the error
+
+
+def _readers(broker: Broker, group: str) -> Iterator[Reading | None]:
+    """The readers without a group."""
+    found: dict[Names, ReaderFigures] = {}
+    for number, (queue, reader) in enumerate(reported_readers(broker)):
+        with suppress(LogDamaged):  # who reads the queue gets the error
+            told = describe_reader(broker, group, queue, reader)
+            names = told.subject, told.reader
+            _add_reader(found.setdefault(names, ReaderFigures()), told, reader.read)
+        if number % SLICE == 0:
+            yield None
+    labels = [(group, *names) for names in found]
+    for figure, of in _READERS:
+        yield Reading(figure, rows_of(labels, map(of, found.values())))
+        yield None
+
+
+def _add_reader(figures: ReaderFigures, told: Reader, read: int) -> None:
+    figures.lag += told.waiting
+    figures.lag_s = max(figures.lag_s, told.lag_ms / 1000)
+    figures.read += read
+    figures.committed_s = min(figures.committed_s, told.committed_ms_ago / 1000)
+    figures.silent_s = max(figures.silent_s, told.seen_ms_ago / 1000)
+    figures.lost += told.lost
+    figures.is_near_loss |= told.is_near_loss
 
 
 PENDING: Final = Figure(

@@ -1439,6 +1439,82 @@ class Group(_message.Message):
 Global___Group: _TypeAlias = Group  # noqa: Y015
 
 @_typing.final
+class Reader(_message.Message):
+    """A reader without a group on one queue, as it reports itself to the master: a streaming query of Spark (docs/SPARK.md)."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SUBJECT_FIELD_NUMBER: _builtins.int
+    PARTITION_FIELD_NUMBER: _builtins.int
+    BROKER_GROUP_FIELD_NUMBER: _builtins.int
+    READER_FIELD_NUMBER: _builtins.int
+    DONE_BEFORE_FIELD_NUMBER: _builtins.int
+    WAITING_FIELD_NUMBER: _builtins.int
+    LAG_MS_FIELD_NUMBER: _builtins.int
+    MESSAGES_PER_S_FIELD_NUMBER: _builtins.int
+    COMMITTED_MS_AGO_FIELD_NUMBER: _builtins.int
+    SEEN_MS_AGO_FIELD_NUMBER: _builtins.int
+    IS_SILENT_FIELD_NUMBER: _builtins.int
+    LOST_FIELD_NUMBER: _builtins.int
+    KEPT_READ_FIELD_NUMBER: _builtins.int
+    LOSS_IN_MS_FIELD_NUMBER: _builtins.int
+    IS_NEAR_LOSS_FIELD_NUMBER: _builtins.int
+    subject: _builtins.str
+    partition: _builtins.int
+    broker_group: _builtins.str
+    reader: _builtins.str
+    done_before: _builtins.int
+    """Everything before it is read and committed."""
+    waiting: _builtins.int
+    """Kept messages that it has not read."""
+    lag_ms: _builtins.int
+    """Age of the oldest of them, milliseconds; 0 if there is none."""
+    messages_per_s: _builtins.float
+    """Messages a second, over the last one to two minutes."""
+    committed_ms_ago: _builtins.int
+    """Since it last committed messages of the queue, as far as this master knows."""
+    seen_ms_ago: _builtins.int
+    """Since its last report."""
+    is_silent: _builtins.bool
+    """Its report is overdue: it was stopped, or a micro-batch takes longer than usual."""
+    lost: _builtins.int
+    """Messages that were deleted before it read them, since it began."""
+    kept_read: _builtins.int
+    """Kept messages that it has read: retention deletes these before those that wait."""
+    loss_in_ms: _builtins.int
+    """How long the oldest waiting message is still kept, by its age; absent if none waits."""
+    is_near_loss: _builtins.bool
+    """Messages that it has not read are deleted already, or soon: less than a tenth of what retention keeps is left."""
+    def __init__(
+        self,
+        *,
+        subject: _builtins.str = ...,
+        partition: _builtins.int = ...,
+        broker_group: _builtins.str = ...,
+        reader: _builtins.str = ...,
+        done_before: _builtins.int = ...,
+        waiting: _builtins.int = ...,
+        lag_ms: _builtins.int = ...,
+        messages_per_s: _builtins.float = ...,
+        committed_ms_ago: _builtins.int = ...,
+        seen_ms_ago: _builtins.int = ...,
+        is_silent: _builtins.bool = ...,
+        lost: _builtins.int = ...,
+        kept_read: _builtins.int = ...,
+        loss_in_ms: _builtins.int | None = ...,
+        is_near_loss: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_loss_in_ms", b"_loss_in_ms", "loss_in_ms", b"loss_in_ms"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_loss_in_ms", b"_loss_in_ms", "broker_group", b"broker_group", "committed_ms_ago", b"committed_ms_ago", "done_before", b"done_before", "is_near_loss", b"is_near_loss", "is_silent", b"is_silent", "kept_read", b"kept_read", "lag_ms", b"lag_ms", "loss_in_ms", b"loss_in_ms", "lost", b"lost", "messages_per_s", b"messages_per_s", "partition", b"partition", "reader", b"reader", "seen_ms_ago", b"seen_ms_ago", "subject", b"subject", "waiting", b"waiting"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__loss_in_ms: _TypeAlias = _typing.Literal["loss_in_ms"]  # noqa: Y015
+    _WhichOneofArgType__loss_in_ms: _TypeAlias = _typing.Literal["_loss_in_ms", b"_loss_in_ms"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__loss_in_ms) -> _WhichOneofReturnType__loss_in_ms | None: ...
+
+Global___Reader: _TypeAlias = Reader  # noqa: Y015
+
+@_typing.final
 class DescribeGroupsResponse(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -1463,9 +1539,14 @@ class DescribeGroupsResponse(_message.Message):
         def WhichOneof(self, oneof_group: _Never) -> None: ...
 
     GROUPS_FIELD_NUMBER: _builtins.int
+    READERS_FIELD_NUMBER: _builtins.int
     SILENT_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def groups(self) -> _containers.RepeatedCompositeFieldContainer[Global___Group]: ...
+    @_builtins.property
+    def readers(self) -> _containers.RepeatedCompositeFieldContainer[Global___Reader]:
+        """Readers without a group, also those of ordered subjects; none if the request names a group. Servers before release 0.3 send none."""
+
     @_builtins.property
     def silent(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
         """From a metaserver: broker groups that did not answer, and why; what they have is missing."""
@@ -1474,11 +1555,12 @@ class DescribeGroupsResponse(_message.Message):
         self,
         *,
         groups: _abc.Iterable[Global___Group] | None = ...,
+        readers: _abc.Iterable[Global___Reader] | None = ...,
         silent: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["groups", b"groups", "silent", b"silent"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["groups", b"groups", "readers", b"readers", "silent", b"silent"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

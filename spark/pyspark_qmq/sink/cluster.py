@@ -25,7 +25,6 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import closing
 from itertools import chain
 from queue import SimpleQueue
 from typing import Final, NamedTuple
@@ -35,6 +34,7 @@ import numpy as np
 from pyspark_qmq.sink.packets import Packet
 from pyspark_qmq.sink.requests import (
     Ask,
+    Glance,
     Locate,
     Look,
     LookedUp,
@@ -47,20 +47,15 @@ from pyspark_qmq.sink.requests import (
 from pyspark_qmq.sink.row_identity import ID_BYTES, NUMBERS_END, Ids, RowTarget, RowWriter
 from qmq.columns.model import QueueKey
 from qmq.columns.servers.connection import BlockingConnection
-from qmq.columns.servers.metaservers import Metadata, call, open_channel, parse_servers
+from qmq.columns.servers.metaservers import Metadata
 from qmq.columns.servers.reading import MasterConnections, batches_in, numbers_of
 from qmq.errors import (
     AccessDenied,
     LogDamaged,
-    NotConnected,
     QmqError,
     RouteChanged,
-    Unavailable,
-    UnknownSubject,
 )
 from qmq.limits import MIB
-from qmq.proto.v1 import meta_pb2 as pb
-from qmq.proto.v1 import meta_pb2_grpc
 from qmq.wire import frame_payloads as wire
 from qmq.wire.batch import BatchView
 from qmq.wire.frame import FrameKind
@@ -74,10 +69,12 @@ PAGE: Final = 1_000
 FETCH_BYTES: Final = 4 * MIB
 
 
-def look_up(ask: Look, writer: RowWriter, call: Call) -> LookedUp:
-    """Answer a `Look`. Raises RouteChanged for a closed partition that is not sealed yet,
-    LogDamaged, and what `call` raises.
+def look_up(ask: Look | Glance, writer: RowWriter, call: Call) -> LookedUp:
+    """Answer a `Look` or a `Glance`. Raises RouteChanged for a closed partition that is not sealed
+    yet, LogDamaged, and what `call` raises.
     """
+    if isinstance(ask, Glance):
+        return _newest(ask.target, writer, call)
     if ask.target.partition == 0:
         return _outside_partitions(ask.target, writer, call)
     if (
@@ -88,6 +85,17 @@ def look_up(ask: Look, writer: RowWriter, call: Call) -> LookedUp:
     ):
         raise RouteChanged(f"{ask.target} was closed, and its broker group has not sealed it yet")
     return _in_partition(ask, writer, call)
+
+
+def _newest(to: RowTarget, writer: RowWriter, call: Call) -> LookedUp:
+    batch = next(_sent(to, writer, call, NUMBERS_END), None)
+    if batch is None:
+        return LookedUp()
+    if to.partition == 0:
+        return LookedUp(has_any=True, has_later=batch[0] >= writer.numbers_end)
+    view = _read(to, batch, call) if batch[2] and not writer.has_own_ids else None
+    has_later = view is not None and writer.read_ids(_ids_of(view))[1] > writer.epoch
+    return LookedUp(has_any=True, has_later=has_later)
 
 
 def _outside_partitions(to: RowTarget, writer: RowWriter, call: Call) -> LookedUp:
@@ -208,7 +216,6 @@ class SinkCluster:
     """A cluster's connections. Not thread-safe."""
 
     def __init__(self, servers: str) -> None:
-        self._servers = parse_servers(servers)
         self._metadata = Metadata(servers, METADATA_MS)
         self._masters = {
             is_delayed: MasterConnections(self._metadata, delayed=is_delayed)
@@ -222,20 +229,15 @@ class SinkCluster:
     # --- answers for cores ------------------------------------------------------------------------
 
     def logical_partitions(self, subject: str, *, creates: bool) -> int:
-        """The number of an ordered subject's logical partitions; 0: unordered. Raises
-        UnknownSubject, InvalidName, NotConnected.
+        """The number of an ordered subject's logical partitions; 0: unordered. With `creates` a
+        missing subject is created as by the first message of a client. Raises UnknownSubject,
+        InvalidName, NotConnected.
         """
-        try:
-            ordering = self._masters[False].locate(subject).placement.ordering
-        except UnknownSubject:
-            if not creates:
-                raise
-            self._create(subject)
-            ordering = self._masters[False].locate(subject).placement.ordering
+        ordering = self._metadata.locate(subject, creates=creates).placement.ordering
         return 0 if ordering is None else ordering.route.logical_partitions
 
-    def answer(self, ask: Ask, writer: RowWriter) -> Where | LookedUp:
-        """Answer a core's question. Raises UnknownSubject, LogDamaged, and Unavailable if a retry
+    def answer(self, ask: Ask | Glance, writer: RowWriter) -> Where | LookedUp:
+        """Answer a question. Raises UnknownSubject, LogDamaged, and Unavailable if a retry
         may help.
         """
         return self._locate(ask) if isinstance(ask, Locate) else self._look_up(ask, writer)
@@ -247,7 +249,7 @@ class SinkCluster:
         writable = {each.group: each.is_writable for each in found.placement.routes}
         return {group: writable.get(group, False) for group in found.hosts}
 
-    def _look_up(self, ask: Look, writer: RowWriter) -> LookedUp:
+    def _look_up(self, ask: Look | Glance, writer: RowWriter) -> LookedUp:
         to = ask.target
         channel = self.take(to)
         try:
@@ -259,7 +261,7 @@ class SinkCluster:
             channel.close()
             raise
         self._masters[to.is_delayed].give(to.broker_group, channel)
-        if ask.is_final:
+        if isinstance(ask, Look) and ask.is_final:
             self._remember(writer, to)
         return found
 
@@ -272,18 +274,9 @@ class SinkCluster:
         """Whether a partition was seen closed in an earlier epoch of the writer."""
         return self._closed.get((writer.name, to), writer.epoch) < writer.epoch
 
-    def _create(self, subject: str) -> None:
-        failure: QmqError = NotConnected(f"no metaserver could create {subject!r}")
-        for address in self._servers:
-            with closing(open_channel(address)) as channel:
-                request = pb.CreateSubjectRequest(settings=pb.SubjectSettings(name=subject))
-                try:
-                    call(channel, meta_pb2_grpc.MetaStub, "CreateSubject", request, address)
-                except Unavailable as cause:
-                    failure = cause
-                else:
-                    return
-        raise failure
+    def subjects(self) -> list[str]:
+        """The names of all subjects that this principal may see. Raises NotConnected."""
+        return [each.settings.name for each in self._metadata.list_subjects()]
 
     # --- connections ------------------------------------------------------------------------------
 

@@ -2,7 +2,8 @@
 
     qmq.servers            metaservers, `host:port,host:port`
     subject (or `topic`)   the subject of rows whose column `subject` is null or missing
-    createSubject          true: create missing subjects as unordered ones; default false
+    createSubject          false: refuse a missing subject; by default it is created as by the first
+                           message of a client, if the cluster allows that
     qmq.txnId              the writer's name instead of the query's id: a write that a new query or
                            job repeats under this name stores no row twice
     qmq.retryMs            how long a broker group may be unreachable during a write (60000)
@@ -14,7 +15,8 @@ Names are case-insensitive. An unknown name is refused with the nearest known on
 
 With `qmq.txnId`, a row is identified by its position: a batch write needs a deterministic plan, and
 a stream that lost its checkpoint must split its source into the same epochs again. In
-`foreachBatch`, where each epoch is a batch write, use a name per epoch, such as `name-EPOCH`.
+`foreachBatch`, the number of the batch is the epoch: one name serves all batches, and two writes in
+a batch need two names.
 
 The columns of a DataFrame become the parts of a message:
 
@@ -75,7 +77,7 @@ class SinkOptions:
     servers: str
     subject: str = ""
     """The subject of rows without one; empty: every row must name its subject."""
-    creates: bool = False
+    creates: bool = True
     txn_id: str = ""
     retry_ms: int = RETRY_MS
     compression: Compression = Compression.NONE
@@ -97,7 +99,7 @@ class SinkOptions:
         return cls(
             servers,
             _subject(given),
-            given.flag("createSubject", False),
+            given.flag("createSubject", True),
             _txn_id(given),
             RETRY_MS if retry_ms is None else retry_ms,
             _compression(given),

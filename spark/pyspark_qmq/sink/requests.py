@@ -95,6 +95,15 @@ class Look:
     """Batches with lower numbers are known."""
 
 
+@dataclass(frozen=True, slots=True)
+class Glance:
+    """Asks what the newest row of the writer in the queue tells: `has_any` and `has_later`. No core
+    asks this.
+    """
+
+    target: RowTarget
+
+
 Ask: TypeAlias = Locate | Look
 
 
@@ -116,6 +125,8 @@ class LookedUp:
     """Whether the queue has rows of later epochs of this writer. For partitions and rows with their
     own ids it is never known.
     """
+    has_any: bool = False
+    """For a `Glance`: whether the queue has rows of any epoch of this writer."""
 
 
 Where: TypeAlias = Mapping[str, bool] | Routes

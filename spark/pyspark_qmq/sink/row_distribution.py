@@ -8,9 +8,9 @@ number in the task, so if Spark repeats an epoch with other tasks or in another 
 taken for stored would be lost. So each row that is found stored is compared, and a stored row that
 this attempt does not have is refused, too.
 
-Spark begins an epoch when the one before is committed, so if rows of later epochs are stored, all
-rows of this one are. If an attempt has others, its query continues from an older copy of its
-checkpoint, and later epochs have stored them: they are refused.
+Spark begins an epoch when the one before is committed, so if rows of later epochs are stored, by
+any Spark partition (`left_over.py`), all rows of this one are. If an attempt has others, its query
+continues from an older copy of its checkpoint, and later epochs have stored them: they are refused.
 
 An unreachable metaserver or broker is asked again after growing pauses; after `retry_s` the task
 fails.
@@ -89,7 +89,13 @@ class RowSender(Generic[K]):
     """
 
     def __init__(
-        self, subject: str, retry_s: float, rules: RetryRules, prints_of: Callable[[Load], Prints]
+        self,
+        subject: str,
+        retry_s: float,
+        rules: RetryRules,
+        prints_of: Callable[[Load], Prints],
+        *,
+        has_later: bool,
     ) -> None:
         self.stored = self.found = self.batches = 0
         """Rows stored since the lookup, by this attempt or another one; rows that the lookup found;
@@ -103,7 +109,7 @@ class RowSender(Generic[K]):
         )
         self._passed = 0
         """Rows below this number have come."""
-        self._has_later = False
+        self._has_later = has_later
         """Whether rows of later epochs are stored."""
         self._windows: dict[K, PacketWindow] = {}
         self._wants_location = True
@@ -285,8 +291,9 @@ class BalancedRows(RowSender[str]):
         home: DelayHome | None = None,
         rules: RetryRules = SINK,
         prints_of: Callable[[Load], Prints],
+        has_later: bool = False,
     ) -> None:
-        super().__init__(subject, retry_s, rules, prints_of)
+        super().__init__(subject, retry_s, rules, prints_of, has_later=has_later)
         self._writer, self._is_delayed, self._home = writer, is_delayed, home
         self._groups: Mapping[str, bool] = {}
         self._looked: set[str] = set()
@@ -488,8 +495,9 @@ class PartitionedRows(RowSender[int]):
         may_skip: Callable[[RowTarget], bool] = lambda _: False,
         rules: RetryRules = ORDERED_SINK,
         prints_of: Callable[[Load], Prints],
+        has_later: bool = False,
     ) -> None:
-        super().__init__(subject, retry_s, rules, prints_of)
+        super().__init__(subject, retry_s, rules, prints_of, has_later=has_later)
         self._may_skip = may_skip
         self._open: dict[int, RoutePartition] = {}
         self._closed: dict[int, RoutePartition] = {}

@@ -22,7 +22,7 @@ import pyarrow as pa
 
 from pyspark_qmq.sink import arrow_vectors, encoding, packets
 from pyspark_qmq.sink.cluster import SinkAnswer, SinkCluster, SinkConnection
-from pyspark_qmq.sink.left_over import Destination
+from pyspark_qmq.sink.left_over import Destination, has_later_rows
 from pyspark_qmq.sink.options import Fields, SinkOptions
 from pyspark_qmq.sink.packets import Load, Packet, RowChunk, cut
 from pyspark_qmq.sink.requests import Locate, LookedUp, Prints, of_load
@@ -53,7 +53,9 @@ class Counts:
 
 
 class WriteTask:
-    """One task; `run` is called once."""
+    """One task; `run` is called once. `may_repeat`: rows of its epoch or of later ones may be
+    stored, by any Spark partition.
+    """
 
     def __init__(
         self,
@@ -62,11 +64,12 @@ class WriteTask:
         fields: Fields,
         options: SinkOptions,
         *,
+        may_repeat: bool = False,
         clock: Callable[[], float] = time.monotonic,
         time_ms: Callable[[], int] = lambda: time.time_ns() // 1_000_000,
     ) -> None:
         self._cluster, self._writer, self._fields, self._options = cluster, writer, fields, options
-        self._clock, self._time_ms = clock, time_ms
+        self._may_repeat, self._clock, self._time_ms = may_repeat, clock, time_ms
         self._retry_s = options.retry_ms / 1000
         self._kinds: dict[str, int] = {}
         self._cores: dict[Destination, SubjectCore] = {}
@@ -151,12 +154,18 @@ class WriteTask:
                 self._work(WAIT_S_MAX / 10)
 
     def _core(self, subject: str, is_delayed: bool, *, is_ordered: bool) -> SubjectCore:
+        has_later = self._may_repeat and bool(
+            self._patiently(
+                lambda: has_later_rows(self._cluster.answer, self._writer, (subject, is_delayed))
+            )
+        )
         if is_ordered and not is_delayed:
             return PartitionedRows(
                 subject,
                 self._retry_s,
                 may_skip=lambda to: self._cluster.may_skip(self._writer, to),
                 prints_of=self._prints_of,
+                has_later=has_later,
             )
         home = DelayHome(subject) if is_ordered else None
         return BalancedRows(
@@ -166,6 +175,7 @@ class WriteTask:
             is_delayed=is_delayed,
             home=home,
             prints_of=self._prints_of,
+            has_later=has_later,
         )
 
     def _prints_of(self, load: Load) -> Prints:

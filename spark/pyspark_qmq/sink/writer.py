@@ -23,7 +23,7 @@ from pyspark.sql.datasource import (
 from pyspark.sql.types import StructType
 from pyspark.taskcontext import TaskContext
 
-from pyspark_qmq.sink.left_over import WrittenRows, refuse_left_over
+from pyspark_qmq.sink.left_over import WrittenRows, refuse_left_over, refuse_other_subject
 from pyspark_qmq.sink.options import Fields, SinkOptions
 from pyspark_qmq.sink.row_identity import RowWriter
 from pyspark_qmq.sink.write_task import Counts, WriteTask
@@ -55,7 +55,9 @@ class Written(WriterCommitMessage):
 
 
 class LogWriter(DataSourceArrowWriter):
-    """A batch write. `name`: the job's name."""
+    """A batch write. `name`: the job's name. In `foreachBatch` the batch's number is the epoch of a
+    write with a `qmq.txnId`, so that a name may be the same for all of them.
+    """
 
     def __init__(self, options: SinkOptions, fields: Fields, name: str) -> None:
         self._options = options
@@ -64,14 +66,10 @@ class LogWriter(DataSourceArrowWriter):
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> Written:
         """One task's rows. Raises as `WriteTask.run`."""
-        return _write(
-            iterator,
-            self._options,
-            self._fields,
-            self.name,
-            0,
-            may_repeat=bool(self._options.txn_id),
-        )
+        has_name = bool(self._options.txn_id)
+        epoch = _context().getLocalProperty(EPOCH) if has_name else None
+        writer = _row_writer(self.name, int(epoch or 0), self._fields)
+        return _write(iterator, self._options, self._fields, writer, may_repeat=has_name)
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
         """Everything that tasks reported as stored is stored. Raises InvalidArgument if an earlier
@@ -103,14 +101,10 @@ class LogStreamWriter(DataSourceStreamArrowWriter):
             )
         run = context.getLocalProperty(RUN) or uuid.uuid4().hex
         may_repeat = run not in _runs
-        found = _write(
-            iterator,
-            self._options,
-            self._fields,
-            self._options.txn_id or str(query),
-            int(epoch),
-            may_repeat=may_repeat,
-        )
+        writer = _row_writer(self._options.txn_id or str(query), int(epoch), self._fields)
+        if may_repeat and not self._options.txn_id:
+            _refuse_other_subject(self._options, self._fields, writer)
+        found = _write(iterator, self._options, self._fields, writer, may_repeat=may_repeat)
         _runs.add(run)
         return found
 
@@ -161,20 +155,39 @@ def _context() -> Any:
     return context
 
 
+def _row_writer(name: str, epoch: int, fields: Fields) -> RowWriter:
+    return RowWriter(name, _context().partitionId(), epoch, has_own_ids=fields.message_id >= 0)
+
+
+def _refuse_other_subject(options: SinkOptions, fields: Fields, writer: RowWriter) -> None:
+    """Raise InvalidArgument if the query stored rows in another subject alone. Rows that name
+    their subjects have many, and of rows with their own ids earlier epochs cannot be known.
+    """
+    from pyspark_qmq.sink.cluster import cluster_at
+
+    if not writer.epoch or not options.subject or fields.subject >= 0 or writer.has_own_ids:
+        return
+    cluster = cluster_at(options.servers)
+    refuse_other_subject(
+        lambda ask, each: patiently(lambda: cluster.answer(ask, each), options.retry_ms),
+        cluster.answer,
+        writer,
+        [(options.subject, is_delayed) for is_delayed in (False, True)[: 1 + fields.has_delays]],
+        cluster.subjects,
+    )
+
+
 def _write(
     iterator: Iterator[pa.RecordBatch],
     options: SinkOptions,
     fields: Fields,
-    name: str,
-    epoch: int,
+    writer: RowWriter,
     *,
     may_repeat: bool,
 ) -> Written:
     from pyspark_qmq.sink.cluster import cluster_at
 
-    partition = _context().partitionId()
-    writer = RowWriter(name, partition, epoch, has_own_ids=fields.message_id >= 0)
-    task = WriteTask(cluster_at(options.servers), writer, fields, options)
+    task = WriteTask(cluster_at(options.servers), writer, fields, options, may_repeat=may_repeat)
     counts = task.run(iterator)
     return Written(WrittenRows(writer, counts.rows, task.destinations), counts, may_repeat)
 

@@ -7,9 +7,7 @@ from contextlib import ExitStack
 
 from ordersim.bugs import BUGS as IN_SIMULATOR
 
-from campaign.bugs.storing import replacing
 from campaign.values import Bug
-from qmq.log import queue, store
 
 _PLANTED = ExitStack()
 """Holds the simulator's bugs as long as the process lives: one whose block nobody holds ends."""
@@ -20,8 +18,6 @@ def as_simulated(name: str) -> Callable[[], None]:
 
     def plant() -> None:
         _PLANTED.enter_context(IN_SIMULATOR[name]())
-        # A master acts by the name that the store imported, followers by the queue's.
-        replacing((store, "CHANGES", queue.CHANGES))()
 
     return plant
 

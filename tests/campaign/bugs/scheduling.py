@@ -18,6 +18,7 @@ from qmq.log.store import Store
 
 _DELAYS = frozenset({"delays"})
 _apply_entry = Store.apply_entry
+_time_ms = SteadyClock.time_ms
 
 
 def _nothing(*_: Any) -> None:
@@ -35,8 +36,12 @@ def _planted(name: str) -> Callable[[], None]:
     return replacing((owner, attribute, other))
 
 
-def _wall_clock() -> Callable[[], None]:
-    return replacing((SteadyClock, "time_ms", lambda self: wall_ms()))
+def _time_by_the_wall(self: SteadyClock) -> int:
+    _time_ms(self)  # else the clock never settles, and the process serves nobody
+    return wall_ms()
+
+
+_believe_the_wall = replacing((SteadyClock, "time_ms", _time_by_the_wall))
 
 
 BUGS = (
@@ -59,7 +64,7 @@ BUGS = (
     Bug(
         name="due-by-the-wall",
         what="delayed messages are due by the machine's wall clock",
-        plant=_wall_clock(),
+        plant=_believe_the_wall,
         found_by="delayed-clock-forward-delay-master",
         finds=("never_early",),
         into=_DELAYS,
@@ -67,7 +72,7 @@ BUGS = (
     Bug(
         name="stamp-by-the-wall",
         what="messages are stamped with the machine's wall clock",
-        plant=_wall_clock(),
+        plant=_believe_the_wall,
         found_by="delayed-clock-back-master",
         finds=("never_early",),
     ),

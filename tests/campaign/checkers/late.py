@@ -25,11 +25,13 @@ def _late(evidence: Evidence) -> Iterator[Anomaly]:
     for event, begun in zip(history, history.beginnings, strict=True):
         if isinstance(event, Poll) and event.type == "ok":
             for record in event.records:
-                for name in (record.value, (event.queue, record.sequence)):
-                    holders[event.group, name] = (event.t_ns, event.process)
+                for each in (record.value, (event.queue, record.sequence)):
+                    holders[event.group, each] = (event.t_ns, event.process)
         elif isinstance(event, Ack) and event.type == "ok":
             begun_ns = history[begun].t_ns
-            for name in (*event.values, *((event.queue, each) for each in event.sequences)):
+            places = [(event.queue, each) for each in event.sequences]
+            names: list[Hashable] = [*event.values, *places]
+            for name in names:
                 since_ns, holder = holders.get((event.group, name), (0, event.process))
                 if holder != event.process and since_ns < begun_ns:
                     yield Anomaly(

@@ -37,15 +37,30 @@ def all_acknowledged(groups: tuple[str, ...]) -> Drained:
 
 
 def _unsettled(events: Sequence[Operation], group: str) -> set[int]:
-    """Values that a group got and did not certainly acknowledge."""
+    """Values that a group got and cannot have acknowledged. An acknowledgement without an answer
+    may have been taken, and nothing comes again then; so may one that was under way when its client
+    died, which a later life of the client (`worker0.27`) shows.
+    """
     got: set[int] = set()
     done: set[int] = set()
+    under_way: dict[str, set[int]] = {}
+    newest: dict[str, tuple[int, str]] = {}
     for event in events:
-        if isinstance(event, Poll) and event.type == "ok" and event.group == group:
-            got.update(record.value for record in event.records)
-        elif isinstance(event, Ack) and event.type == "ok" and event.group == group:
-            done.update(event.values)
-    return got - done
+        if not isinstance(event, Poll | Ack) or event.group != group:
+            continue
+        client, life = event.process.partition(".")[0], (event.t_ns, event.process)
+        newest[client] = max(newest.get(client, life), life)
+        if isinstance(event, Poll):
+            got.update(record.value for record in event.records if event.type == "ok")
+        elif event.type == "invoke":
+            under_way.setdefault(event.process, set()).update(event.values)
+        else:
+            under_way[event.process].difference_update(event.values)
+            done.update(event.values if event.type != "fail" else ())
+    last = {process for _, process in newest.values()}
+    return (got - done).difference(
+        *(values for process, values in under_way.items() if process not in last)
+    )
 
 
 def _lost(evidence: Evidence) -> list[Anomaly]:

@@ -131,11 +131,10 @@ def _plans(events: Iterable[Operation]) -> _Plans:
         elif isinstance(event, CronRun):
             runs.append(event)
     for run in runs:
-        plan = found.by_value.get(run.value)
-        if plan is None:
-            found.strangers.append(run)
+        if run.value in found.by_value:
+            found.by_value[run.value].runs.setdefault((run.queue, run.sequence), run)
         else:
-            plan.runs.setdefault((run.queue, run.sequence), run)
+            found.strangers.append(run)
     return found
 
 

@@ -2,12 +2,12 @@
 
     {"process":"scanner0.7","type":"invoke","f":"scan","t_ns":10}
     {"process":"scanner0.7","type":"ok","f":"scan","t_ns":90,"queue":"s/0@g1","runs":[[0,7001,10],[10,9001,10]],"is_whole":true}
-    {"process":"g1-a","type":"ok","f":"failed-call","t_ns":95,"call":"sync","times":1,"has_ended":true}
+    {"process":"g1-a","type":"ok","f":"failed-call","t_ns":95,"call":"sync","times":1,"status":70}
 
 A *scan* reads a queue from a sequence to its end, without a group. Its runs are (first sequence,
 first value, count): sequences and values both grow by one. `is_whole`: it began at the first
-message. A failed call is written down by the nemesis: how often the disk refused it, and whether
-the process ended.
+message. A failed call is written down by the nemesis: how often the disk refused it, and the exit
+status of the process; without a status it runs on.
 """
 
 from __future__ import annotations
@@ -23,6 +23,8 @@ from campaign.checkers.messages import all_seen
 from campaign.values import Checker, Drained, Evidence, Strike
 
 SHOWN_MAX = 5
+FATAL = 70
+"""The exit status of a server that must not go on."""
 
 
 class Run(NamedTuple):
@@ -30,7 +32,7 @@ class Run(NamedTuple):
 
     sequence: int
     value: int
-    count: int
+    length: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,8 +52,8 @@ class FailedCall(Operation):
     f: ClassVar[str] = "failed-call"
     call: str
     times: int
-    has_ended: bool
-    """Whether the server's process did."""
+    status: int | None = None
+    """The exit status of the server's process; None: it runs on."""
 
 
 learn(Scan, FailedCall, runs=lambda found: tuple(Run(*each) for each in found))
@@ -62,10 +64,10 @@ def runs_of(places: Iterable[tuple[int, int]]) -> tuple[Run, ...]:
     found: list[Run] = []
     for sequence, value in places:
         if found and (sequence, value) == (
-            found[-1].sequence + found[-1].count,
-            found[-1].value + found[-1].count,
+            found[-1].sequence + found[-1].length,
+            found[-1].value + found[-1].length,
         ):
-            found[-1] = found[-1]._replace(count=found[-1].count + 1)
+            found[-1] = found[-1]._replace(length=found[-1].length + 1)
         else:
             found.append(Run(sequence, value, 1))
     return tuple(found)
@@ -111,7 +113,7 @@ def _kept(evidence: Evidence) -> Iterator[Anomaly]:
         value
         for scan in scans
         for run in scan.runs
-        for value in range(run.value, run.value + run.count)
+        for value in range(run.value, run.value + run.length)
     }
     lost = sorted(evidence.history.outcomes.acked - there)
     if lost:
@@ -143,7 +145,7 @@ def _places(evidence: Evidence) -> Iterator[tuple[str, int, int]]:
     for event in evidence.history:
         if isinstance(event, Scan) and event.type == "ok":
             for run in event.runs:
-                for at in range(run.count):
+                for at in range(run.length):
                     yield event.queue, run.sequence + at, run.value + at
 
 
@@ -153,58 +155,63 @@ def _never_sent(evidence: Evidence) -> Iterator[Anomaly]:
     for event in evidence.history:
         if isinstance(event, Scan) and event.type == "ok":
             for run in event.runs:
-                strange = set(range(run.value, run.value + run.count)) - sent
+                strange = set(range(run.value, run.value + run.length)) - sent
                 if strange:
                     yield Anomaly(
                         "no_strange_bytes", f"{event.queue} {run.sequence}: {min(strange)}"
                     )
 
 
-def _calls(evidence: Evidence, *calls: str, ends: bool) -> Iterator[FailedCall]:
+def _calls(evidence: Evidence, *calls: str) -> Iterator[FailedCall]:
     for event in evidence.history:
-        if isinstance(event, FailedCall) and event.call in calls and event.has_ended is ends:
+        if isinstance(event, FailedCall) and event.call in calls:
             yield event
 
 
 def _went_on(evidence: Evidence) -> Iterator[Anomaly]:
-    for event in _calls(evidence, "sync", "write", ends=False):
-        yield Anomaly(
-            "failed_call_stops",
-            f"{event.times} calls ({event.call}) of {event.process} failed, and it runs on",
-        )
+    """It ends, and loudly: a process that ends in any other way stumbled over the failure."""
+    for event in _calls(evidence, "sync", "write"):
+        if event.status != FATAL:
+            end = "it runs on" if event.status is None else f"it ended with {event.status}"
+            yield Anomaly(
+                "failed_call_stops",
+                f"{event.times} calls ({event.call}) of {event.process} failed, and {end}",
+            )
 
 
 def _ended(evidence: Evidence) -> Iterator[Anomaly]:
-    for event in _calls(evidence, "read", ends=True):
-        yield Anomaly(
-            "unreadable_goes_on", f"{event.process} ended when {event.times} reads had failed"
-        )
+    for event in _calls(evidence, "read"):
+        if event.status is not None:
+            yield Anomaly(
+                "unreadable_goes_on",
+                f"{event.process} ended with {event.status} when {event.times} reads had failed",
+            )
 
 
 CHECKERS = (
     Checker(
         name="still_there",
-        what="all that was acknowledged is in the log after the last fault (finds: trust-old-disk)",
+        what="all that was acknowledged is in the log after the last fault",
         find=_kept,
     ),
     Checker(
         name="same_bytes",
-        what="a place in a log holds one message for all readers (finds: skip-checksums)",
+        what="a place in a log holds one message for all readers",
         find=_one_value,
     ),
     Checker(
         name="no_strange_bytes",
-        what="what is read was sent, also while a copy is damaged (finds: skip-checksums)",
+        what="what is read was sent, also while a copy is damaged",
         find=_never_sent,
     ),
     Checker(
         name="failed_call_stops",
-        what="a process whose sync or write failed ends (finds: ignore-failed-sync)",
+        what="a process whose sync or write failed ends with status 70",
         find=_went_on,
     ),
     Checker(
         name="unreadable_goes_on",
-        what="a process continues when a block cannot be read (finds: stop-at-unreadable)",
+        what="a process continues when a block cannot be read",
         find=_ended,
     ),
 )

@@ -27,6 +27,7 @@ from pathlib import Path
 from typing import Final
 
 from campaign.cluster import World
+from campaign.faults.victims import Choose, client, delay_master, master, meta
 from campaign.machine import REASONS
 from campaign.values import Fault, Strikes, Striking, Struck
 
@@ -202,27 +203,15 @@ def _drift(world: World) -> WrongClock:
 # --- whose ----------------------------------------------------------------------------------------
 
 
-def _one_of(kind: str, lie: Lies) -> Strikes:
-    """Of a kind with one process that matters: a metaserver, a client."""
+def _lying(kind: str, choose: Choose, lie: Lies) -> Strikes:
+    """The clock of one process of a kind is wrong."""
 
     @asynccontextmanager
     async def strike(world: World) -> Striking:
-        names = world.metas if kind == "metas" else world.clients
-        await equip(world, names)
-        name = world.random.choice(names)
-        async with lied_to(world, {name: lie(world)}) as struck:
-            yield struck
-
-    return strike
-
-
-def _master(kind: str, lie: Lies) -> Strikes:
-    @asynccontextmanager
-    async def strike(world: World) -> Striking:
-        await equip(world, world.delays if kind == "delays" else world.brokers)
+        await equip(world, world.of_kind(kind))
         await world.settled()
-        master = await world.master("d1" if kind == "delays" else world.a_group())
-        async with lied_to(world, {master: lie(world)}) as struck:
+        (name,) = await choose(world)
+        async with lied_to(world, {name: lie(world)}) as struck:
             yield struck
 
     return strike
@@ -241,88 +230,44 @@ async def _all_apart(world: World) -> Striking:
 NEEDS = frozenset({COMPILER})
 
 
-def _fault(name: str, what: str, strike: Strikes, kind: str) -> Fault:
-    return Fault(name=name, what=what, strike=strike, hits=frozenset({kind}), needs=NEEDS)
+CHOSEN: Final[dict[str, tuple[str, str, Choose]]] = {
+    "master": ("brokers", "a master's wall clock", master),
+    "delay-master": ("delays", "the wall clock of the delay group's master", delay_master),
+    "meta": ("metas", "a metaserver's wall clock", meta),
+    "client": ("clients", "a client's wall clock", client),
+}
+
+
+def _lie(how: str, kind: str) -> tuple[str, Lies]:
+    return {
+        "forward": ("is set forward by minutes or hours", _jump(1, kind)),
+        "back": ("is set back by minutes or hours", _jump(-1, kind)),
+        "strobe": ("swings several times a second", _strobe(kind)),
+        "drift": ("is a multiple too fast, or too slow", _drift),
+    }[how]
+
+
+def _fault(how: str, whose: str) -> Fault:
+    kind, clock, choose = CHOSEN[whose]
+    what, lie = _lie(how, kind)
+    return Fault(
+        name=f"clock-{how}-{whose}",
+        what=f"{clock} {what}",
+        strike=_lying(kind, choose, lie),
+        hits=frozenset({kind}),
+        needs=NEEDS,
+    )
 
 
 FAULTS = (
-    _fault(
-        "clock-forward-master",
-        "a master's wall clock is set forward by minutes or hours",
-        _master("brokers", _jump(1, "brokers")),
-        "brokers",
+    *(_fault(how, "master") for how in ("forward", "back", "strobe", "drift")),
+    Fault(
+        name="clock-apart",
+        what="the brokers' wall clocks do not agree",
+        strike=_all_apart,
+        needs=NEEDS,
     ),
-    _fault(
-        "clock-back-master",
-        "a master's wall clock is set back by minutes or hours",
-        _master("brokers", _jump(-1, "brokers")),
-        "brokers",
-    ),
-    _fault(
-        "clock-strobe-master",
-        "a master's wall clock swings several times a second",
-        _master("brokers", _strobe("brokers")),
-        "brokers",
-    ),
-    _fault(
-        "clock-drift-master",
-        "a master's wall clock is a multiple too fast, or too slow",
-        _master("brokers", _drift),
-        "brokers",
-    ),
-    _fault("clock-apart", "the brokers' wall clocks do not agree", _all_apart, "brokers"),
-    _fault(
-        "clock-forward-delay-master",
-        "the wall clock of the delay group's master is set forward",
-        _master("delays", _jump(1, "delays")),
-        "delays",
-    ),
-    _fault(
-        "clock-back-delay-master",
-        "the wall clock of the delay group's master is set back",
-        _master("delays", _jump(-1, "delays")),
-        "delays",
-    ),
-    _fault(
-        "clock-strobe-delay-master",
-        "the wall clock of the delay group's master swings several times a second",
-        _master("delays", _strobe("delays")),
-        "delays",
-    ),
-    _fault(
-        "clock-drift-delay-master",
-        "the wall clock of the delay group's master is a multiple too fast, or too slow",
-        _master("delays", _drift),
-        "delays",
-    ),
-    _fault(
-        "clock-forward-meta",
-        "a metaserver's wall clock is set forward",
-        _one_of("metas", _jump(1, "metas")),
-        "metas",
-    ),
-    _fault(
-        "clock-strobe-meta",
-        "a metaserver's wall clock swings several times a second",
-        _one_of("metas", _strobe("metas")),
-        "metas",
-    ),
-    _fault(
-        "clock-forward-client",
-        "a client's wall clock is set forward",
-        _one_of("clients", _jump(1, "clients")),
-        "clients",
-    ),
-    _fault(
-        "clock-back-client",
-        "a client's wall clock is set back",
-        _one_of("clients", _jump(-1, "clients")),
-        "clients",
-    ),
-    _fault(
-        "clock-strobe-client",
-        "a client's wall clock swings several times a second",
-        _one_of("clients", _strobe("clients")),
-        "clients",
-    ),
+    *(_fault(how, "delay-master") for how in ("forward", "back", "strobe", "drift")),
+    *(_fault(how, "meta") for how in ("forward", "strobe")),
+    *(_fault(how, "client") for how in ("forward", "back", "strobe")),
 )

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import asynccontextmanager
 
 from campaign.cluster import World
+from campaign.faults.victims import follower, master, on
 from campaign.values import LOOPS, Fault, Striking, Struck
 
 NEEDS = frozenset({LOOPS})
 DISK_MIB = 256
 SETTINGS = {"QMQ_DISK_FREE_MIB": "16", "QMQ_SEGMENT_MIB": "16"}
+"""Of each replica's own file system, and of the brokers on it."""
 
 
 @asynccontextmanager
-async def _full(world: World, name: str) -> Striking:
+async def _full(world: World, names: Sequence[str]) -> Striking:
+    (name,) = names
     disk = world.disks[name]
     await world.do(disk.fill)
     left = disk.free_bytes()
@@ -23,38 +27,18 @@ async def _full(world: World, name: str) -> Striking:
         disk.make_room()
 
 
-@asynccontextmanager
-async def _master(world: World) -> Striking:
-    async with _full(world, await world.master(world.a_group())) as struck:
-        yield struck
-
-
-@asynccontextmanager
-async def _follower(world: World) -> Striking:
-    group = world.a_group()
-    master = await world.master(group)
-    others = [name for name in world.members(group) if name != master]
-    async with _full(world, world.random.choice(others)) as struck:
-        yield struck
-
-
-FAULTS = (
+FAULTS = tuple(
     Fault(
-        name="disk-full-master",
-        what="another program takes the last byte of the master's disk",
-        strike=_master,
+        name=f"disk-full-{place}",
+        what=f"another program takes the last byte of {whose} disk",
+        strike=on(choose, _full),
         needs=NEEDS,
         disk_mib=DISK_MIB,
         settings=SETTINGS,
         lasts_s=(5.0, 9.0),
-    ),
-    Fault(
-        name="disk-full-follower",
-        what="another program takes the last byte of a follower's disk",
-        strike=_follower,
-        needs=NEEDS,
-        disk_mib=DISK_MIB,
-        settings=SETTINGS,
-        lasts_s=(5.0, 9.0),
-    ),
+    )
+    for place, whose, choose in (
+        ("master", "the master's", master),
+        ("follower", "a follower's", follower),
+    )
 )

@@ -7,15 +7,10 @@ from contextlib import asynccontextmanager
 from campaign.cluster import World
 from campaign.faults.kill import killed
 from campaign.faults.stop import stopped
+from campaign.faults.victims import etcd, on
 from campaign.values import Fault, Striking, Struck
 
 HITS = frozenset({"etcds"})
-
-
-@asynccontextmanager
-async def _one(world: World) -> Striking:
-    async with killed(world, [world.random.choice(world.etcds)]) as struck:
-        yield struck
 
 
 @asynccontextmanager
@@ -27,7 +22,13 @@ async def _no_quorum(world: World) -> Striking:
 
 
 FAULTS = (
-    Fault(name="etcd-kill-one", what="a member of etcd dies", strike=_one, hits=HITS, etcds=3),
+    Fault(
+        name="etcd-kill-one",
+        what="a member of etcd dies",
+        strike=on(etcd, killed),
+        hits=HITS,
+        etcds=3,
+    ),
     Fault(
         name="etcd-no-quorum",
         what="two of three members of etcd stand still",

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
@@ -23,6 +23,7 @@ from history.events import Recorder
 from campaign.broken_disk import BLOCK_BYTES
 from campaign.checkers.storage import FailedCall
 from campaign.cluster import World
+from campaign.faults.victims import Choose, follower, master, on, replicas
 from campaign.values import PRELOAD, Fault, Striking, Struck
 
 NEEDS: Final = frozenset({PRELOAD})
@@ -33,20 +34,6 @@ ENDED_S: Final = 15.0
 """How long a process may live after a sync of it failed: it ends at once, on a busy machine."""
 ENDS_S: Final = 2.0
 BLOCKS: Final = 8
-Choose = Callable[[World], Awaitable[list[str]]]
-
-
-async def _master(world: World) -> list[str]:
-    return [await world.master(world.a_group())]
-
-
-async def _follower(world: World) -> list[str]:
-    _, others = await world.others(world.a_group())
-    return [world.random.choice(others)]
-
-
-async def _all(world: World) -> list[str]:
-    return [*world.brokers, *world.delays]
 
 
 async def _until(condition: Callable[[], bool], within_s: float) -> bool:
@@ -59,8 +46,7 @@ async def _until(condition: Callable[[], bool], within_s: float) -> bool:
 
 
 @asynccontextmanager
-async def _slow(world: World, choose: Choose) -> Striking:
-    names = await choose(world)
+async def _slow(world: World, names: Sequence[str]) -> Striking:
     disks = [world.broken[name] for name in names]
     before = [disk.count("syncs_slowed") for disk in disks]
     for disk in disks:
@@ -80,9 +66,11 @@ async def _slow(world: World, choose: Choose) -> Striking:
 
 
 @asynccontextmanager
-async def _failing(world: World, choose: Choose, setting: str, count: str, call: str) -> Striking:
+async def _failing(
+    world: World, names: Sequence[str], *, setting: str, count: str, call: str
+) -> Striking:
     """Calls fail until the process ends, which is written down. It starts when the block ends."""
-    (name,) = await choose(world)
+    (name,) = names
     disk = world.broken[name]
     before = disk.count(count)
     disk.set(**{setting: errno.EIO})
@@ -91,12 +79,7 @@ async def _failing(world: World, choose: Choose, setting: str, count: str, call:
         has_ended = await _until(lambda: world.state(name) == "dead", ENDED_S if is_met else 0.0)
         failures = disk.count(count) - before
         if is_met:
-            with Recorder(world.folder / "histories" / "disks.jsonl") as recorder:
-                recorder.record(
-                    FailedCall(
-                        process=name, type="ok", call=call, times=failures, has_ended=has_ended
-                    )
-                )
+            _record(world, name, call, failures)
         said = _last_line(world.cluster.log(name)) if has_ended else "runs on"
         effect = f"{failures} calls failed, and {name}: {said}" if is_met else ""
         yield Struck(targets=(name,), effect=effect)
@@ -107,14 +90,20 @@ async def _failing(world: World, choose: Choose, setting: str, count: str, call:
         await world.start(name)
 
 
+def _record(world: World, name: str, call: str, times: int) -> None:
+    status = world.cluster.exit_status(name)
+    with Recorder(world.folder / "histories" / "disks.jsonl") as recorder:
+        recorder.record(FailedCall(process=name, type="ok", call=call, times=times, status=status))
+
+
 def _last_line(log: Path) -> str:
     lines = log.read_text(errors="replace").strip().splitlines()
     return lines[-1][:200] if lines else "silent"
 
 
 @asynccontextmanager
-async def _unreadable(world: World, choose: Choose) -> Striking:
-    (name,) = await choose(world)
+async def _unreadable(world: World, names: Sequence[str]) -> Striking:
+    (name,) = names
     disk = world.broken[name]
     before = disk.count("reads_failed")
     await world.do(world.cluster.kill, name)
@@ -129,13 +118,7 @@ async def _unreadable(world: World, choose: Choose) -> Striking:
         failed = disk.count("reads_failed") - before
         if failed:
             await asyncio.sleep(ENDS_S)
-            is_dead = world.state(name) == "dead"
-            with Recorder(world.folder / "histories" / "disks.jsonl") as recorder:
-                recorder.record(
-                    FailedCall(
-                        process=name, type="ok", call="read", times=failed, has_ended=is_dead
-                    )
-                )
+            _record(world, name, "read", failed)
         effect = f"{failed} reads of {name} failed, of blocks {sorted(blocks)} of {path.name}"
         yield Struck(targets=(name,), effect=effect if failed else "")
     finally:
@@ -145,8 +128,8 @@ async def _unreadable(world: World, choose: Choose) -> Striking:
 
 
 PLACES: Final[dict[str, tuple[str, Choose]]] = {
-    "master": ("the master's disk", _master),
-    "follower": ("a follower's disk", _follower),
+    "master": ("the master's disk", master),
+    "follower": ("a follower's disk", follower),
 }
 FAILURES: Final = {
     "fsync-fails": ("syncs fail", "sync_errno", "syncs_failed", "sync"),
@@ -158,18 +141,18 @@ FAULTS = (
         Fault(
             name=f"slow-disk-{place}",
             what=f"{whose} is slow",
-            strike=partial(_slow, choose=choose),
+            strike=on(choose, _slow),
             needs=NEEDS,
-            durabilities=("async", "flushed"),
+            durabilities=("async", "flushed") if place == "all" else ("async",),
             lasts_s=(4.0, 8.0),
         )
-        for place, (whose, choose) in {**PLACES, "all": ("every disk", _all)}.items()
+        for place, (whose, choose) in {**PLACES, "all": ("every disk", replicas)}.items()
     ),
     *(
         Fault(
             name=f"{name}-{place}",
             what=f"{what} on {whose}",
-            strike=partial(_failing, choose=choose, setting=setting, count=count, call=call),
+            strike=on(choose, partial(_failing, setting=setting, count=count, call=call)),
             needs=NEEDS,
             lasts_s=(2.0, 5.0),
             checkers=("failed_call_stops",),
@@ -181,7 +164,7 @@ FAULTS = (
         Fault(
             name=f"read-fails-{place}",
             what=f"blocks of the message log on {whose} cannot be read",
-            strike=partial(_unreadable, choose=choose),
+            strike=on(choose, _unreadable),
             needs=NEEDS,
             lasts_s=(2.0, 5.0),
             checkers=("unreadable_goes_on",),

@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from contextlib import asynccontextmanager
 
 from campaign.cluster import World
-from campaign.values import Fault, Strikes, Striking, Struck
+from campaign.faults.victims import brokers, client, delay_master, master, meta, on, pair, replica
+from campaign.values import Fault, Striking, Struck
 
 
 @asynccontextmanager
@@ -25,72 +26,29 @@ async def killed(world: World, names: Sequence[str]) -> Striking:
         await world.start(*names)
 
 
-def _one(world: World) -> list[str]:
-    return [world.random.choice(world.brokers)]
-
-
-def _all(world: World) -> list[str]:
-    return world.brokers
-
-
-def _meta(world: World) -> list[str]:
-    return [world.random.choice(world.metas)]
-
-
-def _client(world: World) -> list[str]:
-    return [world.random.choice(world.clients)]
-
-
-def _kill(choose: object) -> Strikes:
-    assert callable(choose)
-    return lambda world: killed(world, choose(world))
-
-
-@asynccontextmanager
-async def _master(world: World) -> Striking:
-    async with killed(world, [await world.master(world.a_group())]) as struck:
-        yield struck
-
-
-@asynccontextmanager
-async def _delay_master(world: World) -> Striking:
-    async with killed(world, [await world.master("d1")]) as struck:
-        yield struck
-
-
-@asynccontextmanager
-async def _pair(world: World) -> Striking:
-    """The master and a follower: what is left is no majority."""
-    group = world.a_group()
-    master = await world.master(group)
-    other = world.random.choice([name for name in world.members(group) if name != master])
-    async with killed(world, [master, other]) as struck:
-        yield struck
-
-
 FAULTS = (
     Fault(name="none", what="nothing happens", strike=_nothing, hits=frozenset()),
-    Fault(name="kill-one", what="a replica dies", strike=_kill(_one)),
-    Fault(name="kill-master", what="a master dies", strike=_master),
-    Fault(name="kill-pair", what="a master and one of its followers die", strike=_pair),
-    Fault(name="kill-all", what="all replicas die at once", strike=_kill(_all)),
+    Fault(name="kill-one", what="a replica dies", strike=on(replica, killed)),
+    Fault(name="kill-master", what="a master dies", strike=on(master, killed)),
+    Fault(name="kill-pair", what="a master and one of its followers die", strike=on(pair, killed)),
+    Fault(name="kill-all", what="all replicas die at once", strike=on(brokers, killed)),
     Fault(
         name="kill-meta",
         what="a metaserver dies",
-        strike=_kill(_meta),
+        strike=on(meta, killed),
         hits=frozenset({"metas"}),
     ),
     Fault(
         name="kill-client",
         what="a producer or a consumer dies",
-        strike=_kill(_client),
+        strike=on(client, killed),
         hits=frozenset({"clients"}),
         lasts_s=(0.5, 3.0),
     ),
     Fault(
         name="kill-delay-master",
         what="the delay group's master dies",
-        strike=_delay_master,
+        strike=on(delay_master, killed),
         hits=frozenset({"delays"}),
     ),
 )

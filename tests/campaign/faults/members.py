@@ -89,10 +89,9 @@ async def _remove(world: World, group: str, name: str) -> None:
 async def _roles(world: World) -> tuple[str, str, str, str]:
     """(group, master, one of its followers, the other one)."""
     group = world.a_group()
-    master = await world.master(group)
-    others = [name for name in world.members(group) if name != master]
-    world.random.shuffle(others)
-    return group, master, others[0], others[1]
+    master, others = await world.others(group)
+    one, other = world.random.sample(others, 2)
+    return group, master, one, other
 
 
 @asynccontextmanager

@@ -10,7 +10,7 @@ from contextlib import asynccontextmanager
 from system.group import CONTROL_PORT
 
 from campaign.cluster import CLIENT_PORT, PEER_PORT, World
-from campaign.values import NAMESPACES, Fault, Striking, Struck
+from campaign.values import NAMESPACES, Fault, Strikes, Striking, Struck
 
 NEEDS = frozenset({NAMESPACES})
 LASTS_S = (5.0, 9.0)
@@ -39,37 +39,31 @@ async def parted(
         await world.do(world.cluster.heal)
 
 
-async def _master_and_others(world: World) -> tuple[str, list[str]]:
-    group = world.a_group()
-    master = await world.master(group)
-    return master, [name for name in world.members(group) if name != master]
-
-
 @asynccontextmanager
 async def _isolated(world: World) -> Striking:
     """The others may still elect: they reach etcd."""
-    master, others = await _master_and_others(world)
+    master, others = await world.others(world.a_group())
     async with parted(world, [master], others, CONTROL_PORT) as struck:
         yield struck
 
 
 @asynccontextmanager
 async def _mute(world: World) -> Striking:
-    master, others = await _master_and_others(world)
+    master, others = await world.others(world.a_group())
     async with parted(world, [master], others, CONTROL_PORT, one_way=True) as struck:
         yield struck
 
 
 @asynccontextmanager
 async def _unanswered(world: World) -> Striking:
-    master, others = await _master_and_others(world)
+    master, others = await world.others(world.a_group())
     async with parted(world, others, [master], CONTROL_PORT, one_way=True) as struck:
         yield struck
 
 
 @asynccontextmanager
 async def _follower(world: World) -> Striking:
-    master, others = await _master_and_others(world)
+    master, others = await world.others(world.a_group())
     lone = world.random.choice(others)
     rest = [master, *(name for name in others if name != lone)]
     async with parted(world, [lone], rest, CONTROL_PORT) as struck:
@@ -79,7 +73,7 @@ async def _follower(world: World) -> Striking:
 @asynccontextmanager
 async def _deaf(world: World) -> Striking:
     """The master's followers and etcd hear it; no client does, nor does it hear one."""
-    master, _ = await _master_and_others(world)
+    master = await world.master(world.a_group())
     async with parted(world, world.clients, [master], CONTROL_PORT) as struck:
         yield struck
 
@@ -87,7 +81,7 @@ async def _deaf(world: World) -> Striking:
 @asynccontextmanager
 async def _no_answers(world: World) -> Striking:
     """What clients sent is stored; they do not know."""
-    master, _ = await _master_and_others(world)
+    master = await world.master(world.a_group())
     async with parted(world, [master], world.clients, 0, one_way=True) as struck:
         is_cut = not await world.reaches(world.clients[0], master, CONTROL_PORT)
         yield Struck(targets=struck.targets, effect=struck.effect if is_cut else "")
@@ -95,7 +89,7 @@ async def _no_answers(world: World) -> Striking:
 
 @asynccontextmanager
 async def _without_etcd(world: World) -> Striking:
-    master, _ = await _master_and_others(world)
+    master = await world.master(world.a_group())
     async with parted(world, [master], world.etcds, CLIENT_PORT) as struck:
         yield struck
 
@@ -103,7 +97,7 @@ async def _without_etcd(world: World) -> Striking:
 @asynccontextmanager
 async def _bridge(world: World) -> Striking:
     """The two followers cannot hear each other; both hear the master."""
-    _, others = await _master_and_others(world)
+    _, others = await world.others(world.a_group())
     async with parted(world, others[:1], others[1:], CONTROL_PORT) as struck:
         yield struck
 
@@ -116,70 +110,34 @@ async def _inside_etcd(world: World) -> Striking:
         yield struck
 
 
+def _fault(
+    name: str, what: str, strike: Strikes, hits: str = "brokers", *, etcds: int = 1
+) -> Fault:
+    return Fault(
+        name=f"partition-{name}",
+        what=what,
+        strike=strike,
+        hits=frozenset({hits}),
+        needs=NEEDS,
+        lasts_s=LASTS_S,
+        etcds=etcds,
+    )
+
+
 FAULTS = (
-    Fault(
-        name="partition-master",
-        what="the master and its followers do not hear each other",
-        strike=_isolated,
-        needs=NEEDS,
-        lasts_s=LASTS_S,
-    ),
-    Fault(
-        name="partition-oneway",
-        what="the followers do not hear the master, which hears them",
-        strike=_mute,
-        needs=NEEDS,
-        lasts_s=LASTS_S,
-    ),
-    Fault(
-        name="partition-oneway-back",
-        what="the master does not hear its followers, which hear it",
-        strike=_unanswered,
-        needs=NEEDS,
-        lasts_s=LASTS_S,
-    ),
-    Fault(
-        name="partition-follower",
-        what="one follower and the others do not hear each other",
-        strike=_follower,
-        needs=NEEDS,
-        lasts_s=LASTS_S,
-    ),
-    Fault(
-        name="partition-bridge",
-        what="two followers do not hear each other, and both hear the master",
-        strike=_bridge,
-        needs=NEEDS,
-        lasts_s=LASTS_S,
-    ),
-    Fault(
-        name="partition-deaf",
-        what="the master and the clients do not hear each other",
-        strike=_deaf,
-        needs=NEEDS,
-        lasts_s=LASTS_S,
-    ),
-    Fault(
-        name="partition-no-answers",
-        what="clients do not hear the master, which hears them",
-        strike=_no_answers,
-        needs=NEEDS,
-        lasts_s=LASTS_S,
-    ),
-    Fault(
-        name="partition-from-etcd",
-        what="the master and etcd do not hear each other",
-        strike=_without_etcd,
-        needs=NEEDS,
-        lasts_s=LASTS_S,
-    ),
-    Fault(
-        name="partition-inside-etcd",
-        what="a member of etcd and the others do not hear each other",
-        strike=_inside_etcd,
-        needs=NEEDS,
-        hits=frozenset({"etcds"}),
-        lasts_s=LASTS_S,
+    _fault("master", "the master and its followers do not hear each other", _isolated),
+    _fault("oneway", "the followers do not hear the master, which hears them", _mute),
+    _fault("oneway-back", "the master does not hear its followers, which hear it", _unanswered),
+    _fault("follower", "one follower and the others do not hear each other", _follower),
+    _fault("bridge", "two followers do not hear each other, and both hear the master", _bridge),
+    _fault("deaf", "the master and the clients do not hear each other", _deaf),
+    _fault("no-answers", "clients do not hear the master, which hears them", _no_answers),
+    _fault("from-etcd", "the master and etcd do not hear each other", _without_etcd),
+    _fault(
+        "inside-etcd",
+        "a member of etcd and the others do not hear each other",
+        _inside_etcd,
+        "etcds",
         etcds=3,
     ),
 )

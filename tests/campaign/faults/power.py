@@ -13,6 +13,7 @@ away, as its error says, and it copies everything from the others.
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import replace
@@ -23,13 +24,15 @@ from cluster_runner.errors import ClusterError
 from qmq_replication import identity as identities
 
 from campaign.cluster import World
+from campaign.faults.disk import DISK_MIB, NEEDS, SETTINGS
 from campaign.faults.replaced import behind, move_away
-from campaign.values import DURABILITIES, LOOPS, PRELOAD, Fault, Striking, Struck
+from campaign.faults.victims import follower, master, on, replicas
+from campaign.programs import now_ms
+from campaign.values import DURABILITIES, PRELOAD, Durability, Fault, Strikes, Striking, Struck
 from qmq.errors import LogDamaged
 from qmq.log.disk import Disk
 
-NEEDS = frozenset({LOOPS})
-SLOW_NEEDS: Final = frozenset({LOOPS, PRELOAD})
+SLOW_NEEDS: Final = NEEDS | {PRELOAD}
 SYNC_DELAY_MS: Final = 150
 SLOWED_MIN: Final = 3
 """Slow syncs of each replica before a cut."""
@@ -40,8 +43,6 @@ STALL_S: Final = (0.3, 0.8)
 meanwhile, and three replicas sync at three times: hardly a message is on none of their disks.
 """
 LIES_S: Final = (1.5, 4.0)
-DISK_MIB: Final = 256
-SETTINGS: Final = {"QMQ_DISK_FREE_MIB": "16", "QMQ_SEGMENT_MIB": "16"}
 
 
 @asynccontextmanager
@@ -65,25 +66,6 @@ async def cut(world: World, names: Sequence[str]) -> Striking:
         await world.start(*names)
 
 
-@asynccontextmanager
-async def _master(world: World) -> Striking:
-    async with cut(world, [await world.master(world.a_group())]) as struck:
-        yield struck
-
-
-@asynccontextmanager
-async def _follower(world: World) -> Striking:
-    _, others = await world.others(world.a_group())
-    async with cut(world, [world.random.choice(others)]) as struck:
-        yield struck
-
-
-@asynccontextmanager
-async def _all(world: World) -> Striking:
-    async with cut(world, [*world.brokers, *world.delays]) as struck:
-        yield struck
-
-
 def boot_again(data: Path) -> None:
     """The machine has started: it has another boot id than the one in replica.json."""
     group, _, _ = data.name.partition("-")
@@ -94,9 +76,9 @@ def boot_again(data: Path) -> None:
 
 
 @asynccontextmanager
-async def slowed(world: World, names: Sequence[str]) -> AsyncIterator[int]:
+async def slowed(world: World, names: Sequence[str]) -> AsyncIterator[tuple[int, dict[str, int]]]:
     """Syncs of these replicas are slow from now on, until the test ends, and in the block, where
-    the power is cut, none ends. Gives how many were slow.
+    the power is cut, none ends. Gives how many were slow, and since when none ends.
     """
     disks = [world.broken[name] for name in names]
     before = [disk.count("syncs_slowed") for disk in disks]
@@ -112,22 +94,22 @@ async def slowed(world: World, names: Sequence[str]) -> AsyncIterator[int]:
     count = sum(disk.count("syncs_slowed") for disk in disks) - sum(before)
     for disk in disks:
         disk.set(sync_delay_ms=STALL_MS)
+    since = {"unsynced_ns": time.monotonic_ns(), "unsynced_ms": now_ms()}
     await asyncio.sleep(world.random.uniform(*STALL_S))
     try:
-        yield count
+        yield count, since
     finally:
         for disk in disks:
             disk.set(sync_delay_ms=SYNC_DELAY_MS)
 
 
 @asynccontextmanager
-async def _all_slow(world: World) -> Striking:
-    names = [*world.brokers, *world.delays]
+async def _cut_slow(world: World, names: Sequence[str]) -> Striking:
     async with AsyncExitStack() as stack:
-        async with slowed(world, names) as count:
+        async with slowed(world, names) as (count, since):
             struck = await stack.enter_async_context(cut(world, names))
         effect = f"{count} slow syncs; {struck.effect}" if count else ""
-        yield Struck(targets=struck.targets, effect=effect)
+        yield Struck(targets=struck.targets, effect=effect, **since)
 
 
 @asynccontextmanager
@@ -136,7 +118,7 @@ async def _behind(world: World) -> Striking:
 
     async def change(_: str, name: str) -> str:
         disk = world.disks[name]
-        async with slowed(world, [name]) as count:
+        async with slowed(world, [name]) as (count, _since):
             before = disk.size_bytes()
             disk.cut()
             await world.do(world.cluster.kill, name)
@@ -151,7 +133,8 @@ async def _behind(world: World) -> Striking:
 
 
 @asynccontextmanager
-async def _lied(world: World, name: str) -> Striking:
+async def _lied(world: World, names: Sequence[str]) -> Striking:
+    (name,) = names
     disk = world.broken[name]
     before = disk.count("syncs_lied")
     disk.set(sync_lies=1)
@@ -173,93 +156,70 @@ async def _lied(world: World, name: str) -> Striking:
         disk.set(sync_lies=0)
 
 
-@asynccontextmanager
-async def _lied_master(world: World) -> Striking:
-    async with _lied(world, await world.master(world.a_group())) as struck:
-        yield struck
-
-
-@asynccontextmanager
-async def _lied_follower(world: World) -> Striking:
-    _, others = await world.others(world.a_group())
-    async with _lied(world, world.random.choice(others)) as struck:
-        yield struck
+def _fault(
+    name: str,
+    what: str,
+    strike: Strikes,
+    lasts_s: tuple[float, float],
+    *,
+    needs: frozenset[str] = NEEDS,
+    durabilities: tuple[Durability, ...] = ("async",),
+    is_of_all: bool = False,
+) -> Fault:
+    """`is_of_all`: what no disk has is lost, so the durability decides."""
+    return Fault(
+        name=f"power-{name}",
+        what=what,
+        strike=strike,
+        needs=needs,
+        disk_mib=DISK_MIB,
+        settings=SETTINGS,
+        durabilities=DURABILITIES if is_of_all else durabilities,
+        loses_sends=frozenset({"async"} if is_of_all else ()),
+        loses_acks=frozenset({"async", "flushed"} if is_of_all else ()),
+        lasts_s=lasts_s,
+    )
 
 
 FAULTS = (
-    Fault(
-        name="power-master",
-        what="the master's machine loses power",
-        strike=_master,
-        needs=NEEDS,
-        disk_mib=DISK_MIB,
-        settings=SETTINGS,
-        durabilities=DURABILITIES,
-        lasts_s=(1.0, 4.0),
+    _fault("master", "the master's machine loses power", on(master, cut), (1.0, 4.0)),
+    _fault("follower", "a follower's machine loses power", on(follower, cut), (1.0, 4.0)),
+    _fault(
+        "all",
+        "all brokers' machines lose power at one time",
+        on(replicas, cut),
+        (0.5, 2.0),
+        is_of_all=True,
     ),
-    Fault(
-        name="power-follower",
-        what="a follower's machine loses power",
-        strike=_follower,
-        needs=NEEDS,
-        disk_mib=DISK_MIB,
-        settings=SETTINGS,
-        durabilities=DURABILITIES,
-        lasts_s=(1.0, 4.0),
-    ),
-    Fault(
-        name="power-all",
-        what="all brokers' machines lose power at one time",
-        strike=_all,
-        needs=NEEDS,
-        disk_mib=DISK_MIB,
-        settings=SETTINGS,
-        durabilities=DURABILITIES,
-        loses_sends=frozenset({"async"}),
-        loses_acks=frozenset({"async", "flushed"}),
-        lasts_s=(0.5, 2.0),
-    ),
-    Fault(
-        name="power-all-slow",
-        what="all brokers' machines, whose disks are slow, lose power at one time",
-        strike=_all_slow,
+    _fault(
+        "all-slow",
+        "all brokers' machines, whose disks are slow, lose power at one time",
+        on(replicas, _cut_slow),
+        (0.5, 2.0),
         needs=SLOW_NEEDS,
-        disk_mib=DISK_MIB,
-        settings=SETTINGS,
-        durabilities=DURABILITIES,
-        loses_sends=frozenset({"async"}),
-        loses_acks=frozenset({"async", "flushed"}),
-        lasts_s=(0.5, 2.0),
-        doubtful_s=3.0,
+        is_of_all=True,
     ),
-    Fault(
-        name="power-behind",
-        what="a follower's machine loses power while another is behind, and the master dies",
-        strike=_behind,
+    _fault(
+        "behind",
+        "a follower's machine loses power while another is behind, and the master dies",
+        _behind,
+        (2.0, 4.0),
         needs=SLOW_NEEDS,
-        disk_mib=DISK_MIB,
-        settings=SETTINGS,
-        durabilities=DURABILITIES,
-        lasts_s=(2.0, 4.0),
     ),
-    Fault(
-        name="power-lied-master",
-        what="the master's disk lies about syncs, and loses power",
-        strike=_lied_master,
+    _fault(
+        "lied-master",
+        "the master's disk lies about syncs, and loses power",
+        on(master, _lied),
+        (2.0, 4.0),
         needs=SLOW_NEEDS,
-        disk_mib=DISK_MIB,
-        settings=SETTINGS,
-        durabilities=DURABILITIES,
-        lasts_s=(2.0, 4.0),
+        durabilities=("async", "sync"),
     ),
-    Fault(
-        name="power-lied-follower",
-        what="a follower's disk lies about syncs, and loses power",
-        strike=_lied_follower,
+    _fault(
+        "lied-follower",
+        "a follower's disk lies about syncs, and loses power",
+        on(follower, _lied),
+        (1.0, 4.0),
         needs=SLOW_NEEDS,
-        disk_mib=DISK_MIB,
-        settings=SETTINGS,
-        durabilities=DURABILITIES,
-        lasts_s=(1.0, 4.0),
+        durabilities=("async", "sync"),
     ),
 )

@@ -20,6 +20,7 @@ from support import wheels
 from system.group import CONTROL_PORT, statuses_at
 
 from campaign.cluster import START_S, World
+from campaign.faults.victims import master, on
 from campaign.machine import REASONS
 from campaign.values import Fault, Striking, Struck
 from qmq.rpc.network import NETWORK
@@ -82,49 +83,38 @@ async def _downgraded(world: World, names: Sequence[str]) -> Striking:
         await _run(world, None, names)
 
 
-@asynccontextmanager
-async def _master(world: World) -> Striking:
-    """Another replica becomes master, and this one serves the previous release's part beside it."""
-    async with _downgraded(world, [await world.master(world.a_group())]) as struck:
-        yield struck
-
-
-@asynccontextmanager
-async def _group(world: World) -> Striking:
+async def _group(world: World) -> list[str]:
     """All replicas of a group: then one of the previous release is master, on what this release
     wrote.
     """
     names = list(world.members(world.a_group()))
     world.random.shuffle(names)
-    async with _downgraded(world, names) as struck:
-        yield struck
+    return names
 
 
-@asynccontextmanager
-async def _everything(world: World) -> Striking:
+async def _everything(world: World) -> list[str]:
     names = [*world.metas, *world.brokers, *world.delays]
     world.random.shuffle(names)
-    async with _downgraded(world, names) as struck:
-        yield struck
+    return names
 
 
 FAULTS = (
     Fault(
         name="release-one",
         what="a replica goes to the previous release, and back",
-        strike=_master,
+        strike=on(master, _downgraded),
         needs=NEEDS,
     ),
     Fault(
         name="release-group",
         what="all replicas of a group go to the previous release one by one, and back",
-        strike=_group,
+        strike=on(_group, _downgraded),
         needs=NEEDS,
     ),
     Fault(
         name="release-all",
         what="all servers go to the previous release one by one, and back",
-        strike=_everything,
+        strike=on(_everything, _downgraded),
         needs=NEEDS,
     ),
 )

@@ -51,7 +51,8 @@ async def behind(world: World, change: Callable[[str, str], Awaitable[str]]) -> 
     `change` gets the master and the follower, and changes the follower, which it leaves dead. It
     returns what was seen.
     """
-    master, (name, third) = await _three(world)
+    master, others = await world.others(world.a_group())
+    name, third = world.random.sample(others, 2)
     is_alone = world.random.random() < HARD
     absent: list[str] = []
     try:
@@ -67,12 +68,6 @@ async def behind(world: World, change: Callable[[str, str], Awaitable[str]]) -> 
         yield Struck(targets=(name, *absent), effect=effect)
     finally:
         await world.start(name, *absent)
-
-
-async def _three(world: World) -> tuple[str, list[str]]:
-    master, others = await world.others(world.a_group())
-    world.random.shuffle(others)
-    return master, others
 
 
 @asynccontextmanager

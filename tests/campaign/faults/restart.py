@@ -21,6 +21,7 @@ from system.group import CONTROL_PORT
 
 from campaign.cluster import World
 from campaign.faults.partition import NEEDS
+from campaign.faults.victims import master, on, replicas
 from campaign.values import Fault, Striking, Struck
 
 SPARE: Final = "spare"
@@ -38,18 +39,6 @@ async def ended(world: World, names: Sequence[str]) -> Striking:
         yield Struck(targets=tuple(names), effect=f"ended: {', '.join(dead)}" if dead else "")
     finally:
         await world.start(*names)
-
-
-@asynccontextmanager
-async def _master(world: World) -> Striking:
-    async with ended(world, [await world.master(world.a_group())]) as struck:
-        yield struck
-
-
-@asynccontextmanager
-async def _all(world: World) -> Striking:
-    async with ended(world, [*world.brokers, *world.delays]) as struck:
-        yield struck
 
 
 @asynccontextmanager
@@ -153,12 +142,12 @@ FAULTS = (
     Fault(
         name="restart-master",
         what="a master ends in order, and is away for a while",
-        strike=_master,
+        strike=on(master, ended),
     ),
     Fault(
         name="restart-all",
         what="all brokers and delay servers end in order, and start again",
-        strike=_all,
+        strike=on(replicas, ended),
         lasts_s=(0.5, 2.0),
     ),
     Fault(

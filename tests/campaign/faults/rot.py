@@ -115,13 +115,18 @@ async def _begin_again(world: World, name: str, kept: tuple[Path, Path] | None, 
         await world.start(name)
 
 
-FAULTS = tuple(
-    Fault(
-        name=f"flip-{kind}-{word}",
-        what=f"bits flip in {whose} of {word} of three replicas",
-        strike=partial(_rot, kind=kind, count=count),
+def _fault(kind: str, word: str, replicas: int = 3) -> Fault:
+    all_of_them = {3: "three", 5: "five"}[replicas]
+    return Fault(
+        name=f"flip-{kind}-{word}{'' if replicas == 3 else f'-of-{all_of_them}'}",
+        what=f"bits flip in {KINDS[kind][0]} of {word} of {all_of_them} replicas",
+        strike=partial(_rot, kind=kind, count=REPLICAS[word]),
         lasts_s=(3.0, 6.0),
+        replicas=replicas,
     )
-    for kind, (whose, _) in KINDS.items()
-    for word, count in REPLICAS.items()
+
+
+FAULTS = (
+    *(_fault(kind, word) for kind in KINDS for word in REPLICAS),
+    _fault("messages", "one", replicas=5),
 )

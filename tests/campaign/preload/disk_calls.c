@@ -352,6 +352,21 @@ READS(preadv2, (file, parts, n, at, flags), at, sum(parts, n), int file,
 READS(preadv64v2, (file, parts, n, at, flags), at, sum(parts, n), int file,
       const struct iovec *parts, int n, off64_t at, int flags)
 
+/* Blocks behind the new end of a file are free, and what is written there gets others. */
+static int cut(int file, off_t size, int result)
+{
+    struct bad_block *block;
+    off_t begin = (size + BLOCK - 1) / BLOCK * BLOCK;
+    if (!result && page && page->bad_blocks)
+        while ((block = bad_in(file, begin, SIZE_MAX / 4, 0)))
+            block->is_written_anew = 1;
+    return result;
+}
+
+int ftruncate(int file, off_t size) { return cut(file, size, NEXT(ftruncate)(file, size)); }
+
+int ftruncate64(int file, off64_t size) { return cut(file, size, NEXT(ftruncate64)(file, size)); }
+
 ssize_t write(int file, const void *data, size_t size)
 {
     off_t at = page && page->bad_blocks ? lseek(file, 0, SEEK_CUR) : 0;

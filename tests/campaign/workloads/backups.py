@@ -12,6 +12,7 @@ from collections import defaultdict
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -22,7 +23,7 @@ import qmq
 from campaign.checkers.backups import AUDITOR, READER, BackupMade, RestoredRead
 from campaign.checkers.messages import all_seen
 from campaign.client import Job
-from campaign.programs import LEASE_MS, TIMEOUT_S, queue_of, read, send
+from campaign.programs import LEASE_MS, consume, queue_of, send_batches
 from campaign.values import Role, Workload
 from campaign.workloads.children import beside, done
 from campaign.workloads.handling import FEW
@@ -40,19 +41,6 @@ EMPTY: Final = 4
 
 class NotRestored(Exception):
     """The commands that restore failed."""
-
-
-async def _send(job: Job) -> None:
-    values = itertools.count(job.first_value)
-    async with job.client.producer(
-        job.subject, delivery_timeout_s=TIMEOUT_S, acks=job.acks
-    ) as producer:
-        while await job.pause(PAUSE_S * job.random.uniform(0.5, 1.5)):
-            await send(job, producer, tuple(itertools.islice(values, BATCH)))
-
-
-async def _read(job: Job) -> None:
-    await job.until_stopped(read(job, READER))
 
 
 async def _keep(job: Job) -> None:
@@ -142,7 +130,11 @@ WORKLOADS = (
             Role(name="reader", count=1),
             Role(name="keeper", count=1),
         ),
-        programs={"producer": _send, "reader": _read, "keeper": _keep},
+        programs={
+            "producer": partial(send_batches, batch=BATCH, pause_s=PAUSE_S),
+            "reader": partial(consume, groups=(READER,)),
+            "keeper": _keep,
+        },
         checkers=(
             "no_loss",
             "no_phantom",

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Sequence
 from datetime import timedelta
+from functools import partial
 from typing import Final
 
 from history.events import Operation
@@ -20,9 +20,9 @@ from campaign.checkers.dead_letters import (
 )
 from campaign.checkers.messages import all_seen
 from campaign.client import Job
-from campaign.programs import LEASE_MS, TIMEOUT_S, queue_of, send
+from campaign.programs import LEASE_MS, queue_of, send_batches
 from campaign.values import Role, Workload
-from campaign.workloads.handling import FAULTS, finish, insist, take, until_stopped
+from campaign.workloads.handling import FEW, finish, insist, take, until_stopped
 from qmq.errors import QmqError
 from qmq.model import SubjectConfig
 
@@ -45,15 +45,6 @@ async def _set_up(job: Job) -> None:
             job.subject, GROUP, attempts_max=ATTEMPTS_MAX, retry_delays_ms=(200,)
         ),
     )
-
-
-async def _send(job: Job) -> None:
-    values = itertools.count(job.first_value)
-    async with job.client.producer(
-        job.subject, delivery_timeout_s=TIMEOUT_S, acks=job.acks
-    ) as producer:
-        while await job.pause(PAUSE_S * job.random.uniform(0.5, 1.5)):
-            await send(job, producer, tuple(itertools.islice(values, BATCH)))
 
 
 async def _work(job: Job) -> None:
@@ -162,7 +153,7 @@ WORKLOADS = (
         ),
         programs={
             "setup": _set_up,
-            "producer": _send,
+            "producer": partial(send_batches, batch=BATCH, pause_s=PAUSE_S),
             "worker": _work,
             "auditor": _audit,
             "operator": _replay,
@@ -185,6 +176,6 @@ WORKLOADS = (
         groups=(GROUP,),
         gates={"send": 30, "poll": 30, "ack": 30, "dead": 5, "replays": 2, "again": 5},
         is_drained=_is_drained,
-        only=FAULTS,
+        only=FEW | {"kill-pair", "stop-client", "power-master"},
     ),
 )

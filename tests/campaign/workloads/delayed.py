@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-import time
-from contextlib import suppress
-from datetime import UTC, datetime
 from typing import Final
 
-from campaign.checkers.delayed import Arrive, Cancel, Later, all_arrived, doubting
+from campaign.checkers.delayed import Later, all_arrived, doubting
 from campaign.client import Job
-from campaign.programs import LEASE_MS, end_of, queue_of
+from campaign.programs import now_ms
 from campaign.values import Role, Workload
-from qmq.errors import MessageNotFound, QmqError, TooLate
+from campaign.workloads.due import USES, cancel, read_due, send_for
 
 DELAYS_S: Final = (0.0, 0.5, 1.5, 3.0, 6.0, 10.0)
 CANCELLED: Final = 0.25
@@ -25,10 +22,11 @@ GROUP: Final = "due"
 async def _send(job: Job) -> None:
     asked: set[asyncio.Task[None]] = set()
     for value in itertools.count(job.first_value):
-        due_ms = _now_ms() + int(job.random.choice(DELAYS_S) * 1000) + job.random.randrange(500)
-        delayed_id = await _send_one(job, value, due_ms)
+        due_ms = now_ms() + int(job.random.choice(DELAYS_S) * 1000) + job.random.randrange(500)
+        later = Later(process=job.name, type="invoke", values=(value,), due_ms=(due_ms,))
+        delayed_id = await send_for(job, later, value, due_ms)
         if delayed_id and job.random.random() < CANCELLED:
-            wait_s = job.random.uniform(0.0, max(due_ms - _now_ms(), 0) / 1000 + 0.5)
+            wait_s = job.random.uniform(0.0, max(due_ms - now_ms(), 0) / 1000 + 0.5)
             asked.add(asyncio.create_task(_cancel(job, value, delayed_id, wait_s)))
         asked = {task for task in asked if not task.done()}
         if not await job.pause(PAUSE_S * job.random.uniform(0.5, 1.5)):
@@ -36,61 +34,9 @@ async def _send(job: Job) -> None:
     await asyncio.gather(*asked)
 
 
-def _now_ms() -> int:
-    return time.time_ns() // 1_000_000
-
-
-async def _send_one(job: Job, value: int, due_ms: int) -> str | None:
-    begun = job.recorder.record(
-        Later(process=job.name, type="invoke", values=(value,), due_ms=(due_ms,))
-    )
-    try:
-        receipt = await job.client.send(
-            job.subject,
-            str(value).encode(),
-            at=datetime.fromtimestamp(due_ms / 1000, UTC),
-            acks=job.acks,
-        )
-    except QmqError as failure:
-        job.recorder.record(begun.ended(end_of(failure)))
-        return None
-    job.recorder.record(begun.ended("ok"))
-    return receipt.delayed_id
-
-
 async def _cancel(job: Job, value: int, delayed_id: str, wait_s: float) -> None:
     await asyncio.sleep(wait_s)
-    begun = job.recorder.record(Cancel(process=job.name, type="invoke", value=value, op=value))
-    try:
-        await job.client.delayed.cancel(delayed_id)
-    except (TooLate, MessageNotFound):
-        job.recorder.record(begun.ended("fail"))
-    except QmqError as failure:
-        job.recorder.record(begun.ended(end_of(failure)))
-    else:
-        job.recorder.record(begun.ended("ok"))
-
-
-async def _read(job: Job) -> None:
-    async def read() -> None:
-        async with job.client.consumer(
-            job.subject, GROUP, name=job.name, lease_ms=LEASE_MS
-        ) as consumer:
-            while True:
-                with suppress(QmqError):
-                    async for message in consumer:
-                        job.recorder.record(
-                            Arrive(
-                                process=job.name,
-                                type="ok",
-                                value=int(message.body),
-                                queue=queue_of(job.subject, message.broker_group),
-                                sequence=message.sequence,
-                                stored_ms=message.append_time_ms,
-                            )
-                        )
-
-    await job.until_stopped(read())
+    await cancel(job, value, delayed_id)
 
 
 WORKLOADS = (
@@ -98,7 +44,7 @@ WORKLOADS = (
         name="delayed",
         what="two senders delay messages for up to ten seconds and cancel a quarter of them",
         roles=(Role(name="sender", count=2, is_sender=True), Role(name="reader", count=2)),
-        programs={"sender": _send, "reader": _read},
+        programs={"sender": _send, "reader": lambda job: read_due(job, GROUP)},
         checkers=(
             "due_comes",
             "never_early",
@@ -109,7 +55,17 @@ WORKLOADS = (
         groups=(GROUP,),
         gates={"later": 50, "cancel": 3, "arrive": 50},
         is_drained=all_arrived,
-        uses=frozenset({"brokers", "etcds", "metas", "clients", "delays"}),
+        only=(
+            *("none", "kill-master", "kill-all", "kill-client", "kill-delay-master"),
+            *("stop-*-master", "stop-client", "!stop-client-and-*", "partition-master"),
+            *("partition-no-answers", "partition-from-etcd", "etcd-no-quorum", "power-master"),
+            *("power-all", "power-all-flushed", "power-all-slow-flushed", "disk-full-master"),
+            *("clock-*", "!clock-forward-client", "!clock-back-client", "restart-all"),
+            *("restart-in-turn", "release-all", "*-and-*-delay-master", "*-delay-master-and-*"),
+            *("!clock-*-and-partition-*", "!clock-*-and-kill-one", "!clock-drift-master"),
+            *("!clock-strobe-master",),
+        ),
+        uses=USES,
         delays=1,
         doubting=doubting,
     ),

@@ -8,19 +8,17 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-import time
-from collections.abc import Awaitable, Callable
 from datetime import UTC, datetime, timedelta
 from typing import Final
 
 import qmq
-from campaign.checkers.delayed import Cancel, Later
+from campaign.checkers.delayed import Later
 from campaign.checkers.half import HalfCommit, all_decided_arrived
 from campaign.client import Job
-from campaign.programs import TIMEOUT_S, end_of
+from campaign.programs import TIMEOUT_S, ask, now_ms
 from campaign.values import Role, Workload
-from campaign.workloads.handling import DELAYS, read_due, until_stopped
-from qmq.errors import MessageNotFound, QmqError, TooLate
+from campaign.workloads.due import DELAYS, USES, cancel, read_due
+from campaign.workloads.handling import until_stopped
 
 GROUP: Final = "transactions"
 DUE_S: Final = 15.0
@@ -52,59 +50,29 @@ async def _send(job: Job) -> None:
 
 
 async def _send_one(job: Job, producer: qmq.DelayedProducer, value: int) -> str | None:
-    due_ms = time.time_ns() // 1_000_000 + int(DUE_S * 1000)
-    begun = job.recorder.record(
-        Later(process=job.name, type="invoke", values=(value,), due_ms=(due_ms,))
-    )
-    body = str(value)
-    try:
+    due_ms, body = now_ms() + int(DUE_S * 1000), str(value)
+
+    async def send() -> str | None:
         ticket = producer.send(body.encode(), key=body, due_ms=due_ms)
         place = producer.place_of_last(ticket)
-        receipt = (await ticket).receipt(place)
-    except QmqError as failure:
-        job.recorder.record(begun.ended(end_of(failure)))
-        return None
-    job.recorder.record(begun.ended("ok"))
-    return receipt.delayed_id
+        return (await ticket).receipt(place).delayed_id
+
+    later = Later(process=job.name, type="invoke", values=(value,), due_ms=(due_ms,))
+    _, delayed_id = await ask(job, later, send)
+    return delayed_id
 
 
 async def _decide_later(job: Job, value: int, delayed_id: str) -> None:
     await asyncio.sleep(job.random.uniform(0.0, OLD_S * 1.5))
     if _fate(value) == ROLLBACK:
-        await _roll_back(job, value, delayed_id)
+        await cancel(job, value, delayed_id)
     else:
         await _commit(job, value, delayed_id)
 
 
 async def _commit(job: Job, value: int, delayed_id: str) -> None:
-    await _decide(
-        job,
-        HalfCommit(process=job.name, type="invoke", value=value, op=value),
-        lambda: job.client.delayed.move(delayed_id, timedelta(0)),
-    )
-
-
-async def _roll_back(job: Job, value: int, delayed_id: str) -> None:
-    await _decide(
-        job,
-        Cancel(process=job.name, type="invoke", value=value, op=value),
-        lambda: job.client.delayed.cancel(delayed_id),
-    )
-
-
-async def _decide(
-    job: Job, decision: HalfCommit | Cancel, act: Callable[[], Awaitable[object]]
-) -> None:
-    begun = job.recorder.record(decision)
-    try:
-        await act()
-    except (TooLate, MessageNotFound) as failure:
-        is_certain = isinstance(decision, Cancel)
-        job.recorder.record(begun.ended("fail" if is_certain else end_of(failure)))
-    except QmqError as failure:
-        job.recorder.record(begun.ended(end_of(failure)))
-    else:
-        job.recorder.record(begun.ended("ok"))
+    decision = HalfCommit(process=job.name, type="invoke", value=value, op=value)
+    await ask(job, decision, lambda: job.client.delayed.move(delayed_id, timedelta(0)))
 
 
 async def _check(job: Job) -> None:
@@ -125,7 +93,7 @@ async def _check(job: Job) -> None:
                 if _fate(value) in (COMMIT, CHECKED):
                     await _commit(job, value, each.id)
                 elif _fate(value) in (ROLLBACK, BOTH):
-                    await _roll_back(job, value, each.id)
+                    await cancel(job, value, each.id)
             await asyncio.sleep(CHECK_S)
 
     await until_stopped(job, check)
@@ -155,7 +123,7 @@ WORKLOADS = (
         groups=(GROUP,),
         gates={"later": 50, "commit": 20, "cancel": 5, "arrive": 20},
         is_drained=all_decided_arrived,
-        uses=frozenset({"brokers", "etcds", "metas", "clients", "delays"}),
+        uses=USES,
         delays=1,
         only=DELAYS,
     ),

@@ -8,16 +8,14 @@ from __future__ import annotations
 import asyncio
 from collections import defaultdict
 from collections.abc import Awaitable, Callable, Sequence
-from contextlib import suppress
 from datetime import timedelta
-from typing import Final
+from typing import Any, Final
 
-from history.events import Ack, Poll, Record, Type
+from history.events import Ack, Operation, Poll, Record, Reset, Type
 
 import qmq
-from campaign.checkers.delayed import Arrive
 from campaign.client import Job
-from campaign.programs import LEASE_MS, queue_of
+from campaign.programs import queue_of
 from qmq.errors import QmqError, StaleDelivery
 
 RETRY_S: Final = 0.2
@@ -25,30 +23,6 @@ FEW: Final = frozenset(
     {"none", "kill-master", "kill-all", "kill-client", "stop-master", "partition-master"}
 )
 """Faults for workloads that need much of the machine."""
-FAULTS: Final = FEW | {
-    "kill-pair",
-    "kill-meta",
-    "stop-all",
-    "stop-client",
-    "partition-oneway",
-    "partition-no-answers",
-    "partition-from-etcd",
-    "etcd-no-quorum",
-    "power-master",
-}
-"""Those whose effects on brokers and clients differ."""
-CLOCKS: Final = frozenset(
-    f"clock-{each}" for each in ("forward-master", "back-master", "strobe-master", "apart")
-)
-DELAYS: Final = FEW | {
-    "kill-delay-master",
-    "stop-delay-master",
-    "stop-client",
-    "partition-no-answers",
-    "clock-forward-delay-master",
-    "clock-back-delay-master",
-}
-"""Those that delay groups notice."""
 
 
 async def take(job: Job, group: str, consumer: qmq.Consumer, most: int) -> list[qmq.Message]:
@@ -94,30 +68,6 @@ async def finish(job: Job, group: str, messages: Sequence[qmq.Message]) -> None:
         job.recorder.record(begun.ended(end, sequences=tuple(sequences)))
 
 
-async def read_due(job: Job, group: str) -> None:
-    """Read as one of a group's consumers what delay groups delivered, until SIGTERM."""
-
-    async def read() -> None:
-        async with job.client.consumer(
-            job.subject, group, name=job.name, lease_ms=LEASE_MS
-        ) as consumer:
-            while True:
-                with suppress(QmqError):
-                    async for message in consumer:
-                        job.recorder.record(
-                            Arrive(
-                                process=job.name,
-                                type="ok",
-                                value=int(message.body),
-                                queue=queue_of(job.subject, message.broker_group),
-                                sequence=message.sequence,
-                                stored_ms=message.append_time_ms,
-                            )
-                        )
-
-    await job.until_stopped(read())
-
-
 async def until_stopped(job: Job, work: Callable[[], Awaitable[None]]) -> None:
     """Repeat the work until SIGTERM, also after errors."""
 
@@ -129,6 +79,33 @@ async def until_stopped(job: Job, work: Callable[[], Awaitable[None]]) -> None:
                 await asyncio.sleep(RETRY_S)
 
     await job.until_stopped(again())
+
+
+async def reset(job: Job, operation: Operation, group: str, **to: Any) -> bool:
+    """Move a group, and write down how far in each queue, as ends of the operation, within a reset.
+    Returns whether it was answered.
+    """
+    whole = job.recorder.record(
+        Reset(process=job.name, type="invoke", group=group, op=operation.op)
+    )
+    begun = job.recorder.record(operation)
+    try:
+        moved = await job.client.metadata.reset_group(job.subject, group, **to)
+    except QmqError:
+        job.recorder.record(begun.ended("info"))
+        job.recorder.record(whole.ended("info"))
+        return False
+    for each in moved:
+        job.recorder.record(
+            begun.ended(
+                "ok",
+                queue=queue_of(job.subject, each.broker_group),
+                from_sequence=each.from_sequence,
+                to_sequence=each.to_sequence,
+            )
+        )
+    job.recorder.record(whole.ended("ok"))
+    return True
 
 
 async def insist(job: Job, act: Callable[[], Awaitable[object]]) -> None:

@@ -6,16 +6,13 @@ back after its acknowledgement.
 
 from __future__ import annotations
 
+from functools import partial
+
 from campaign.checkers.messages import all_seen
-from campaign.client import Job
-from campaign.programs import read, send_batches
+from campaign.programs import consume, send_batches
 from campaign.values import Role, Workload
 
 GROUPS = ("reader0", "reader1")
-
-
-async def _read(job: Job) -> None:
-    await job.until_stopped(read(job, GROUPS[job.number]))
 
 
 WORKLOADS = (
@@ -23,7 +20,7 @@ WORKLOADS = (
         name="log",
         what="two producers send batches; two groups of one consumer each read everything in order",
         roles=(Role(name="producer", count=2, is_sender=True), Role(name="reader", count=2)),
-        programs={"producer": send_batches, "reader": _read},
+        programs={"producer": send_batches, "reader": partial(consume, groups=GROUPS)},
         checkers=(
             "no_loss",
             "no_phantom",
@@ -36,5 +33,19 @@ WORKLOADS = (
         groups=GROUPS,
         gates={"send": 50, "poll": 50, "ack": 20},
         is_drained=all_seen(GROUPS),
+        only=(
+            *("none", "kill-*", "stop-*", "partition-*", "!partition-bridge"),
+            *("!partition-inside-etcd", "etcd-*", "restart-*", "move-*", "release-*"),
+            *("disk-full-*", "slow-disk-master", "slow-disk-all*", "fsync-fails-*"),
+            *(
+                "write-fails-*",
+                "read-fails-master",
+                "power-*",
+                "clock-apart",
+                "clock-strobe-client",
+            ),
+            *("clock-strobe-meta", "remove-last-majority", "late-replica", "!power-behind"),
+            *("!power-lied-follower-sync", "!*-and-*"),
+        ),
     ),
 )

@@ -7,10 +7,10 @@ dies with all of them; the node keeps its data, the mirror its state.
 from __future__ import annotations
 
 import asyncio
-import itertools
 from collections import Counter
 from collections.abc import Sequence
 from contextlib import suppress
+from functools import partial
 from typing import Final
 
 from history.events import Operation
@@ -20,9 +20,10 @@ import qmq
 from campaign.checkers.fifo import FifoReceive, FifoSend, all_received
 from campaign.checkers.mirrored import MirrorCopy, TargetPlace, all_copied
 from campaign.client import Job
-from campaign.programs import LEASE_MS, TIMEOUT_S, end_of, queue_of, read, send
+from campaign.programs import LEASE_MS, ask, consume, queue_of, send_batches
 from campaign.values import Role, Workload
 from campaign.workloads.children import beside, listens
+from campaign.workloads.due import note_all
 from campaign.workloads.handling import FEW, RETRY_S
 from qmq.errors import QmqError
 from qmq.model import Order, SubjectConfig
@@ -42,33 +43,14 @@ async def _set_up(job: Job) -> None:
     await job.client.metadata.create_subject(keyed)
 
 
-async def _send(job: Job) -> None:
-    values = itertools.count(job.first_value)
-    async with job.client.producer(
-        job.subject, delivery_timeout_s=TIMEOUT_S, acks=job.acks
-    ) as producer:
-        while await job.pause(PAUSE_S * job.random.uniform(0.5, 1.5)):
-            await send(job, producer, tuple(itertools.islice(values, BATCH)))
-
-
 async def _send_keyed(job: Job) -> None:
     serials = Counter[str]()
     while await job.pause(PAUSE_S * job.random.uniform(0.5, 1.5)):
         key = f"{job.name}/{job.random.randrange(KEYS)}"
         serials[key] += 1
-        begun = job.recorder.record(
-            FifoSend(process=job.name, type="invoke", key=key, serial=serials[key])
-        )
-        try:
-            await job.client.send(KEYED, f"{job.name} {serials[key]}".encode(), key=key)
-        except QmqError as failure:
-            job.recorder.record(begun.ended(end_of(failure)))
-        else:
-            job.recorder.record(begun.ended("ok"))
-
-
-async def _read(job: Job) -> None:
-    await job.until_stopped(read(job, GROUP))
+        sending = FifoSend(process=job.name, type="invoke", key=key, serial=serials[key])
+        body = f"{job.name} {serials[key]}".encode()
+        await ask(job, sending, partial(job.client.send, KEYED, body, key=key))
 
 
 async def _mirror(job: Job) -> None:
@@ -99,20 +81,16 @@ async def _mirror(job: Job) -> None:
 
 
 async def _see_copies(job: Job, west: qmq.Client) -> None:
-    async with west.consumer(job.subject, "auditor", name=job.name, lease_ms=LEASE_MS) as consumer:
-        while True:
-            with suppress(QmqError):
-                async for message in consumer:
-                    job.recorder.record(
-                        MirrorCopy(
-                            process=job.name,
-                            type="ok",
-                            value=int(message.body),
-                            queue=queue_of(job.subject, message.broker_group),
-                            sequence=message.sequence,
-                        )
-                    )
-            await asyncio.sleep(RETRY_S)
+    def copied(message: qmq.Message) -> Operation:
+        return MirrorCopy(
+            process=job.name,
+            type="ok",
+            value=int(message.body),
+            queue=queue_of(job.subject, message.broker_group),
+            sequence=message.sequence,
+        )
+
+    await note_all(job, "auditor", copied, west)
 
 
 async def _see_keyed(job: Job, west: qmq.Client) -> None:
@@ -177,9 +155,9 @@ WORKLOADS = (
         ),
         programs={
             "setup": _set_up,
-            "producer": _send,
+            "producer": partial(send_batches, batch=BATCH, pause_s=PAUSE_S),
             "keyer": _send_keyed,
-            "reader": _read,
+            "reader": partial(consume, groups=(GROUP,)),
             "west": _mirror,
         },
         checkers=(

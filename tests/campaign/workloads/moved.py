@@ -4,17 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-import time
-from datetime import UTC, datetime
 from typing import Final
 
-from campaign.checkers.delayed import Cancel, Later
+from campaign.checkers.delayed import Later
 from campaign.checkers.moved import Postponing, all_moved_arrived
 from campaign.client import Job
-from campaign.programs import end_of
+from campaign.programs import ask, now_ms
 from campaign.values import Role, Workload
-from campaign.workloads.handling import DELAYS, read_due
-from qmq.errors import MessageNotFound, Outcome, QmqError, TooLate
+from campaign.workloads.due import DELAYS, USES, cancel, read_due, send_for, time_of
 
 GROUP: Final = "moved"
 DELAYS_S: Final = (1.5, 3.0, 6.0, 9.0)
@@ -26,42 +23,20 @@ CANCELLED: Final = 0.15
 PAUSE_S: Final = 0.08
 
 
-def _now_ms() -> int:
-    return time.time_ns() // 1_000_000
-
-
 async def _send(job: Job) -> None:
     changing: set[asyncio.Task[None]] = set()
     for value in itertools.count(job.first_value):
         is_far = job.random.random() < FAR
         delay_ms = FAR_MS if is_far else int(job.random.choice(DELAYS_S) * 1000)
-        due_ms = _now_ms() + delay_ms + job.random.randrange(500)
-        delayed_id = await _send_one(job, value, due_ms)
+        due_ms = now_ms() + delay_ms + job.random.randrange(500)
+        later = Later(process=job.name, type="invoke", values=(value,), due_ms=(due_ms,))
+        delayed_id = await send_for(job, later, value, due_ms)
         if delayed_id is not None and (is_far or job.random.random() < MOVED):
             changing.add(asyncio.create_task(_change(job, value, delayed_id)))
         changing = {task for task in changing if not task.done()}
         if not await job.pause(PAUSE_S * job.random.uniform(0.5, 1.5)):
             break
     await asyncio.gather(*changing)
-
-
-async def _send_one(job: Job, value: int, due_ms: int) -> str | None:
-    begun = job.recorder.record(
-        Later(process=job.name, type="invoke", values=(value,), due_ms=(due_ms,))
-    )
-    try:
-        receipt = await job.client.send(
-            job.subject, str(value).encode(), at=_time(due_ms), acks=job.acks
-        )
-    except QmqError as failure:
-        job.recorder.record(begun.ended(end_of(failure)))
-        return None
-    job.recorder.record(begun.ended("ok"))
-    return receipt.delayed_id
-
-
-def _time(ms: int) -> datetime:
-    return datetime.fromtimestamp(ms / 1000, UTC)
 
 
 async def _change(job: Job, value: int, delayed_id: str) -> None:
@@ -72,33 +47,15 @@ async def _change(job: Job, value: int, delayed_id: str) -> None:
             return
     if job.random.random() < CANCELLED:
         await asyncio.sleep(job.random.uniform(0.0, 3.0))
-        await _cancel(job, value, delayed_id)
+        await cancel(job, value, delayed_id)
 
 
 async def _move(job: Job, value: int, delayed_id: str) -> bool:
-    due_ms = _now_ms() + job.random.randrange(500, 6_000)
-    begun = job.recorder.record(
-        Postponing(process=job.name, type="invoke", value=value, until_ms=due_ms, op=value)
-    )
-    try:
-        await job.client.delayed.move(delayed_id, _time(due_ms))
-    except QmqError as failure:
-        job.recorder.record(begun.ended(end_of(failure)))
-        return failure.outcome is not Outcome.NOT_STORED
-    job.recorder.record(begun.ended("ok"))
-    return True
-
-
-async def _cancel(job: Job, value: int, delayed_id: str) -> None:
-    begun = job.recorder.record(Cancel(process=job.name, type="invoke", value=value, op=value))
-    try:
-        await job.client.delayed.cancel(delayed_id)
-    except (TooLate, MessageNotFound):
-        job.recorder.record(begun.ended("fail"))
-    except QmqError as failure:
-        job.recorder.record(begun.ended(end_of(failure)))
-    else:
-        job.recorder.record(begun.ended("ok"))
+    """Whether it may have been moved."""
+    due_ms = now_ms() + job.random.randrange(500, 6_000)
+    moving = Postponing(process=job.name, type="invoke", value=value, until_ms=due_ms, op=value)
+    end, _ = await ask(job, moving, lambda: job.client.delayed.move(delayed_id, time_of(due_ms)))
+    return end != "fail"
 
 
 WORKLOADS = (
@@ -117,7 +74,7 @@ WORKLOADS = (
         groups=(GROUP,),
         gates={"later": 50, "postpone": 30, "cancel": 1, "arrive": 50},
         is_drained=all_moved_arrived,
-        uses=frozenset({"brokers", "etcds", "metas", "clients", "delays"}),
+        uses=USES,
         delays=1,
         only=DELAYS,
     ),

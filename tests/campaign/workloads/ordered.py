@@ -35,9 +35,10 @@ LOOK_S: Final = 0.3
 CHANGE_S: Final = (1.5, 4.0)
 
 
-async def _set_up(job: Job) -> None:
+async def set_up(job: Job, partitions: int = 0) -> None:
+    """An ordered subject, whose first route is written down."""
     config = SubjectConfig(job.subject, order=Order.STRICT, logical_partitions=LOGICAL_PARTITIONS)
-    await job.client.metadata.create_subject(config)
+    await job.client.metadata.create_subject(config, partitions=partitions)
     await RouteRecorder(job.recorder, job.client.metadata, job.subject).look()
 
 
@@ -46,13 +47,16 @@ def _items(job: Job) -> Iterator[Item]:
         yield Item(f"{job.name}/{job.random.randrange(KEYS)}", b"%d" % number)
 
 
-async def _produce(job: Job) -> None:
-    put, items = PutRecorder(job.recorder, job.name, job.subject), _items(job)
+async def produce(
+    job: Job, items: Iterator[Item], *, batch: int = BATCH, pause_s: float = PAUSE_S
+) -> None:
+    """Batches of one producer, one after another, until SIGTERM."""
+    put = PutRecorder(job.recorder, job.name, job.subject)
     async with job.client.ordered_producer(
         job.subject, delivery_timeout_s=120.0, acks=job.acks
     ) as producer:
-        while await job.pause(PAUSE_S * job.random.uniform(0.5, 1.5)):
-            await put.send(producer, list(itertools.islice(items, BATCH)))
+        while await job.pause(pause_s * job.random.uniform(0.5, 1.5)):
+            await put.send(producer, list(itertools.islice(items, batch)))
 
 
 async def _consume(job: Job) -> None:
@@ -71,7 +75,7 @@ async def _consume(job: Job) -> None:
     )
 
 
-async def _route(job: Job, *kinds: str) -> None:
+async def route(job: Job, *kinds: str) -> None:
     """Change the route, and write down all its versions. Both end at SIGTERM, the writing last."""
     routes = RouteRecorder(job.recorder, job.client.metadata, job.subject)
     changer = Changer(job.client.metadata, job.subject, BROKER_GROUPS, job.random)
@@ -97,7 +101,7 @@ async def _route(job: Job, *kinds: str) -> None:
             continue
 
 
-def _workload(name: str, what: str, *kinds: str) -> Workload:
+def _workload(name: str, what: str, kinds: tuple[str, ...], only: tuple[str, ...]) -> Workload:
     return Workload(
         name=name,
         what=f"keys of two producers in order for two groups, while the router {what}",
@@ -107,10 +111,10 @@ def _workload(name: str, what: str, *kinds: str) -> Workload:
             Role(name="consumer", count=4),
         ),
         programs={
-            "setup": _set_up,
-            "producer": _produce,
+            "setup": set_up,
+            "producer": lambda job: produce(job, _items(job)),
             "consumer": _consume,
-            "router": lambda job: _route(job, *kinds),
+            "router": lambda job: route(job, *kinds),
         },
         checkers=(
             "ordered_no_loss",
@@ -127,13 +131,43 @@ def _workload(name: str, what: str, *kinds: str) -> Workload:
         strict=("strict",),
         gates={"put": 50, "deliver": 50, "settle": 20, "route": 3},
         is_drained=all_settled(GROUPS),
+        only=only,
         broker_groups=len(BROKER_GROUPS),
         doubting=doubting,
     )
 
 
 WORKLOADS = (
-    _workload("ordered-split", "splits partitions", "split"),
-    _workload("ordered-merge", "splits and merges partitions", "split", "merge", "merge"),
-    _workload("ordered-move", "moves partitions between broker groups", "move"),
+    _workload(
+        "ordered-split",
+        "splits partitions",
+        ("split",),
+        (
+            *("none", "kill-master", "kill-all", "kill-meta", "kill-client"),
+            *("stop-master", "stop-client", "partition-master", "partition-oneway"),
+            *("partition-no-answers", "etcd-no-quorum", "power-all", "kill-master-and-kill-meta"),
+        ),
+    ),
+    _workload(
+        "ordered-merge",
+        "splits and merges partitions",
+        ("split", "merge", "merge"),
+        (
+            *("none", "kill-master", "kill-pair", "kill-meta", "kill-client", "stop-master"),
+            *("partition-master", "partition-bridge", "partition-from-etcd", "etcd-kill-one"),
+            *("power-master", "clock-forward-master", "restart-in-turn"),
+        ),
+    ),
+    _workload(
+        "ordered-move",
+        "moves partitions between broker groups",
+        ("move",),
+        (
+            *("none", "kill-master", "kill-meta", "stop-master"),
+            *("stop-client", "partition-master", "partition-deaf", "partition-from-etcd"),
+            *("partition-inside-etcd", "etcd-no-quorum-and-*", "partition-from-etcd-and-kill-one"),
+            *("clock-back-master", "clock-strobe-client", "release-all", "move-meta"),
+            *("swap-addresses", "power-all-flushed", "late-replica"),
+        ),
+    ),
 )

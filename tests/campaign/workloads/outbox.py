@@ -23,7 +23,7 @@ import qmq
 from campaign.checkers.outbox import Audited, BookedRow, Sale, SoldRow, all_booked
 from campaign.client import Job
 from campaign.values import Role, Workload
-from campaign.workloads.handling import FAULTS, until_stopped
+from campaign.workloads.handling import FEW, until_stopped
 from qmq.errors import QmqError
 from qmq.model import SubjectConfig
 from qmq.sql import dedup, outbox
@@ -176,6 +176,6 @@ WORKLOADS = (
         groups=(GROUP,),
         gates={"sale": 30, "sold": 30, "booked": 30, "audited": 5},
         is_drained=all_booked,
-        only=FAULTS,
+        only=FEW | {"stop-client", "partition-no-answers"},
     ),
 )

@@ -1,27 +1,28 @@
-"""parked: an ordered consumer whose handler fails for some messages; their keys are parked, an
-operator gives them back.
+"""parked, parked-routes: an ordered consumer whose handler fails for some messages; their keys are
+parked, an operator gives them back. In the second one keys move on with the route while they are
+parked: a message that is parked counts as done for its partition, so `ranges_in_order` says nothing
+here.
 """
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from typing import Final
 
 from history.ordered.events import Settle
-from system.ordered_workload import DeliveryRecorder, Item, PutRecorder, RouteRecorder, parse
+from system.ordered_workload import DeliveryRecorder, Item, parse
 
 import qmq
 from campaign.checkers.ordered import all_settled
 from campaign.checkers.parked import Refuse, Unpark
 from campaign.client import Job
 from campaign.values import Role, Workload
-from campaign.workloads.handling import FAULTS, RETRY_S, until_stopped
+from campaign.workloads.handling import FEW, RETRY_S, until_stopped
+from campaign.workloads.ordered import BROKER_GROUPS, produce, route, set_up
 from qmq.errors import QmqError
-from qmq.model import Order, SubjectConfig
 
 GROUP: Final = "careful"
-LOGICAL_PARTITIONS: Final = 64
 PARTITIONS: Final = 2
 KEYS: Final = 30
 BATCH: Final = 5
@@ -38,26 +39,11 @@ CONCURRENCY: Final = 16
 UNPARK_S: Final = (0.5, 2.0)
 
 
-async def _set_up(job: Job) -> None:
-    config = SubjectConfig(job.subject, order=Order.STRICT, logical_partitions=LOGICAL_PARTITIONS)
-    await job.client.metadata.create_subject(config, partitions=PARTITIONS)
-    await RouteRecorder(job.recorder, job.client.metadata, job.subject).look()
-
-
 def _items(job: Job) -> Iterator[Item]:
     for number in itertools.count():
         is_poison = job.random.random() < POISONED
         key = f"{job.name}/{job.random.randrange(KEYS)}"
         yield Item(key, POISON if is_poison else b"%d" % number)
-
-
-async def _produce(job: Job) -> None:
-    put, items = PutRecorder(job.recorder, job.name, job.subject), _items(job)
-    async with job.client.ordered_producer(
-        job.subject, delivery_timeout_s=120.0, acks=job.acks
-    ) as producer:
-        while await job.pause(PAUSE_S * job.random.uniform(0.5, 1.5)):
-            await put.send(producer, list(itertools.islice(items, BATCH)))
 
 
 async def _consume(job: Job) -> None:
@@ -148,20 +134,24 @@ async def _unpark(job: Job) -> None:
     await until_stopped(job, unpark)
 
 
-WORKLOADS = (
-    Workload(
-        name="parked",
-        what="handlers refuse some messages, whose keys are parked; an operator gives them back",
+def _workload(name: str, what: str, kinds: tuple[str, ...], only: Collection[str]) -> Workload:
+    """`kinds` are the changes of the route that a router makes."""
+    routers = (Role(name="router", count=1),) if kinds else ()
+    return Workload(
+        name=name,
+        what=f"handlers refuse some messages, whose keys are parked and given back{what}",
         roles=(
             Role(name="producer", count=2, is_sender=True),
             Role(name="consumer", count=2),
             Role(name="operator", count=1),
+            *routers,
         ),
         programs={
-            "setup": _set_up,
-            "producer": _produce,
+            "setup": lambda job: set_up(job, PARTITIONS),
+            "producer": lambda job: produce(job, _items(job), batch=BATCH, pause_s=PAUSE_S),
             "consumer": _consume,
             "operator": _unpark,
+            "router": lambda job: route(job, *kinds),
         },
         checkers=(
             "ordered_no_loss",
@@ -174,8 +164,22 @@ WORKLOADS = (
             "parked_waits",
         ),
         groups=(GROUP,),
-        gates={"put": 50, "deliver": 50, "settle": 20, "unpark": 3},
+        gates={
+            **{"put": 50, "deliver": 50, "settle": 20, "unpark": 3},
+            **({"route": 3} if kinds else {}),
+        },
         is_drained=all_settled((GROUP,)),
-        only=FAULTS,
+        broker_groups=len(BROKER_GROUPS) if kinds else 1,
+        only=only,
+    )
+
+
+WORKLOADS = (
+    _workload("parked", "", (), FEW | {"stop-client"}),
+    _workload(
+        "parked-routes",
+        ", while the router splits, merges and moves partitions",
+        ("split", "merge", "move"),
+        FEW | {"kill-pair", "kill-meta", "stop-client", "partition-no-answers", "etcd-no-quorum"},
     ),
 )

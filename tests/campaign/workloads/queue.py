@@ -6,9 +6,10 @@ all is consumed.
 
 from __future__ import annotations
 
+from functools import partial
+
 from campaign.checkers.messages import all_acknowledged
-from campaign.client import Job
-from campaign.programs import read, send_batches
+from campaign.programs import consume, send_batches
 from campaign.values import Role, Workload
 
 GROUP = "workers"
@@ -16,16 +17,12 @@ MOST = 60
 """Messages a pull: few enough that all consumers get some."""
 
 
-async def _work(job: Job) -> None:
-    await job.until_stopped(read(job, GROUP, most=MOST))
-
-
 WORKLOADS = (
     Workload(
         name="queue",
         what="two producers send batches; three consumers of one group share them under leases",
         roles=(Role(name="producer", count=2, is_sender=True), Role(name="worker", count=3)),
-        programs={"producer": send_batches, "worker": _work},
+        programs={"producer": send_batches, "worker": partial(consume, groups=(GROUP,), most=MOST)},
         checkers=(
             "no_loss",
             "no_phantom",
@@ -38,5 +35,13 @@ WORKLOADS = (
         groups=(GROUP,),
         gates={"send": 50, "poll": 50, "ack": 50},
         is_drained=all_acknowledged((GROUP,)),
+        only=(
+            *("none", "kill-*", "stop-*", "partition-master", "partition-deaf"),
+            *("partition-no-answers", "partition-from-etcd", "etcd-no-quorum", "power-all*"),
+            *("clock-*-master", "clock-*-client", "restart-master", "restart-all"),
+            *("release-group", "flip-actions-*", "kill-client-and-kill-master"),
+            *("stop-client-and-partition-master", "clock-back-master-and-kill-one"),
+            *("!*-and-kill-meta", "!clock-forward-master-and-*"),
+        ),
     ),
 )

@@ -13,7 +13,7 @@ from campaign.checkers.recreated import Founding, JoinedAnew, Raze, all_of_last_
 from campaign.client import Job
 from campaign.programs import LEASE_MS, send
 from campaign.values import Role, Workload
-from campaign.workloads.handling import FAULTS, RETRY_S, finish, take, until_stopped
+from campaign.workloads.handling import FEW, RETRY_S, finish, take, until_stopped
 from qmq.errors import QmqError, SubjectExists, UnknownSubject
 from qmq.model import SubjectConfig
 
@@ -117,6 +117,6 @@ WORKLOADS = (
         groups=(GROUP,),
         gates={"send": 30, "poll": 30, "raze": 3},
         is_drained=all_of_last_life,
-        only=FAULTS,
+        only=FEW | {"kill-pair", "etcd-no-quorum", "partition-no-answers"},
     ),
 )

@@ -4,19 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-import time
-from collections.abc import Awaitable, Callable
-from contextlib import suppress
-from datetime import UTC, datetime
+from collections.abc import Awaitable
 from typing import Final
 from zlib import crc32
 
+from history.events import Operation
+
+import qmq
 from campaign.checkers.recurring import CronRun, Recurrence, Revoke, WallClock, all_ran
 from campaign.client import Job
-from campaign.programs import LEASE_MS, end_of, queue_of
+from campaign.programs import ask, now_ms, queue_of
 from campaign.values import Role, Workload
-from campaign.workloads.handling import DELAYS
-from qmq.errors import MessageNotFound, QmqError, TooLate
+from campaign.workloads.due import DELAYS, USES, note_all, send_for
 
 GROUP: Final = "clockwork"
 EVERY_MINUTE: Final = "* * * * *"
@@ -26,10 +25,6 @@ AGO_S: Final = (120, 1_500)
 PAUSE_S: Final = 1.0
 REVOKED: Final = 0.3
 LOOK_S: Final = 1.0
-
-
-def _now_ms() -> int:
-    return time.time_ns() // 1_000_000
 
 
 async def _send(job: Job) -> None:
@@ -45,69 +40,44 @@ async def _send(job: Job) -> None:
 
 
 async def _send_one(job: Job, value: int) -> str | None:
-    start_ms = _now_ms() - job.random.randrange(*AGO_S) * 1000
-    begun = job.recorder.record(
-        Recurrence(process=job.name, type="invoke", value=value, start_ms=start_ms)
-    )
-    try:
-        receipt = await job.client.send(
-            job.subject,
-            str(value).encode(),
-            at=datetime.fromtimestamp(start_ms / 1000, UTC),
-            cron=EVERY_MINUTE,
-            zone=job.random.choice(ZONES),
-            acks=job.acks,
-        )
-    except QmqError as failure:
-        job.recorder.record(begun.ended(end_of(failure)))
-        return None
-    job.recorder.record(begun.ended("ok"))
-    return receipt.delayed_id
+    start_ms = now_ms() - job.random.randrange(*AGO_S) * 1000
+    recurs = Recurrence(process=job.name, type="invoke", value=value, start_ms=start_ms)
+    zone = job.random.choice(ZONES)
+    return await send_for(job, recurs, value, start_ms, cron=EVERY_MINUTE, zone=zone)
 
 
 async def _revoke(job: Job, value: int, delayed_id: str) -> None:
     await asyncio.sleep(job.random.uniform(0.0, 20.0))
-    begun = job.recorder.record(Revoke(process=job.name, type="invoke", value=value, op=value))
-    try:
-        await job.client.delayed.cancel(delayed_id)
-    except (TooLate, MessageNotFound):
-        job.recorder.record(begun.ended("fail"))
-    except QmqError as failure:
-        job.recorder.record(begun.ended(end_of(failure)))
-    else:
-        job.recorder.record(begun.ended("ok", now_ms=_now_ms()))
+    await ask(
+        job,
+        Revoke(process=job.name, type="invoke", value=value, op=value),
+        lambda: job.client.delayed.cancel(delayed_id),
+        known=lambda: {"now_ms": now_ms()},
+    )
 
 
 async def _read(job: Job) -> None:
-    async def read() -> None:
-        async with job.client.consumer(
-            job.subject, GROUP, name=job.name, lease_ms=LEASE_MS
-        ) as consumer:
-            while True:
-                with suppress(QmqError):
-                    async for message in consumer:
-                        job.recorder.record(
-                            CronRun(
-                                process=job.name,
-                                type="ok",
-                                value=int(message.body),
-                                queue=queue_of(job.subject, message.broker_group),
-                                sequence=message.sequence,
-                                stored_ms=message.append_time_ms,
-                                id=crc32(str(message.id).encode()),
-                            )
-                        )
+    def run(message: qmq.Message) -> Operation:
+        return CronRun(
+            process=job.name,
+            type="ok",
+            value=int(message.body),
+            queue=queue_of(job.subject, message.broker_group),
+            sequence=message.sequence,
+            stored_ms=message.append_time_ms,
+            id=crc32(str(message.id).encode()),
+        )
 
-    await job.until_stopped(_beside_clock(job, read))
+    await job.until_stopped(_beside_clock(job, note_all(job, GROUP, run)))
 
 
-async def _beside_clock(job: Job, work: Callable[[], Awaitable[None]]) -> None:
+async def _beside_clock(job: Job, work: Awaitable[None]) -> None:
     async def look() -> None:
         while True:
-            job.recorder.record(WallClock(process=job.name, type="ok", now_ms=_now_ms()))
+            job.recorder.record(WallClock(process=job.name, type="ok", now_ms=now_ms()))
             await asyncio.sleep(LOOK_S)
 
-    await asyncio.gather(work(), look())
+    await asyncio.gather(work, look())
 
 
 WORKLOADS = (
@@ -126,7 +96,7 @@ WORKLOADS = (
         groups=(GROUP,),
         gates={"recur": 10, "revoke": 1, "run": 50},
         is_drained=all_ran,
-        uses=frozenset({"brokers", "etcds", "metas", "clients", "delays"}),
+        uses=USES,
         delays=1,
         only=DELAYS,
     ),

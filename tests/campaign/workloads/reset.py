@@ -5,20 +5,18 @@ The operator ends with the senders, so the last reset of each group is followed 
 
 from __future__ import annotations
 
-import itertools
-import time
 from collections.abc import Sequence
+from functools import partial
 from typing import Final
 
-from history.events import Operation, Reset
+from history.events import Operation
 
 from campaign.checkers.messages import all_seen
 from campaign.checkers.reset import Rewind, all_again
 from campaign.client import Job
-from campaign.programs import TIMEOUT_S, queue_of, read, send
+from campaign.programs import consume, now_ms, send_batches
 from campaign.values import Role, Workload
-from campaign.workloads.handling import FAULTS
-from qmq.errors import QmqError
+from campaign.workloads.handling import FEW, reset
 
 GROUPS: Final = ("earliest", "latest", "time")
 """Each is moved in its own way; by the number of the reader."""
@@ -29,60 +27,24 @@ RESET_S: Final = (0.7, 2.0)
 BACK_MS: Final = 8_000
 
 
-async def _send(job: Job) -> None:
-    values = itertools.count(job.first_value)
-    async with job.client.producer(
-        job.subject, delivery_timeout_s=TIMEOUT_S, acks=job.acks
-    ) as producer:
-        while await job.pause(PAUSE_S * job.random.uniform(0.5, 1.5)):
-            await send(job, producer, tuple(itertools.islice(values, BATCH)))
-
-
-async def _read(job: Job) -> None:
-    await job.until_stopped(read(job, GROUPS[job.number], most=MOST))
-
-
 async def _reset(job: Job) -> None:
     while await job.pause(job.random.uniform(*RESET_S)):
         await _reset_one(job, job.random.choice(GROUPS))
 
 
 async def _reset_one(job: Job, group: str) -> None:
-    now_ms = time.time_ns() // 1_000_000
-    at_ms = now_ms - job.random.randrange(BACK_MS) if group == "time" else 0
-    op = GROUPS.index(group)
-    whole = job.recorder.record(Reset(process=job.name, type="invoke", group=group, op=op))
-    begun = job.recorder.record(
-        Rewind(
-            process=job.name,
-            type="invoke",
-            group=group,
-            to=group,
-            at_ms=at_ms,
-            now_ms=now_ms,
-            op=op,
-        )
+    asked_ms = now_ms()
+    at_ms = asked_ms - job.random.randrange(BACK_MS) if group == "time" else 0
+    rewind = Rewind(
+        process=job.name,
+        type="invoke",
+        group=group,
+        to=group,
+        at_ms=at_ms,
+        now_ms=asked_ms,
+        op=GROUPS.index(group),
     )
-    try:
-        moved = (
-            await job.client.metadata.reset_group(job.subject, group, time_ms=at_ms)
-            if group == "time"
-            else await job.client.metadata.reset_group(job.subject, group, to=group)
-        )
-    except QmqError:
-        job.recorder.record(begun.ended("info"))
-        job.recorder.record(whole.ended("info"))
-        return
-    for each in moved:
-        job.recorder.record(
-            begun.ended(
-                "ok",
-                queue=queue_of(job.subject, each.broker_group),
-                from_sequence=each.from_sequence,
-                to_sequence=each.to_sequence,
-            )
-        )
-    job.recorder.record(whole.ended("ok"))
+    await reset(job, rewind, group, **({"time_ms": at_ms} if at_ms else {"to": group}))
 
 
 def _is_drained(events: Sequence[Operation]) -> bool:
@@ -98,7 +60,11 @@ WORKLOADS = (
             Role(name="operator", count=1, is_sender=True),
             Role(name="reader", count=3),
         ),
-        programs={"producer": _send, "operator": _reset, "reader": _read},
+        programs={
+            "producer": partial(send_batches, batch=BATCH, pause_s=PAUSE_S),
+            "operator": _reset,
+            "reader": partial(consume, groups=GROUPS, most=MOST),
+        },
         checkers=(
             "no_loss",
             "no_phantom",
@@ -111,6 +77,6 @@ WORKLOADS = (
         groups=("earliest",),
         gates={"send": 50, "poll": 50, "ack": 20, "rewind": 5},
         is_drained=_is_drained,
-        only=FAULTS,
+        only=FEW | {"stop-client", "power-master"},
     ),
 )

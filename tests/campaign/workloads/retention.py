@@ -9,11 +9,11 @@ from __future__ import annotations
 import asyncio
 import itertools
 from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
 from typing import Final
 
-from history.events import Operation, Reset, Send
+from history.events import Operation
 
-import qmq
 from campaign.checkers.retention import (
     AGE_MS,
     BATCH,
@@ -29,10 +29,10 @@ from campaign.checkers.retention import (
     has_skipped,
 )
 from campaign.client import Job
-from campaign.programs import LEASE_MS, TIMEOUT_S, end_of, queue_of
+from campaign.programs import LEASE_MS, queue_of, send_batches
 from campaign.values import Role, Workload
-from campaign.workloads.handling import CLOCKS, FAULTS, RETRY_S, finish, take, until_stopped
-from qmq.errors import MessagesExpired, QmqError
+from campaign.workloads.handling import FEW, RETRY_S, finish, reset, take, until_stopped
+from qmq.errors import MessagesExpired
 from qmq.model import SubjectConfig
 
 GROUPS: Final = ("keen", "slow")
@@ -58,32 +58,8 @@ async def _by_size(job: Job) -> None:
     await job.client.metadata.create_subject(config)
 
 
-async def _send(job: Job) -> None:
-    values = itertools.count(job.first_value)
-    async with job.client.producer(
-        job.subject, delivery_timeout_s=TIMEOUT_S, acks=job.acks
-    ) as producer:
-        while await job.pause(PAUSE_S * job.random.uniform(0.5, 1.5)):
-            await _send_batch(job, producer, tuple(itertools.islice(values, BATCH)))
-
-
-async def _send_batch(job: Job, producer: qmq.Producer, values: tuple[int, ...]) -> None:
-    begun = job.recorder.record(
-        Send(process=job.name, type="invoke", subject=job.subject, values=values)
-    )
-    try:
-        receipts = await producer.send_many([b"%d" % value + b" " * BODY_BYTES for value in values])
-    except QmqError as failure:
-        job.recorder.record(begun.ended(end_of(failure)))
-        return
-    at = 0
-    for batch in receipts.batches:
-        part = values[at : at + batch.count]
-        at += batch.count
-        queue = queue_of(job.subject, batch.broker_group)
-        job.recorder.record(
-            begun.ended("ok", values=part, queue=queue, sequence=batch.base_sequence)
-        )
+def _body(value: int) -> bytes:
+    return b"%d" % value + b" " * BODY_BYTES
 
 
 async def _read(job: Job) -> None:
@@ -113,27 +89,9 @@ async def _read(job: Job) -> None:
 
 async def _go_on(job: Job, group: str) -> None:
     """Behind what was deleted. The answer to a reset is asked for again until it comes."""
-    while True:
-        reset = job.recorder.record(Reset(process=job.name, type="invoke", group=group))
-        begun = job.recorder.record(PassingBy(process=job.name, type="invoke", group=group))
-        try:
-            moved = await job.client.metadata.reset_group(job.subject, group, to="earliest")
-        except QmqError:
-            job.recorder.record(begun.ended("info"))
-            job.recorder.record(reset.ended("info"))
-            await asyncio.sleep(RETRY_S)
-            continue
-        for each in moved:
-            job.recorder.record(
-                begun.ended(
-                    "ok",
-                    queue=queue_of(job.subject, each.broker_group),
-                    from_sequence=each.from_sequence,
-                    to_sequence=each.to_sequence,
-                )
-            )
-        job.recorder.record(reset.ended("ok"))
-        return
+    passing = PassingBy(process=job.name, type="invoke", group=group)
+    while not await reset(job, passing, group, to="earliest"):
+        await asyncio.sleep(RETRY_S)
 
 
 async def _watch(job: Job) -> None:
@@ -180,7 +138,11 @@ def _is_drained(events: Sequence[Operation]) -> bool:
 
 
 def _workload(
-    name: str, what: str, set_up: Callable[[Job], Awaitable[None]], *checkers: str
+    name: str,
+    what: str,
+    set_up: Callable[[Job], Awaitable[None]],
+    checkers: tuple[str, ...],
+    only: tuple[str, ...],
 ) -> Workload:
     return Workload(
         name=name,
@@ -190,7 +152,12 @@ def _workload(
             Role(name="reader", count=len(READERS)),
             Role(name="watcher", count=1),
         ),
-        programs={"setup": set_up, "producer": _send, "reader": _read, "watcher": _watch},
+        programs={
+            "setup": set_up,
+            "producer": partial(send_batches, batch=BATCH, pause_s=PAUSE_S, body=_body),
+            "reader": _read,
+            "watcher": _watch,
+        },
         checkers=(
             "no_phantom",
             "stored_once",
@@ -203,7 +170,7 @@ def _workload(
         groups=GROUPS,
         gates={"send": 50, "poll": 50, "ack": 20, "kept": 50, "deleted": 2},
         is_drained=_is_drained,
-        only=FAULTS | CLOCKS,
+        only=only,
     )
 
 
@@ -212,8 +179,22 @@ WORKLOADS = (
         "retention-age",
         "eight seconds after they were sent",
         _by_age,
-        "kept_while_young",
-        "passed_is_old",
+        ("kept_while_young", "passed_is_old"),
+        (
+            *FEW,
+            "kill-pair",
+            "power-master",
+            "clock-*-master",
+            "!*-and-*",
+            "clock-apart",
+            "restart-all",
+        ),
     ),
-    _workload("retention-size", "when the queue is large", _by_size, "kept_while_few"),
+    _workload(
+        "retention-size",
+        "when the queue is large",
+        _by_size,
+        ("kept_while_few",),
+        (*FEW, "power-master", "disk-full-master", "clock-forward-master"),
+    ),
 )

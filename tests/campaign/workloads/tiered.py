@@ -7,25 +7,23 @@ deleted as soon as the store has them.
 from __future__ import annotations
 
 import asyncio
-import itertools
 import time
 from collections.abc import Sequence
+from functools import partial
 from typing import Final
 
-from history.events import Operation, Reset, Send
+from history.events import Operation
 
 import qmq
 from campaign.checkers.messages import all_seen
 from campaign.checkers.reset import Rewind, all_again
 from campaign.checkers.tiered import Garbled, TieredSegments
 from campaign.client import Job
-from campaign.programs import LEASE_MS, TIMEOUT_S, end_of, queue_of
+from campaign.programs import LEASE_MS, now_ms, queue_of, send_batches
 from campaign.values import Role, Workload
-from campaign.workloads.handling import FEW, RETRY_S, finish, take, until_stopped
-from qmq.errors import QmqError
+from campaign.workloads.handling import FEW, RETRY_S, finish, reset, take, until_stopped
 
 GROUP: Final = "historian"
-BATCH: Final = 10
 PAUSE_S: Final = 0.1
 MOST: Final = 200
 PASS_S: Final = 6.0
@@ -37,34 +35,6 @@ def _body(value: int) -> bytes:
     """About 2 KiB that follow from the value, and that `int` reads."""
     marks = f"{value:064b}".translate({ord("0"): " ", ord("1"): "\t"})
     return f"{value}{marks * REPEATED}".encode()
-
-
-async def _send(job: Job) -> None:
-    values = itertools.count(job.first_value)
-    async with job.client.producer(
-        job.subject, delivery_timeout_s=TIMEOUT_S, acks=job.acks
-    ) as producer:
-        while await job.pause(PAUSE_S * job.random.uniform(0.5, 1.5)):
-            await _send_batch(job, producer, tuple(itertools.islice(values, BATCH)))
-
-
-async def _send_batch(job: Job, producer: qmq.Producer, values: tuple[int, ...]) -> None:
-    begun = job.recorder.record(
-        Send(process=job.name, type="invoke", subject=job.subject, values=values)
-    )
-    try:
-        receipts = await producer.send_many([_body(value) for value in values])
-    except QmqError as failure:
-        job.recorder.record(begun.ended(end_of(failure)))
-        return
-    at = 0
-    for batch in receipts.batches:
-        part = values[at : at + batch.count]
-        at += batch.count
-        queue = queue_of(job.subject, batch.broker_group)
-        job.recorder.record(
-            begun.ended("ok", values=part, queue=queue, sequence=batch.base_sequence)
-        )
 
 
 class Historian:
@@ -106,35 +76,14 @@ class Historian:
 
     async def _begin(self) -> None:
         job = self._job
-        whole = job.recorder.record(Reset(process=job.name, type="invoke", group=GROUP))
-        begun = job.recorder.record(
-            Rewind(
-                process=job.name,
-                type="invoke",
-                group=GROUP,
-                to="earliest",
-                now_ms=time.time_ns() // 1_000_000,
-            )
-        )
         last = self._last
-        try:
-            moved = await job.client.metadata.reset_group(job.subject, GROUP, to="earliest")
-        except QmqError:
-            job.recorder.record(begun.ended("info"))
-            job.recorder.record(whole.ended("info"))
+        rewind = Rewind(
+            process=job.name, type="invoke", group=GROUP, to="earliest", now_ms=now_ms()
+        )
+        if await reset(job, rewind, GROUP, to="earliest"):
+            self._begun_at = last
+        else:
             await asyncio.sleep(RETRY_S)
-            return
-        self._begun_at = last
-        for each in moved:
-            job.recorder.record(
-                begun.ended(
-                    "ok",
-                    queue=queue_of(job.subject, each.broker_group),
-                    from_sequence=each.from_sequence,
-                    to_sequence=each.to_sequence,
-                )
-            )
-        job.recorder.record(whole.ended("ok"))
 
 
 async def _read(job: Job) -> None:
@@ -175,7 +124,11 @@ WORKLOADS = (
             Role(name="reader", count=1),
             Role(name="watcher", count=1),
         ),
-        programs={"producer": _send, "reader": _read, "watcher": _watch},
+        programs={
+            "producer": partial(send_batches, pause_s=PAUSE_S, body=_body),
+            "reader": _read,
+            "watcher": _watch,
+        },
         checkers=(
             "no_loss",
             "no_phantom",

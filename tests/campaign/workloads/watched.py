@@ -4,21 +4,18 @@ in which epoch, and how much is committed.
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Final
 
 from campaign.checkers.masters import MasterLook, ReplicaSeen
 from campaign.checkers.messages import all_seen
 from campaign.client import Job
-from campaign.programs import end_of, read, send_batches
+from campaign.programs import consume, end_of, send_batches
 from campaign.values import Role, Workload
 from qmq.errors import QmqError
 
 GROUP: Final = "reader"
 LOOK_S: Final = 0.25
-
-
-async def _read(job: Job) -> None:
-    await job.until_stopped(read(job, GROUP))
 
 
 async def _watch(job: Job) -> None:
@@ -53,7 +50,11 @@ WORKLOADS = (
             Role(name="reader", count=1),
             Role(name="watcher", count=1),
         ),
-        programs={"producer": send_batches, "reader": _read, "watcher": _watch},
+        programs={
+            "producer": send_batches,
+            "reader": partial(consume, groups=(GROUP,)),
+            "watcher": _watch,
+        },
         checkers=(
             "one_master",
             "commit_stays",
@@ -66,5 +67,12 @@ WORKLOADS = (
         groups=(GROUP,),
         gates={"send": 50, "poll": 50, "look": 20},
         is_drained=all_seen((GROUP,)),
+        only=(
+            *("none", "kill-master", "kill-pair", "kill-all", "stop-*", "partition-*", "etcd-*"),
+            *("clock-forward-master*", "clock-back-master*", "clock-apart", "restart-master"),
+            *("restart-all", "move-master", "swap-addresses", "add-during-cut", "remove-*"),
+            *("late-replica", "disk-empty", "power-master", "slow-disk-follower", "*-and-*"),
+            *("!*client*", "!disk-full-*"),
+        ),
     ),
 )

@@ -11,6 +11,7 @@ import os
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
+from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,8 @@ from typer.testing import CliRunner
 
 import qmq.blocking
 from qmq.cli.app import app
+from qmq.columns.model import QueueKey, ReaderReport
+from qmq.columns.servers.log import ServerAddress
 
 PAGE = Path(__file__).resolve().parents[3] / "docs" / "reference" / "json.md"
 HEAD = """# JSON of the commands
@@ -172,6 +175,12 @@ def walk(say: Walk, data: Path, metrics: str) -> None:
     operation(say, metrics)
 
 
+def report_reader(address: str, reader: str) -> None:
+    """A stream of Spark asks for the end of its queue."""
+    with closing(ServerAddress(address).open()) as log:
+        log.topology(["orders"], ReaderReport(reader, {QueueKey("orders", 0, "broker-0"): 1}, {}))
+
+
 def subjects_and_messages(say: Walk, data: Path) -> None:
     say("subject create", "orders")
     say("produce", "orders", "--key", "k", "--tag", "new", data=b"one\ntwo\n")
@@ -183,6 +192,9 @@ def subjects_and_messages(say: Walk, data: Path) -> None:
         say(name, "orders")
     for name in ("group show", "group lag", "group settings"):
         say(name, "orders", "billing")
+    report_reader(say.address, "copy")
+    for name in ("group show", "group lag"):
+        say(name, "orders", "copy")
     say("group set", "orders", "billing", "--attempts-max", "3")
     say("group reset", "orders", "billing", "--to", "earliest")
     say("message find", "orders", message["id"])

@@ -99,7 +99,7 @@ def test_a_subject_is_created_with_the_order_that_was_asked_for(
             ("--partitions", "4", "--fencing", "lease"),
             "--partitions, --fencing needs an ordered subject: --order strict or best-effort",
         ),
-        (("--order", "strict", "--logical-partitions", "70000"), "1 to 65536 logical partitions"),
+        (("--order", "strict", "--logical-partitions", "70000"), "less than or equal to 65536"),
     ],
 )
 def test_an_order_that_cannot_be_had_is_an_error(

@@ -9,7 +9,13 @@ import pytest
 from qmq.cli.arguments import age
 from qmq.cli.top import HELP, KEYS, TopBy, TopChoice, TopSort, per_second, screen, short
 from qmq.operations.snapshot import BrokerGroupFacts, ClusterSnapshot
-from qmq.operations.snapshot_reading import BrokerGroupRate, ClusterRates, GroupRate, SubjectRate
+from qmq.operations.snapshot_reading import (
+    BrokerGroupRate,
+    ClusterRates,
+    GroupRate,
+    ReaderRate,
+    SubjectRate,
+)
 
 G1 = BrokerGroupFacts("g1", "read-write", "read-write", "g1-a", 1, ("g1-a",), (), False, ())
 SNAPSHOT = ClusterSnapshot(1_000, 1_000, broker_groups=(G1,))
@@ -99,6 +105,40 @@ def test_groups_shows_lag_and_readers() -> None:
     assert by_age[3].endswith("paused")
     assert "no consumers" in by_age[4]
     assert "1 min 30 s" in by_age[4]
+
+
+def test_groups_marks_readers_without_a_group() -> None:
+    copy = ReaderRate("orders", "copy", 55.0, 900, 500_000, 3_000, 1_000, False, 0, False)
+    found = replace(
+        RATES,
+        readers=(
+            copy,
+            replace(copy, reader="slow", lag_ms=600_000, is_near_loss=True),
+            replace(copy, reader="gone", lag_ms=700_000, is_silent=True, seen_ms_ago=65_000),
+            replace(copy, reader="lossy", lag_ms=800_000, lost_messages=12),
+        ),
+    )
+    choice = TopChoice(TopBy.GROUP, TopSort.AGE)
+    lines = [each.plain for each in screen(SNAPSHOT, found, choice, width=120)]
+    assert "4 readers" in lines[1]
+    assert [line.split()[:2] for line in lines[3:8]] == [
+        ["orders", "lossy"],
+        ["orders", "gone"],
+        ["orders", "slow"],
+        ["orders", "copy"],
+        ["orders", "billing"],
+    ]
+    for line, state in zip(
+        lines[3:],
+        (
+            "reader, 12 lost",
+            "reader, silent for 1 min 5 s",
+            "reader, near loss",
+            "reader, committed 3 s ago",
+        ),
+        strict=False,
+    ):
+        assert line.endswith(state), line
 
 
 def test_brokers_shows_the_replicas_that_are_away() -> None:

@@ -6,7 +6,7 @@ import pytest
 
 from qmq.columns import options
 from qmq.columns.model import ReadSelection
-from qmq.columns.planning import Limit
+from qmq.columns.planning import Limit, Minimum
 from qmq.errors import InvalidArgument, InvalidName
 
 BASE = {"qmq.servers": "localhost:20880", "subscribe": "orders"}
@@ -71,6 +71,7 @@ def test_the_place_of_the_log_is_required() -> None:
         ({"endingOffsets": "earliest"}, "would return no rows"),
         ({"startingOffsets": "earliest", "startingTimestamp": "5"}, "not both"),
         ({"maxOffsetsPerTrigger": "5"}, "for streams only"),
+        ({"minOffsetsPerTrigger": "5"}, "for streams only"),
         ({"minPartitions": "0"}, "1 or more"),
         ({"minPartitions": "many"}, "integer"),
         ({"failOnDataLoss": "yes"}, "true or false"),
@@ -86,6 +87,37 @@ def test_wrong_options_of_a_batch_read_are_refused(more: dict[str, str], says: s
 @pytest.mark.parametrize("more", [{"endingOffsets": "latest"}, {"endingTimestamp": "7"}])
 def test_a_stream_has_no_end(more: dict[str, str]) -> None:
     assert "for batch reads only" in refused({**BASE, **more}, is_stream=True)
+
+
+@pytest.mark.parametrize(
+    ("text", "delay_ms"),
+    [("15m", 900_000), ("90s", 90_000), ("500MS", 500), ("7", 7), ("2 h", 7_200_000)],
+)
+def test_the_longest_wait_for_enough_messages_is_a_duration_as_spark_writes_it(
+    text: str, delay_ms: int
+) -> None:
+    given = {**BASE, "minOffsetsPerTrigger": "5", "maxTriggerDelay": text}
+    assert options.parse(given, is_stream=True).minimum == Minimum(5, delay_ms)
+
+
+def test_messages_wait_for_a_quarter_of_an_hour_at_most_as_for_sparks_kafka_source() -> None:
+    given = {**BASE, "minOffsetsPerTrigger": "5", "maxOffsetsPerTrigger": "5"}
+    assert options.parse(given, is_stream=True).minimum == Minimum(5, 15 * 60_000)
+
+
+@pytest.mark.parametrize(
+    ("more", "says"),
+    [
+        ({"maxTriggerDelay": "5s"}, "needs option minOffsetsPerTrigger"),
+        ({"minOffsetsPerTrigger": "5", "maxTriggerDelay": "soon"}, "a duration such as"),
+        ({"minOffsetsPerTrigger": "5", "maxTriggerDelay": "5 weeks"}, "a duration such as"),
+        ({"minOffsetsPerTrigger": "5", "maxTriggerDelay": "9" * 30}, "a duration such as"),
+        ({"minOffsetsPerTrigger": "0"}, "1 or more"),
+        ({"minOffsetsPerTrigger": "6", "maxOffsetsPerTrigger": "5"}, "more than maxOffsets"),
+    ],
+)
+def test_a_wrong_minimum_is_refused(more: dict[str, str], says: str) -> None:
+    assert says in refused({**BASE, **more}, is_stream=True)
 
 
 @pytest.mark.parametrize(

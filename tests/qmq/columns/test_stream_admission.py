@@ -13,7 +13,7 @@ from qmq_ordering.routes import LpRange
 
 from qmq.columns import offsets, planning
 from qmq.columns.model import QueueKey, RoutePartition, Routes, SourceQueue, Topology
-from qmq.columns.planning import Limit, admit, share_out
+from qmq.columns.planning import Limit, Minimum, admit, share_out, waiting
 
 SUBJECT, LPS = "bank", 16
 GROUPS = ("g1", "g2", "g3")
@@ -161,6 +161,26 @@ def split_topology(sealed_at: dict[int, int]) -> Topology:
     keys = [QueueKey(SUBJECT, number, part.broker_group) for number, part in parts.items()]
     queues = {key: SourceQueue(key, 0, end) for key, end in zip(keys, (100, 10, 20), strict=True)}
     return Topology(queues, {SUBJECT: Routes(16, 2, parts, sealed_at)})
+
+
+@pytest.mark.parametrize(
+    ("count", "waited_ms", "is_met"),
+    [(9, 0, False), (10, 0, True), (1, 4999, False), (1, 5000, True)],
+)
+def test_a_micro_batch_begins_with_enough_messages_or_after_the_longest_wait(
+    count: int, waited_ms: int, is_met: bool
+) -> None:
+    assert Minimum(10, 5000).is_met(count, waited_ms) is is_met
+
+
+def test_messages_wait_also_where_a_partition_is_not_open_but_deleted_ones_do_not() -> None:
+    topology = split_topology({1: 100})
+    one, two, three = topology.queues
+    assert waiting(topology, {}) == 130
+    assert waiting(topology, {one: 98}) == 32
+    assert waiting(topology, {one: 100, two: 10, three: 25}) == 0
+    purged = Topology({one: SourceQueue(one, 95, 100)}, {})
+    assert waiting(purged, {one: 3}) == 5
 
 
 def test_an_unassigned_source_holds_up_no_target() -> None:

@@ -15,6 +15,7 @@ from qmq.console.pages import message
 from qmq.console.pages.message import ReadPlace
 from qmq.console.pages.subject import TailPace, tail_events
 from qmq.errors import InvalidArgument
+from qmq.model import QueueId
 from qmq.testing import TestCluster
 
 
@@ -175,3 +176,22 @@ async def test_the_tail_shows_so_many_a_second_and_counts_the_rest() -> None:
     assert [pace.take(5.1)[0] for _ in range(5)] == [True, True, False, False, False]
     assert pace.take(6.0) == (True, (2, 3))
     assert pace.take(7.0) == (True, None)
+
+
+async def test_a_reader_without_a_group_stands_among_the_groups_and_is_marked(
+    cluster: TestCluster, browser: PlainBrowser
+) -> None:
+    mq = cluster.client()
+    await mq.send_many("orders", [b"x"] * 9)
+    async with mq.consumer("orders", "billing") as consumer:
+        await anext(consumer)
+    broker = cluster.machine(cluster.master()).node.broker  # type: ignore[union-attr]
+    broker.fetching.readers.note(QueueId("orders", 0), "copy", 4, 2)
+    for address in ("/subjects/orders", "/"):
+        text = (await browser.get(address)).text
+        assert "billing" in text
+        (row,) = re.findall(r"<tr>(?:(?!</tr>).)*copy <span.*?</tr>", text)
+        assert 'class="badge">reader' in row
+        assert '<td class="n">5</td>' in row
+        assert "committed" in row
+        assert "2 lost" in row

@@ -117,6 +117,28 @@ def test_an_unreadable_tail_is_not_taken_for_a_torn_one(tmp_path: Path) -> None:
         opened(tmp_path, disk)
 
 
+@pytest.mark.parametrize("size", [10, 900, 3 * BLOCK_BYTES])
+def test_a_log_goes_on_behind_an_unreadable_block(tmp_path: Path, size: int) -> None:
+    disk = BadSectors()
+    store = opened(tmp_path, disk, is_replicated=True)
+    store.append_barrier(1)
+    fill(store, 40)
+    path = segment(tmp_path, 0)
+    end = path.stat().st_size
+    assert end % BLOCK_BYTES
+    disk.spoil(path, end - 1)
+    queue = store.open_queue("s", 0)
+    store.append([intake(queue, [b"x" * size], number=40)])
+    store.append([intake(queue, [b"y"], number=41)])
+    assert not disk.bad
+    assert b"x" * size in path.read_bytes()[end:]
+    assert store.messages.end == path.stat().st_size
+    flush(store)
+    (damage,) = damage_of(store)
+    assert damage.position < end, "what the block had is damage, as before"
+    store.close()
+
+
 def test_a_replica_with_an_unreadable_tail_says_that_it_may_lack_something(tmp_path: Path) -> None:
     store = opened(tmp_path, Disk(), is_replicated=True)
     store.append_barrier(1)
