@@ -49,6 +49,15 @@ SETTLE_RANGES_MAX: Final = 20_000
 because older clients send up to this many.
 """
 
+STEP_MESSAGES_MAX: Final = 10_000
+"""Messages that one step sends: those of ten full batches."""
+
+STEP_BYTES_MAX: Final = 8 * MIB
+"""Bytes that one step sends. With its settlements it is one entry of the log."""
+
+STEP_TARGETS_MAX: Final = 64
+"""Subjects that one step sends to."""
+
 SETTLE_BYTES_MAX: Final = 8 * MIB
 """Largest SETTLE: its verdicts become one action, which must fit into one entry of the action log.
 Clients send far less.

@@ -128,6 +128,9 @@ def dead_letter_subject(group: str) -> str:
     return DEAD_LETTERS + base_group(group)
 
 
+STEPS: Final = "%steps"
+"""The subject of a broker group's steps (docs/adr/0025), which nobody consumes."""
+
 OPERATORS: Final = "qmq-dlq"
 """The group that consumes dead-letter queues for operators: the dead letters that it settled were
 replayed or purged.

@@ -30,7 +30,7 @@ from damage.cells import ENDS, MEANINGS, cells
 from qmq_coordination import access_records, broker_groups, ordered_records, subjects
 from rocketmq_fields import FIELDS
 from specs import ordering_traces, replication_traces
-from specs.model_checker import ORDERING_MISTAKES, REPLICATION_MISTAKES
+from specs.model_checker import ORDERING_MISTAKES, REPLICATION_MISTAKES, STEPS_MISTAKES
 from typer.main import get_command
 
 import qmq
@@ -477,6 +477,7 @@ def planted_page() -> str:
     for title, mistakes in (
         ("in Replication", REPLICATION_MISTAKES),
         ("in Ordering", ORDERING_MISTAKES),
+        ("in Steps", STEPS_MISTAKES),
     ):
         lines += table(
             (title, "breaks", "steps"),

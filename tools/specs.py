@@ -14,9 +14,9 @@ from typing import Final
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
 
-from specs.model_checker import ORDERING, PLANTED, REPLICATION, Model, check
+from specs.model_checker import ORDERING, PLANTED, REPLICATION, STEPS, Model, check
 
-MODELS: Final = {"replication": REPLICATION, "ordering": ORDERING}
+MODELS: Final = {"replication": REPLICATION, "ordering": ORDERING, "steps": STEPS}
 
 
 def main() -> int:

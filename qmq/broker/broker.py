@@ -69,7 +69,7 @@ from qmq.errors import (
     Stopping,
 )
 from qmq.limits import UNWRITTEN_BYTES_MAX
-from qmq.log.actions import ScheduleAction
+from qmq.log.actions import ScheduleAction, StepAction
 from qmq.log.checkpoint import CheckpointPlan, begin_checkpoint
 from qmq.log.queue import Queue
 from qmq.log.retention import purge
@@ -620,7 +620,7 @@ class Broker:
             turns.is_turning = False
         self.turn()
 
-    def act(self, action: ScheduleAction) -> None:
+    def act(self, action: ScheduleAction | StepAction) -> None:
         """Write the action with the next turn, after earlier ones. The actions of one turn are one
         entry: all or none. Raises NotMaster.
         """

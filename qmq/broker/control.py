@@ -200,12 +200,13 @@ class LaneAdmin:
         request: pb.DescribeLanesRequest,
         share: GroupLaneState,
     ) -> None:
+        is_left = not self._broker.store.has_waiting_effects(queue, request.group)
         for part in share.progress:
             lps = pb.LpRange(first=part.lps.first, end=part.lps.end)
             status.progress.add(
                 lps=lps,
                 done_before=part.done_before,
-                is_finished=queue.is_finished(share, part.lps),
+                is_finished=is_left and queue.is_finished(share, part.lps),
             )
         status.holders.extend(
             [self._describe_holder(queue, request.group, holder) for holder in share.holders]

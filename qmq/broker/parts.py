@@ -25,7 +25,7 @@ from qmq.broker.dispatch.sessions import Peer, PendingResponses
 from qmq.broker.metrics import BrokerCounters, LoadMeters
 from qmq.broker.produce_checks import BrokerSubjects, FindDestination, Routing
 from qmq.errors import LogDamaged, QmqError
-from qmq.log.actions import ScheduleAction
+from qmq.log.actions import ScheduleAction, StepAction
 from qmq.log.queue import Queue
 from qmq.log.store import Intake, Store
 from qmq.model import GroupSettings
@@ -95,7 +95,7 @@ class ServingBroker(Protocol):
         """
         ...
 
-    def act(self, action: ScheduleAction) -> None:
+    def act(self, action: ScheduleAction | StepAction) -> None:
         """Write the action with the next turn, after earlier ones. The actions of one turn are one
         entry: all or none. Raises NotMaster.
         """

@@ -28,7 +28,7 @@ import asyncio
 import itertools
 import logging
 from collections.abc import Callable, Sequence
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, Protocol
 
 from qmq_ordering.routes import LpRange, PhysicalPartition
 
@@ -47,7 +47,7 @@ from qmq.delay.due_window import (
     encoded,
     size_of,
 )
-from qmq.delay.plan_log import Draft, StorePlanLog
+from qmq.delay.plan_log import Draft
 from qmq.delivery.balancer import Balancer
 from qmq.delivery.partitioner import Partitioner
 from qmq.delivery.retries import pause_s
@@ -161,6 +161,29 @@ class DueConnection(MasterConnection[DueBatch]):
         self._unreached(failure)
         await asyncio.sleep(pause_s(failures, failure))
         return False
+
+
+class PlanLog(Protocol):
+    """Where plans are written: of due messages (`StorePlanLog`), or of effects of steps
+    (`StepPlanLog`).
+    """
+
+    async def plan(self, draft: Draft) -> PlanAction:
+        """Write the plan. Returns when it is committed; only then may the batch be sent. Plans are
+        written in the order of the calls. Raises NotMaster: whether it is planned is unknown, and
+        this replica must send nothing more.
+        """
+        ...
+
+    def done(self, plan: PlanAction, append_time_ms: int) -> None:
+        """The batch is stored at its destination; the time is by the real-time broker's clock."""
+        ...
+
+    def void(self, plan: PlanAction) -> None:
+        """The batch is certainly not stored, and will not be sent again under this plan: its
+        messages will be planned again.
+        """
+        ...
 
 
 class SetAside(NamedTuple):
@@ -670,7 +693,7 @@ class DueDispatcher:
     def __init__(
         self,
         links: ConnectionPool,
-        plan_log: StorePlanLog,
+        plan_log: PlanLog,
         *,
         batch_messages: int = BATCH_MESSAGES,
         batch_bytes: int = BATCH_BYTES,

@@ -40,6 +40,14 @@ On partitions of ordered subjects (qmq/log/lane_state.py):
                                                    them
     LANE_RESET    first, end, sequence             an operator moved the group
 
+On the queue of steps (docs/adr/0025); group and consumer are empty:
+
+    STEP_PLAN     number, target, target_partition, broker_group, producer_id, batch_sequence,
+                  [sequence, first, count]*    these effects will be sent so: of the step with this
+                                               sequence, the target's effects from number `first` on
+    STEP_DONE     numbers               these plans are stored where they were to go
+    STEP_VOID     numbers               these certainly are not: their effects wait again
+
 On delay servers (docs/DELAY.md), [kind, ...] without the five; `bucket` and `ordinal` name a
 delayed message:
 
@@ -100,6 +108,9 @@ class ActionKind(IntEnum):
     DEAD_LETTERED = 30
     FORGET = 31
     DROP_QUEUE = 32
+    STEP_PLAN = 40
+    STEP_DONE = 41
+    STEP_VOID = 42
 
 
 class Cause(IntEnum):
@@ -235,6 +246,30 @@ class LaneInherit(Action, frozen=True, tag=int(ActionKind.LANE_INHERIT)):
     keys: tuple[tuple[int, bytes], ...]
 
 
+class StepPlan(Action, frozen=True, tag=int(ActionKind.STEP_PLAN)):
+    """A batch of effects that will be sent to a partition of a broker group, under a producer's
+    number, in this order.
+    """
+
+    number: int
+    """Plans are numbered from 1, over all masters of the broker group."""
+    target: str
+    target_partition: int
+    broker_group: str
+    producer_id: int
+    batch_sequence: int
+    items: tuple[tuple[int, int, int], ...]
+    """(sequence of the step, number of the first effect, count), in the order of the messages."""
+
+
+class StepDone(Action, frozen=True, tag=int(ActionKind.STEP_DONE)):
+    numbers: tuple[int, ...]
+
+
+class StepVoid(Action, frozen=True, tag=int(ActionKind.STEP_VOID)):
+    numbers: tuple[int, ...]
+
+
 class ScheduleStruct(msgspec.Struct, array_like=True, frozen=True, tag_field="kind"):
     """The actions of a delay server's master."""
 
@@ -297,6 +332,7 @@ LaneAction = (
     | LaneReset
     | LaneInherit
 )
+StepAction = StepPlan | StepDone | StepVoid
 ShareAction = (
     Begin
     | Join
@@ -309,7 +345,7 @@ ShareAction = (
     | Forget
     | DropQueue
 )
-AnyAction = ShareAction | LaneAction | ScheduleAction
+AnyAction = ShareAction | LaneAction | StepAction | ScheduleAction
 """All kinds of actions in the action log."""
 
 _ENCODER: Final = msgspec.msgpack.Encoder()

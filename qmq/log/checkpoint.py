@@ -52,6 +52,8 @@ class QueueState(msgspec.Struct, array_like=True):
     shares: dict[str, list[Any]]
     lanes: dict[str, list[Any]] = {}
     """The groups' lanes, on an ordered subject."""
+    steps: list[Any] | None = None
+    """The state of the queue of steps."""
 
 
 class Checkpoint(msgspec.Struct, array_like=True):
@@ -217,8 +219,10 @@ def _capture(queue: Queue, expire_before_ms: int) -> tuple[QueueState, Spill | N
         {group: share.to_state() for group, share in queue.shares.items()} if queue.shares else {}
     )
     lanes = {group: share.to_state() for group, share in queue.lanes.items()} if queue.lanes else {}
+    steps = queue.steps.to_state() if queue.steps is not None else None
     return QueueState(
-        queue.to_snapshot(), queue.start_sequence, index.first, persisted, tail, shares, lanes
+        *(queue.to_snapshot(), queue.start_sequence, index.first, persisted, tail, shares, lanes),
+        steps,
     ), spill
 
 

@@ -256,6 +256,21 @@ class GroupState:
         """The number of messages on their way to the dead-letter queue."""
         return sum(item.count for item in self.dying)
 
+    def holds(self, consumer: str, first: int, last: int) -> bool:
+        """True if the consumer holds all messages with these pull sequences."""
+        holder = self.holders.get(consumer)
+        if holder is None:
+            return False
+        begin = max(bisect_right(holder.held, first, key=_pull_of) - 1, 0)
+        end = bisect_right(holder.held, last, key=_pull_of)
+        held = sum(
+            [
+                max(min(last + 1, each.pull + each.count) - max(first, each.pull), 0)
+                for each in holder.held[begin:end]
+            ]
+        )
+        return held == last + 1 - first
+
     # --- changing ---------------------------------------------------------------------------------
 
     def begin(self, action: Begin, events: Events = None) -> None:
@@ -483,6 +498,7 @@ class GroupState:
 
 
 _number_of: Final = attrgetter("number")
+_pull_of: Final = attrgetter("pull")
 
 
 def _without(item: Dying, begin: int, end: int) -> list[Dying]:

@@ -228,6 +228,18 @@ class GroupLaneState:
         """The sequence before which everything is done, in the whole partition."""
         return min(each.done_before for each in self.progress)
 
+    def may_settle(self, token: int, ranges: Iterable[tuple[int, int]]) -> bool:
+        """True if the token is valid, and no message that has one of these sequences, from the
+        first to the last, is done. A message of the lane is done in all of the lane's progress.
+        """
+        holder = self.holder(token)
+        if holder is None:
+            return False
+        progress = self.progress_of(holder.lps)
+        return all(
+            any(each.has_none_done(first, last + 1) for each in progress) for first, last in ranges
+        )
+
     @property
     def is_full(self) -> bool:
         """True if so much is parked that nothing more is handed out until keys are

@@ -16,7 +16,7 @@ a number older than the window the queue searches its consume log, which is exac
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from dataclasses import astuple, dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -45,12 +45,18 @@ from qmq.log.actions import (
     Return,
     SettleAction,
     ShareAction,
+    StepAction,
+    StepDone,
+    StepPlan,
+    StepVoid,
 )
 from qmq.log.consume_log import ConsumeLog, IndexEntry
 from qmq.log.disk import Disk
 from qmq.log.group_state import GroupState, ShareEvent
 from qmq.log.lane_state import GroupLaneState
-from qmq.model import QueueId
+from qmq.log.step_record import Settlement
+from qmq.log.step_state import StepState
+from qmq.model import STEPS, QueueId
 from qmq.rpc.channel import LOOK_INSIDE
 from qmq.wire.batch import BatchView
 from qmq.wire.batch_columns import BatchFlag, RegionHeader, tag_bloom
@@ -60,8 +66,10 @@ _AGAIN: Final = int(BatchFlag.AGAIN)
 """A plain number, because every batch is tested for this flag,
 and an enum's `&` creates a new member.
 """
-_LANES: Final = 1
+LANES_STATE: Final = 1
 """Marks the state of a `GroupLaneState`."""
+STEPS_STATE: Final = 2
+"""Marks the state of a `StepState`."""
 
 WINDOW: Final = 64
 """The numbers that a window keeps:
@@ -230,6 +238,7 @@ class Queue:
         "sealed",
         "shares",
         "start_sequence",
+        "steps",
         "visible_sequence",
     )
 
@@ -243,6 +252,7 @@ class Queue:
         self.producers = Producers()
         self.shares: dict[str, GroupState] = {}
         self.lanes: dict[str, GroupLaneState] = {}
+        self.steps = StepState() if queue_id.subject == STEPS else None
         self.sealed: Sealed | None = None
         self.start_sequence = 0
         self.next_sequence = 0
@@ -375,14 +385,22 @@ class Queue:
     def lane_states(self) -> list[list[object]]:
         """Like `share_states`, for groups that read lanes."""
         return [
-            [self.id.subject, self.id.partition, group, lanes.to_state(), _LANES]
+            [self.id.subject, self.id.partition, group, lanes.to_state(), LANES_STATE]
             for group, lanes in self.lanes.items()
         ]
 
+    def step_states(self) -> list[list[object]]:
+        """Like `share_states`, of the queue of steps."""
+        if self.steps is None:
+            return []
+        return [[self.id.subject, self.id.partition, "", self.steps.to_state(), STEPS_STATE]]
+
     def load_share(self, state: list[Any]) -> None:
-        """Load one of `share_states` or `lane_states`."""
+        """Load one of `share_states`, `lane_states` or `step_states`."""
         _, _, group, share, *kind = state
-        if kind:
+        if kind and kind[0] == STEPS_STATE:
+            self.steps = StepState.from_state(share)
+        elif kind:
             self.lanes[group] = GroupLaneState.from_state(share)
         else:
             self.shares[group] = GroupState.from_state(share)
@@ -394,6 +412,27 @@ class Queue:
             share = self.shares[group] = GroupState()
         return share
 
+    def holds(self, settlement: Settlement) -> bool:
+        """True if a step may settle these messages: all are held by the consumer, or the token is
+        that of a lane, and none is settled.
+        """
+        if isinstance(settlement, SettleAction):
+            share = self.shares.get(settlement.group)
+            return share is not None and all(
+                share.holds(settlement.consumer, first, last)
+                for first, last, _, _ in settlement.settlements
+            )
+        lanes = self.lanes.get(settlement.group)
+        return lanes is not None and lanes.may_settle(settlement.token, settlement.ranges)
+
+    def settle_step(self, action: Settlement) -> None:
+        """A step acknowledged messages of a group. A group that is not here has no progress to
+        change: in a replay, its state comes later.
+        """
+        parts: Container[str] = self.lanes if isinstance(action, LaneDone) else self.shares
+        if action.group in parts:
+            apply(self, action)
+
     def forget(self, action: Forget) -> None:
         """The group is deleted here: its share and its lanes."""
         self.shares.pop(action.group, None)
@@ -403,6 +442,8 @@ class Queue:
         """Every group is deleted here."""
         self.shares.clear()
         self.lanes.clear()
+        if self.steps is not None:
+            self.steps = StepState()
 
     def lane_share(self, group: str) -> GroupLaneState:
         """The group's lanes. They are created if absent."""
@@ -429,6 +470,10 @@ def _whole(queue: Queue, _group: str) -> Queue:
     return queue
 
 
+def _steps(queue: Queue, _group: str) -> StepState:
+    return queue.steps or StepState()
+
+
 CHANGES: Final[dict[type[Any], tuple[Callable[[Queue, str], Any], Callable[..., Any]]]] = {
     Begin: (Queue.share, GroupState.begin),
     Join: (Queue.share, GroupState.join),
@@ -449,13 +494,16 @@ CHANGES: Final[dict[type[Any], tuple[Callable[[Queue, str], Any], Callable[..., 
     LaneInherit: (Queue.lane_share, GroupLaneState.inherit),
     Forget: (_whole, Queue.forget),
     DropQueue: (_whole, Queue.forget_all),
+    StepPlan: (_steps, StepState.plan),
+    StepDone: (_steps, StepState.finish),
+    StepVoid: (_steps, StepState.void),
 }
 """For each kind of action: the part of the queue that it changes, found by the action's group, and
 the function that changes it.
 """
 
 
-def apply(queue: Queue, action: ShareAction | LaneAction) -> Any:
+def apply(queue: Queue, action: ShareAction | LaneAction | StepAction) -> Any:
     """Apply an action to its queue; the group's share, or its lanes, are created if absent. Returns
     what the table's function returns.
     """

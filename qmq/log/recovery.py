@@ -63,6 +63,7 @@ from qmq.log.reading import StoredBytes
 from qmq.log.recent_writes import MESSAGES
 from qmq.log.segment_index import SegmentIndex
 from qmq.log.segments import Segments
+from qmq.log.step_state import StepState
 from qmq.log.store import PendingEntry, Projection, Store
 from qmq.process.event_loop import Clock
 from qmq.wire.batch import Envelope, Kind, unwrap
@@ -276,6 +277,8 @@ def _restore_queue(store: Store, queue: Queue, state: QueueState) -> None:
         queue.index.append(IndexEntry._make(fields))
     queue.shares = {group: GroupState.from_state(share) for group, share in state.shares.items()}
     queue.lanes = {group: GroupLaneState.from_state(share) for group, share in state.lanes.items()}
+    if state.steps is not None:
+        queue.steps = StepState.from_state(state.steps)
 
 
 # --- replay ---------------------------------------------------------------------------------------

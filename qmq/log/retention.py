@@ -182,14 +182,21 @@ class Retention:
         floor = _size_floor(store)
         kept_from = _oldest_needed(store.messages, store.applied_place()[0])
         for count, queue in enumerate(list(store.queues.values()), 1):
-            config = look_up(queue.id.subject) or SubjectConfig(queue.id.subject)
-            before_ms = self._before_ms(config.retention_ms or store.config.retention_ms)
+            config = _settings(queue, look_up)
+            before_ms = self._before_ms(
+                (config.retention_ms if config else None) or store.config.retention_ms
+            )
             known = self._firsts.get(queue)
             try:
-                position = self._forget(queue, before_ms, config.retention_bytes, floor)
+                most = config.retention_bytes if config else None
+                position = self._forget(queue, before_ms, most, floor)
             except (LogDamaged, OSError) as damage:
                 self._failed("reading the consume log of %s failed: %s", queue.id, damage)
-                position = _surely_taken(store, before_ms, floor)
+                position = (
+                    _surely_taken(store, before_ms, floor)
+                    if queue.steps is None
+                    else store.messages.start  # effects may wait there
+                )
             kept_from = min(kept_from, position)
             must_read = self._firsts.get(queue) is not known and queue.index.has_files
             if must_read or count % QUEUES_AT_ONCE == 0:
@@ -286,6 +293,11 @@ class Retention:
             self._index_start = start
 
 
+def _settings(queue: Queue, look_up: LookUp) -> SubjectConfig | None:
+    """The settings of the queue's subject; None: the log's own."""
+    return look_up(queue.id.subject) if queue.steps is None else None
+
+
 def _size_floor(store: Store) -> int:
     """The position before which the log's size limit drops everything. It is always the beginning
     of a segment.
@@ -341,6 +353,7 @@ def _move_start(
 ) -> DeletedMessages | None:
     """Move a queue's start, and say what that deleted; None if its first batch stays."""
     index, least = queue.index, queue.cumulative_bytes - (bytes_max or 0)
+    kept_from = queue.steps.kept_from if queue.steps is not None else None
     starts = [(first.number, "")]
     if first.entry.append_time_ms < before_ms:
         starts.append((index.find_time(before_ms), AGE))
@@ -349,7 +362,9 @@ def _move_start(
     if bytes_max is not None and first.entry.cumulative_bytes < least:
         starts.append((index.find_bytes(least), QUEUE_BYTES))
     number, why = max(starts, key=lambda each: each[0])
-    if number == first.number:
+    if kept_from is not None:
+        number = min(number, index.find_sequence(kept_from))
+    if number <= first.number:
         return None
     start = queue.visible_sequence if number >= index.count else index.entry(number).base_sequence
     before, queue.start_sequence = (

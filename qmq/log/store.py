@@ -26,6 +26,7 @@ projection is a function of the log, the same on every replica."""
 
 from __future__ import annotations
 
+import logging
 from collections import deque
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
@@ -66,7 +67,9 @@ from qmq.log.queue import CHANGES, Queue, Sealed, apply
 from qmq.log.reading import ObjectDamaged, StoredBytes
 from qmq.log.recent_writes import ACTIONS, MESSAGES, Place, Tail, TailCache, Write, WriteRun
 from qmq.log.segments import FlushPlan, Segments
-from qmq.model import Partition, QueueId
+from qmq.log.step_record import Effect, Settlement, record_of, step_batch
+from qmq.log.step_state import Source, StepState
+from qmq.model import STEPS, Partition, QueueId
 from qmq.process.event_loop import Clock
 from qmq.process.files import make_private
 from qmq.wire.batch import (
@@ -77,11 +80,22 @@ from qmq.wire.batch import (
     parse_envelope,
     place,
     region_crc_of,
+    sent_sizes,
     unwrap,
     wrap,
 )
-from qmq.wire.batch_columns import REGION, RegionHeader, check_region
+from qmq.wire.batch_columns import (
+    REGION,
+    BatchFlag,
+    RegionHeader,
+    check_region,
+    parse_header,
+    tag_bloom,
+    tag_hash,
+)
 from qmq.wire.frame_payloads import Produced
+
+log = logging.getLogger("qmq.log")
 
 
 class ProjectionPlan(Protocol):
@@ -143,6 +157,18 @@ class Intake(NamedTuple):
     header: RegionHeader
     tag_bloom: int
     awaits_flush: bool = False
+
+
+class StepIntake(NamedTuple):
+    """A step as its consumer sent it. Its effects have no numbers yet."""
+
+    producer_id: int
+    number: int
+    """With the producer id, by this number a repeated step is known."""
+    settlements: tuple[Settlement, ...]
+    effects: tuple[Effect, ...]
+    is_again: bool = False
+    """It may be stored already."""
 
 
 class PendingEntry(NamedTuple):
@@ -344,6 +370,8 @@ class Store:
         for at, (queue, entry, produced) in enumerate(entries):
             queue.index.append(entry)
             queue.note(entry, produced)
+            if queue.steps is not None:
+                self._decide(queue.steps, entry.base_sequence, buffers[2 * at + 1])
             if self.projection is not None:
                 self.projection.take(
                     first + at,
@@ -550,6 +578,66 @@ class Store:
             with suppress(DiskFull):
                 self._open_segment(ACTIONS, self._share_states())
 
+    def append_step(self, step: StepIntake) -> Produced:
+        """Write a step, its settlements and its effects, as one entry, and apply it; but not one
+        that is stored already. The caller has looked whether the messages are held (`Queue.holds`).
+        Raises InvalidArgument, CorruptBatch, DiskFull, and nothing is written then.
+
+        The actions before it are written first, so that a replay applies the settlements to what
+        was handed out. They are repeated in the action log, where they change nothing, for those
+        who read that log alone: trails of messages, and Spark.
+        """
+        stored = self.find_step(step.producer_id, step.number, is_again=step.is_again)
+        if stored is not None:
+            return stored
+        queue = self.open_queue(STEPS, 0)
+        check(queue.steps is not None, "the queue of steps keeps no steps")
+        envelope, region = step_batch(
+            (queue.steps or StepState()).numbered(step.effects),
+            step.settlements,
+            step.producer_id,
+            step.number,
+            self.clock.time_ms(),
+            is_again=step.is_again,
+        )
+        self.write_actions()
+        bloom = tag_bloom([tag_hash(effect.subject) for effect in step.effects])
+        intake = Intake(queue, region, sent_sizes(envelope)[1], parse_header(region), bloom)
+        produced = self.append([intake], are_new=True)[0]
+        for settlement in step.settlements:
+            self.act(settlement)
+        return produced
+
+    def find_step(self, producer_id: int, number: int, *, is_again: bool) -> Produced | None:
+        """Where the step of this number is; None if it is not stored."""
+        queue = self.queue(STEPS, 0)
+        flags = int(BatchFlag.AGAIN) if is_again else 0
+        header = RegionHeader(producer_id, number, flags, 1, 0, 0, 0, 0, 0, 0)
+        return queue.find_duplicate(header) if queue is not None else None
+
+    def _decide(self, steps: StepState, sequence: int, region: bytes) -> None:
+        """Apply a step: on the master when it is written, on a slave when it is committed, and in
+        every replay.
+        """
+        try:
+            record = record_of(region)
+        except CorruptBatch as cause:  # on every replica
+            log.error("step %d changes nothing: %s", sequence, cause.message)
+            return
+        for settlement in record.settlements:
+            source = self.queue(settlement.subject, settlement.partition)
+            if source is not None:
+                source.settle_step(settlement)
+        steps.decide(sequence, record)
+
+    def has_waiting_effects(self, queue: Queue, group: str) -> bool:
+        """True if something waits that the group's steps on this partition sent to ordered
+        subjects: the group must not leave the partition yet.
+        """
+        steps = self.queue(STEPS, 0)
+        source = Source(queue.id.subject, queue.id.partition, group)
+        return steps is not None and steps.steps is not None and steps.steps.waits_for(source)
+
     def apply_entry(self, log: int, position: int, envelope: Envelope, region: bytes) -> None:
         """Apply an entry to the derived state: on a slave, and at a restart."""
         if envelope.kind == Kind.SNAPSHOT:
@@ -564,6 +652,8 @@ class Store:
             queue, entry = self.index_entry(position, envelope, region)
             queue.add(entry)
             queue.visible_sequence = queue.next_sequence
+            if queue.steps is not None:
+                self._decide(queue.steps, entry.base_sequence, region)
             if self.projection is not None:
                 self.projection.take(
                     envelope.index, envelope.append_time_ms, region, envelope.region_crc
@@ -602,8 +692,10 @@ class Store:
 
     def _share_states(self) -> list[list[object]]:
         queues = self.queues.values()
-        return [state for queue in queues for state in queue.share_states()] + [
-            state for queue in queues for state in queue.lane_states()
+        return [
+            *[state for queue in queues for state in queue.share_states()],
+            *[state for queue in queues for state in queue.lane_states()],
+            *[state for queue in queues for state in queue.step_states()],
         ]
 
     # --- reading ----------------------------------------------------------------------------------

@@ -54,6 +54,7 @@ from qmq.client.dead_letters import letter_of
 from qmq.columns import offsets as spark_offsets
 from qmq.columns.files import folders, routes
 from qmq.columns.options import OptionValues
+from qmq.log import step_record
 from qmq.model import DeclaredSchema, DelayedId, MessageId, SchemaFormat
 from qmq.operations import messages
 from qmq.operations.messages import Followed, Inquiry
@@ -353,6 +354,21 @@ KEYS: Final = (
     | values.WIRE_TEXTS
 )
 
+STEP_SETTLEMENTS: Final = st.one_of(
+    st.tuples(
+        *(st.just(4), values.WIRE_TEXTS, INT64, values.WIRE_TEXTS, values.WIRE_TEXTS),
+        INT64,
+        st.lists(st.tuples(*[INT64] * 4), max_size=2),
+    ),
+    st.tuples(
+        *(st.just(10), values.WIRE_TEXTS, INT64, values.WIRE_TEXTS, values.WIRE_TEXTS),
+        INT64,
+        st.lists(st.tuples(*[INT64] * 2), max_size=2),
+    ),
+)
+STEP_EFFECTS: Final = st.tuples(values.WIRE_TEXTS, st.booleans(), INT64, INT64, values.BYTES)
+STEP_BAD: Final = tuple([("t", False, 0, 1, each) for each in values.BYTE_EXAMPLES])
+
 STORED: Final = (
     Decoder(
         "backup: the manifest",
@@ -367,6 +383,19 @@ STORED: Final = (
         (errors.BackupDamaged, errors.BackupVersion),
         ("qmq.backup.manifest.decode_manifest",),
         always=checked_examples(b"QMK1"),
+    ),
+    Decoder(
+        "log: the record of a step",
+        st.tuples(
+            st.just(1), st.lists(STEP_SETTLEMENTS, max_size=2), st.lists(STEP_EFFECTS, max_size=2)
+        ).map(packed)
+        | PACKED,
+        step_record.decode_record,
+        (errors.CorruptBatch,),
+        always=(
+            *values.BYTE_EXAMPLES,
+            *[packed([1, [[4, "s", 0, "g", "c", 1, [[0, 0, 0, 0]]]], [each]]) for each in STEP_BAD],
+        ),
     ),
     Decoder(
         "backup: the cluster's keys",

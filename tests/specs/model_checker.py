@@ -116,6 +116,19 @@ ORDERING: Final = Model(
         "SealedForEver",
     ),
 )
+STEPS: Final = Model(
+    "Steps",
+    {
+        "Targets": "{a, b}",
+        "MaxMessages": 1,
+        "MaxToken": 1,
+        "MaxRuns": 1,
+        "MaxKills": 1,
+        "Window": 1,
+    },
+    symmetric=("Targets",),
+    invariants=("OnceInOrder", "OneDecision", "Honesty", "NothingLost", "Bounded", "Apart"),
+)
 
 
 def is_there() -> bool:
@@ -477,7 +490,108 @@ ORDERING_MISTAKES: Final = (
     ),
 )
 
+ONE_TARGET: Final = {"Targets": "{a}"}
+
+STEPS_MISTAKES: Final = (
+    Mistake(
+        "take a step without looking at its token",
+        "OneDecision",
+        6,
+        "IsCurrent(f) == f.token = Token(log) /\\ f",
+        "IsCurrent(f) == f",
+        {**ONE_TARGET, "MaxToken": 2},
+    ),
+    Mistake(
+        "take a step of a message that is settled",
+        "OneDecision",
+        7,
+        "f.token = Token(log) /\\ f.message \\notin Settled(log)",
+        "f.token = Token(log)",
+        {**ONE_TARGET, "MaxRuns": 2},
+    ),
+    Mistake(
+        "answer before the commit",
+        "Honesty",
+        6,
+        "Step(f) \\in Elements(Committed)\n    /\\ Answered",
+        "Step(f) \\in Elements(log)\n    /\\ Answered",
+        ONE_TARGET,
+    ),
+    Mistake(
+        "refuse by what is not committed",
+        "Honesty",
+        8,
+        "    /\\ committed = Len(log)\n",
+        "",
+        {**ONE_TARGET, "MaxToken": 2},
+    ),
+    Mistake(
+        "do not know a repeated step",
+        "Honesty",
+        7,
+        "IsKnown(f) == Step(f) \\in Elements(log)",
+        "IsKnown(f) == FALSE",
+        ONE_TARGET,
+    ),
+    Mistake(
+        "send a plan before it is committed",
+        "NothingLost",
+        18,
+        "plan \\in Elements(Committed)\n    /\\ sent",
+        "plan \\in Elements(log)\n    /\\ sent",
+        {**ONE_TARGET, "MaxMessages": 2, "Window": 2},
+    ),
+    Mistake(
+        "plan again what an earlier master has planned",
+        "NothingLost",
+        9,
+        "Planned(PlansOf(log', t))]",
+        "Planned(SelectSeq(PlansOf(log', t), LAMBDA each : IsDone(log', each)))]",
+        ONE_TARGET,
+    ),
+    Mistake(
+        "skip what an earlier master had in memory",
+        "NothingLost",
+        8,
+        "loaded' = [t \\in Targets |-> Planned(PlansOf(log', t))]",
+        "UNCHANGED loaded",
+        ONE_TARGET,
+    ),
+    Mistake(
+        "store a batch that is stored",
+        "OnceInOrder",
+        12,
+        "    /\\ plan.number = numbers[t] + 1\n",
+        "    /\\ plan.number <= numbers[t] + 1\n",
+        ONE_TARGET,
+    ),
+    Mistake(
+        "finish a plan when it is sent",
+        "NothingLost",
+        11,
+        "        /\\ plan.number <= numbers[t]\n",
+        "",
+        ONE_TARGET,
+    ),
+    Mistake(
+        "share the window among the targets",
+        "Apart",
+        7,
+        "HasRoom(t) == Len(handed[t]) < Window",
+        "HasRoom(t) == \\A other \\in Targets : Len(handed[other]) < Window",
+    ),
+    Mistake(
+        "load without a window",
+        "Bounded",
+        11,
+        "Len(Decided(Committed, t)) /\\ HasRoom(t)",
+        "Len(Decided(Committed, t))",
+        {**ONE_TARGET, "MaxMessages": 2},
+    ),
+)
+
 PLANTED: Final[tuple[tuple[Model, Mistake], ...]] = (
     *((REPLICATION, each) for each in REPLICATION_MISTAKES),
     *((ORDERING, each) for each in ORDERING_MISTAKES),
+    *((STEPS, each) for each in STEPS_MISTAKES),
 )

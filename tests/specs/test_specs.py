@@ -1,5 +1,5 @@
-"""TLC explores the specifications of replication and ordered messages, and finds what planted
-mistakes break (docs/JUDGES.md).
+"""TLC explores the specifications of replication, ordered messages and steps, and finds what
+planted mistakes break (docs/JUDGES.md).
 """
 
 from __future__ import annotations
@@ -8,7 +8,16 @@ from pathlib import Path
 
 import pytest
 
-from specs.model_checker import ORDERING, PLANTED, REPLICATION, Mistake, Model, check, is_there
+from specs.model_checker import (
+    ORDERING,
+    PLANTED,
+    REPLICATION,
+    STEPS,
+    Mistake,
+    Model,
+    check,
+    is_there,
+)
 
 pytestmark = [
     pytest.mark.long,
@@ -18,7 +27,12 @@ pytestmark = [
 
 
 @pytest.mark.parametrize(
-    "model", [pytest.param(REPLICATION, id="replication"), pytest.param(ORDERING, id="ordering")]
+    "model",
+    [
+        pytest.param(REPLICATION, id="replication"),
+        pytest.param(ORDERING, id="ordering"),
+        pytest.param(STEPS, id="steps"),
+    ],
 )
 def test_a_specification_holds_in_every_state_of_a_small_model(
     model: Model, tmp_path: Path

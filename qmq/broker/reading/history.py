@@ -38,7 +38,15 @@ import msgspec
 from qmq.broker.reading.cold_reads import through_cold_reads
 from qmq.errors import CorruptBatch, InvalidArgument, MessageNotFound, NotMaster
 from qmq.limits import KIB, MIB
-from qmq.log.actions import AnyAction, DropQueue, Forget, LaneAction, ScheduleAction, decode_actions
+from qmq.log.actions import (
+    AnyAction,
+    DropQueue,
+    Forget,
+    LaneAction,
+    ScheduleAction,
+    StepAction,
+    decode_actions,
+)
 from qmq.log.consume_log import IndexEntry
 from qmq.log.envelopes import Entry, SnapshotReader, damaged, head_at, walk
 from qmq.log.group_state import GroupState
@@ -52,7 +60,7 @@ from qmq.log.history import (
     where,
 )
 from qmq.log.lane_state import GroupLaneState
-from qmq.log.queue import Queue, birth_ms
+from qmq.log.queue import STEPS_STATE, Queue, birth_ms
 from qmq.log.recent_writes import ACTIONS
 from qmq.log.segments import Segments
 from qmq.model import (
@@ -431,6 +439,8 @@ class _Scan:
         for subject, partition, group, state, *kind in self._snapshot.states(payload):
             if QueueId(subject, partition) != self.queue.id or self.group not in ("", group):
                 continue
+            if kind == [STEPS_STATE]:
+                continue
             if kind:
                 self.lanes[group] = LaneMessageEvents(
                     group, self.sequence, self.lp, GroupLaneState.from_state(state)
@@ -454,7 +464,7 @@ class _Scan:
     def apply(self, action: AnyAction, time_ms: int) -> list[TrailEvent]:
         """Apply one action."""
         if (
-            isinstance(action, ScheduleAction)
+            isinstance(action, ScheduleAction | StepAction)
             or QueueId(action.subject, Partition(action.partition)) != self.queue.id
         ):
             return []

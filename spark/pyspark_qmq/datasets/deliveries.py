@@ -72,11 +72,12 @@ from qmq.log.actions import (
     LaneReset,
     LaneUnpark,
     ScheduleAction,
+    StepAction,
     decode_actions,
 )
 from qmq.log.group_state import GroupState, ShareEvent, ShareEventKind
 from qmq.log.lane_state import GroupLaneState
-from qmq.log.queue import apply_to
+from qmq.log.queue import STEPS_STATE, apply_to
 from qmq.wire.batch import Envelope, Kind, unwrap
 
 
@@ -387,7 +388,7 @@ class Replay:
             elif envelope.kind == Kind.ACTIONS:
                 self._begins = False
                 for action in decode_actions(unwrap(bytes(region))):
-                    if not isinstance(action, ScheduleAction):
+                    if not isinstance(action, ScheduleAction | StepAction):
                         yield from self._apply(action, envelope.append_time_ms)
         except (AssertionError, CorruptBatch, KeyError) as cause:
             raise LogDamaged(
@@ -396,7 +397,7 @@ class Replay:
             ) from cause
 
     def _apply(self, action: AnyAction, time_ms: int) -> Iterator[Delivery]:
-        assert not isinstance(action, ScheduleAction), action
+        assert not isinstance(action, ScheduleAction | StepAction), action
         key = ShareKey(action.subject, action.partition, action.group)
         if isinstance(action, Forget | DropQueue):
             return self._ended(action, time_ms)
@@ -433,6 +434,8 @@ class Replay:
         for subject, partition, group, state, *kind in msgspec.msgpack.decode(
             unwrap(region), strict=False
         ):
+            if kind == [STEPS_STATE]:
+                continue
             key = ShareKey(subject, partition, group)
             self.touched.add(key)
             if kind:

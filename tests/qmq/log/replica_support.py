@@ -14,6 +14,7 @@ from random import Random
 from typing import Any
 
 from support import ManualClock, intake
+from support.steps import acknowledged, effect, waiting_effects
 
 from qmq.limits import KIB
 from qmq.log import follower
@@ -31,6 +32,9 @@ from qmq.log.actions import (
     Reset,
     Return,
     SettleAction,
+    StepDone,
+    StepPlan,
+    StepVoid,
 )
 from qmq.log.checkpoint import begin_checkpoint, end_checkpoint
 from qmq.log.disk import Disk
@@ -39,7 +43,9 @@ from qmq.log.merged_log import read_merged
 from qmq.log.queue import Queue
 from qmq.log.recent_writes import WriteStretch
 from qmq.log.recovery import open_store
-from qmq.log.store import Store
+from qmq.log.step_state import STEPS_QUEUE
+from qmq.log.store import StepIntake, Store
+from qmq.model import STEPS
 from qmq.wire.frame_payloads import Verdict
 
 _MEMORY = Path("/dev/shm")
@@ -101,6 +107,7 @@ def state_of(store: Store) -> State:
             {group: share.to_state() for group, share in queue.shares.items()},
             # A copy: the state of a lane share has its lists, which change.
             {group: deepcopy(share.to_state()) for group, share in queue.lanes.items()},
+            queue.steps.to_state() if queue.steps is not None else None,
         )
         for queue in store.queues.values()
         if queue.next_sequence or queue.shares or queue.lanes
@@ -215,6 +222,51 @@ class Traffic:
                 self.store.act(
                     LanePark(*LANE, "c", share.next_token - 1, self.number, lp, b"%d" % lp)
                 )
+        self.write()
+
+    def step(self) -> None:
+        """A consumer settles some of what it holds by a step, which sends to a few subjects."""
+        held = [
+            (queue, group, name, item)
+            for queue in self.store.queues.values()
+            for group, share in queue.shares.items()
+            for name, holder in share.holders.items()
+            for item in holder.held
+        ]
+        if not held:
+            return
+        queue, group, name, item = self.random.choice(held)
+        self.number += 1
+        settlement = acknowledged(queue, group, name, item.pull, item.pull + item.count - 1)
+        targets = self.random.sample(("x", "y", "z"), self.random.randrange(4))
+        effects = tuple(
+            [
+                effect(each, [b"%d" % self.number] * self.random.randrange(1, 3), is_ordered=True)
+                for each in targets
+            ]
+        )
+        self.store.append_step(StepIntake(1 << 40, self.number, (settlement,), effects))
+        self.history.note(self.store, self.store.index)
+        self.write()
+
+    def forward(self) -> None:
+        """What a dispatcher writes about effects: a plan, or what became of one."""
+        steps = self.store.open_queue(STEPS, 0).steps
+        assert steps is not None
+        waiting = [
+            (subject, each)
+            for subject in steps.targets
+            for each in waiting_effects(self.store, subject)
+        ]
+        if waiting and self.random.random() < 0.6:
+            subject, (sequence, number) = self.random.choice(waiting)
+            items, plan = ((sequence, number, 1),), steps.next_plan
+            self.store.act(StepPlan(*STEPS_QUEUE, plan, subject, 0, "g", 1, self.number, items))
+        elif steps.plans:
+            numbers = (self.random.choice(list(steps.plans)),)
+            is_done = self.random.random() < 0.8
+            done, void = StepDone(*STEPS_QUEUE, numbers), StepVoid(*STEPS_QUEUE, numbers)
+            self.store.act(done if is_done else void)
         self.write()
 
     def write(self) -> None:

@@ -115,6 +115,12 @@ class ReplicaMachine(RuleBasedStateMachine):
     def park(self, count: int) -> None:
         self.traffic.park(count)
 
+    @rule(count=st.integers(1, 4))
+    def step(self, count: int) -> None:
+        for _ in range(count):
+            self.traffic.step()
+            self.traffic.forward()
+
     @rule()
     def new_epoch(self) -> None:
         """The master was elected again."""
