@@ -54,7 +54,7 @@ class Counts:
 
 class WriteTask:
     """One task; `run` is called once. `may_repeat`: rows of its epoch or of later ones may be
-    stored, by whatever Spark partition.
+    stored, by any Spark partition.
     """
 
     def __init__(
