@@ -121,7 +121,7 @@ WORKLOADS = (
         only=(
             *("none", "kill-all", "partition-master", "disk-empty", "disk-old"),
             *("disk-full-*-and-*", "power-*", "fsync-fails-follower", "read-fails-*", "flip-*"),
-            *("slow-disk-all", "late-replica", "remove-cut-off", "release-group"),
+            *("late-replica", "release-group"),
             *("partition-follower-and-kill-master", "!power-master", "!power-lied-*-sync"),
             *("!flip-*-of-five",),
         ),

@@ -19,8 +19,8 @@ from qmq.errors import QmqError
 
 USES: Final = frozenset({"brokers", "etcds", "metas", "clients", "delays"})
 DELAYS: Final = (
-    *("none", "kill-master", "kill-all", "kill-client", "kill-delay-master", "stop-delay-master"),
-    *("partition-master", "clock-forward-delay-master", "clock-back-delay-master"),
+    *("none", "kill-master", "kill-all", "kill-delay-master", "stop-delay-master"),
+    *("clock-forward-delay-master", "clock-back-delay-master"),
 )
 """Faults that delay groups notice."""
 

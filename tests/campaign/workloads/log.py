@@ -45,7 +45,7 @@ WORKLOADS = (
                 "clock-strobe-client",
             ),
             *("clock-strobe-meta", "remove-last-majority", "late-replica", "!power-behind"),
-            *("!power-lied-follower-sync", "!*-and-*"),
+            *("!power-lied-follower-sync", "!*-and-*", "!kill-one", "!stop-one", "!release-group"),
         ),
     ),
 )

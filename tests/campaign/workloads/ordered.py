@@ -154,6 +154,7 @@ WORKLOADS = (
         ("split", "merge", "merge"),
         (
             *("none", "kill-master", "kill-pair", "kill-meta", "kill-client", "stop-master"),
+            "stop-client",
             *("partition-master", "partition-bridge", "partition-from-etcd", "etcd-kill-one"),
             *("power-master", "clock-forward-master", "restart-in-turn"),
         ),

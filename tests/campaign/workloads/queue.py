@@ -41,7 +41,7 @@ WORKLOADS = (
             *("clock-*-master", "clock-*-client", "restart-master", "restart-all"),
             *("release-group", "flip-actions-*", "kill-client-and-kill-master"),
             *("stop-client-and-partition-master", "clock-back-master-and-kill-one"),
-            *("!*-and-kill-meta", "!clock-forward-master-and-*"),
+            *("!*kill-meta", "!stop-one", "!clock-forward-master-and-*"),
         ),
     ),
 )

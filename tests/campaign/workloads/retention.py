@@ -182,7 +182,6 @@ WORKLOADS = (
         ("kept_while_young", "passed_is_old"),
         (
             *FEW,
-            "kill-pair",
             "power-master",
             "clock-*-master",
             "!*-and-*",

@@ -71,7 +71,7 @@ WORKLOADS = (
             *("none", "kill-master", "kill-pair", "kill-all", "stop-*", "partition-*", "etcd-*"),
             *("clock-forward-master*", "clock-back-master*", "clock-apart", "restart-master"),
             *("restart-all", "move-master", "swap-addresses", "add-during-cut", "remove-*"),
-            *("late-replica", "disk-empty", "power-master", "slow-disk-follower", "*-and-*"),
+            *("late-replica", "slow-disk-follower", "*-and-*"),
             *("!*client*", "!disk-full-*"),
         ),
     ),
