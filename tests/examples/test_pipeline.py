@@ -5,6 +5,7 @@ README says.
 from __future__ import annotations
 
 import json
+import os
 import re
 import subprocess
 import sys
@@ -20,6 +21,7 @@ from qmq.node.dev_node import Node
 
 ROOT = Path(__file__).resolve().parents[2]
 FLIGHTS = 3_000
+QUICK = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 
 
 def test_flights_are_in_the_order_of_their_departure_and_delayed_ones_are_late() -> None:
@@ -58,6 +60,7 @@ def run(folder: Path) -> str:
     done = subprocess.run(
         [sys.executable, "-m", "examples.pipeline", *words],
         cwd=ROOT,
+        env={**os.environ, "JDK_JAVA_OPTIONS": QUICK},
         capture_output=True,
         text=True,
         timeout=300,
@@ -74,6 +77,7 @@ def numbers_of(printed: str) -> dict[str, int]:
     return {words: int(number.replace(",", "")) for number, words in lines}
 
 
+@pytest.mark.long
 @pytest.mark.xdist_group("drivers")
 def test_every_flight_is_everywhere_once_and_a_second_run_repeats_nothing(tmp_path: Path) -> None:
     first = run(tmp_path)
