@@ -942,7 +942,7 @@ SPARK: Final = (
         | values.JSON_VALUES,
         progress,
         (errors.InvalidArgument,),
-        ("pyspark_qmq.stream._parsed",),
+        ("pyspark_qmq.stream._mapping",),
         always=(*values.JSON_EXAMPLES, *values.each_change_as_text({"s": {"0@g1": 5}})),
     ),
     Decoder(
