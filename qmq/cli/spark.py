@@ -1,5 +1,5 @@
-"""`qmq spark` runs Spark jobs over the log (docs/SPARK.md). Needs `pip install qmq[spark]`, which
-is imported only when a job runs.
+"""`qmq spark` runs Spark jobs over the log (docs/SPARK.md). Needs `pip install qmq[spark-jobs]`,
+which is imported only when a job runs.
 
 Arguments after a job's name are passed to the job: `qmq spark archive --help` explains them. The
 exit status is the job's.
@@ -40,7 +40,8 @@ def spark(words: Words = None) -> None:
             raise
         fail(
             InvalidArgument(
-                f"qmq spark needs another package ({missing} is missing): pip install 'qmq[spark]'"
+                f"qmq spark needs another package ({missing} is missing): "
+                "pip install 'qmq[spark-jobs]'"
             )
         )
     raise typer.Exit(status)

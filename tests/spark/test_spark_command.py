@@ -59,7 +59,7 @@ def test_without_the_extra_it_says_what_to_install() -> None:
     said = re.sub("py4j|pyspark", "NAME", done.stderr)
     assert said == (
         "error: [E102] qmq spark needs another package (NAME is missing): pip install "
-        "'qmq[spark]'\n"
+        "'qmq[spark-jobs]'\n"
     )
 
 
