@@ -32,7 +32,7 @@ KEYS = [b"key%d" % (row % 37) for row in range(ROWS)]
 
 @pytest.fixture(scope="module")
 def node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[NodeThread]:
-    with node_thread(tmp_path_factory.mktemp("node"), delay=True) as found:
+    with node_thread(tmp_path_factory.mktemp("node"), delay=True, auto_create=True) as found:
         yield found
 
 
@@ -255,8 +255,8 @@ def test_rows_find_their_own_subjects(node: NodeThread, cluster: SinkCluster) ->
 
 def test_an_unknown_subject_is_refused_or_created(node: NodeThread, cluster: SinkCluster) -> None:
     with pytest.raises(UnknownSubject, match="nowhere"):
-        write(cluster, "body binary", plain(), subject="nowhere")
-    write(cluster, "body binary", plain(), subject="nowhere", createSubject="true")
+        write(cluster, "body binary", plain(), subject="nowhere", createSubject="false")
+    write(cluster, "body binary", plain(), subject="nowhere")
     assert node.bodies("nowhere") == BODIES
 
 
@@ -415,10 +415,7 @@ def test_a_broker_that_is_killed_in_the_middle_and_comes_back_gets_each_row_once
     cluster = SinkCluster(node.address)
     try:
         node.start()
-        assert (
-            write(cluster, "body binary", rows(), subject="killed", createSubject="true").rows
-            == ROWS
-        )
+        assert write(cluster, "body binary", rows(), subject="killed").rows == ROWS
         again = write(cluster, "body binary", plain(), subject="killed")
         assert (again.batches, again.found) == (0, ROWS)
         log = ServerAddress(node.address).open()

@@ -25,7 +25,6 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import closing
 from itertools import chain
 from queue import SimpleQueue
 from typing import Final, NamedTuple
@@ -47,20 +46,15 @@ from pyspark_qmq.sink.requests import (
 from pyspark_qmq.sink.row_identity import ID_BYTES, NUMBERS_END, Ids, RowTarget, RowWriter
 from qmq.columns.model import QueueKey
 from qmq.columns.servers.connection import BlockingConnection
-from qmq.columns.servers.metaservers import Metadata, call, open_channel, parse_servers
+from qmq.columns.servers.metaservers import Metadata
 from qmq.columns.servers.reading import MasterConnections, batches_in, numbers_of
 from qmq.errors import (
     AccessDenied,
     LogDamaged,
-    NotConnected,
     QmqError,
     RouteChanged,
-    Unavailable,
-    UnknownSubject,
 )
 from qmq.limits import MIB
-from qmq.proto.v1 import meta_pb2 as pb
-from qmq.proto.v1 import meta_pb2_grpc
 from qmq.wire import frame_payloads as wire
 from qmq.wire.batch import BatchView
 from qmq.wire.frame import FrameKind
@@ -208,7 +202,6 @@ class SinkCluster:
     """A cluster's connections. Not thread-safe."""
 
     def __init__(self, servers: str) -> None:
-        self._servers = parse_servers(servers)
         self._metadata = Metadata(servers, METADATA_MS)
         self._masters = {
             is_delayed: MasterConnections(self._metadata, delayed=is_delayed)
@@ -222,16 +215,11 @@ class SinkCluster:
     # --- answers for cores ------------------------------------------------------------------------
 
     def logical_partitions(self, subject: str, *, creates: bool) -> int:
-        """The number of an ordered subject's logical partitions; 0: unordered. Raises
-        UnknownSubject, InvalidName, NotConnected.
+        """The number of an ordered subject's logical partitions; 0: unordered. With `creates` a
+        missing subject is created as by a first message. Raises UnknownSubject, InvalidName,
+        NotConnected.
         """
-        try:
-            ordering = self._masters[False].locate(subject).placement.ordering
-        except UnknownSubject:
-            if not creates:
-                raise
-            self._create(subject)
-            ordering = self._masters[False].locate(subject).placement.ordering
+        ordering = self._masters[False].locate(subject, create=creates).placement.ordering
         return 0 if ordering is None else ordering.route.logical_partitions
 
     def answer(self, ask: Ask, writer: RowWriter) -> Where | LookedUp:
@@ -271,19 +259,6 @@ class SinkCluster:
     def may_skip(self, writer: RowWriter, to: RowTarget) -> bool:
         """Whether a partition was seen closed in an earlier epoch of the writer."""
         return self._closed.get((writer.name, to), writer.epoch) < writer.epoch
-
-    def _create(self, subject: str) -> None:
-        failure: QmqError = NotConnected(f"no metaserver could create {subject!r}")
-        for address in self._servers:
-            with closing(open_channel(address)) as channel:
-                request = pb.CreateSubjectRequest(settings=pb.SubjectSettings(name=subject))
-                try:
-                    call(channel, meta_pb2_grpc.MetaStub, "CreateSubject", request, address)
-                except Unavailable as cause:
-                    failure = cause
-                else:
-                    return
-        raise failure
 
     # --- connections ------------------------------------------------------------------------------
 
