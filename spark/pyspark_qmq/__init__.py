@@ -50,7 +50,7 @@ def register(spark: SparkSession) -> None:
 
 def _use_this_python(context: SparkContext) -> None:
     is_named = os.environ.get("PYSPARK_PYTHON") or context.getConf().get("spark.pyspark.python")
-    if context.master.split("[")[0] == "local" and not is_named:
+    if str(context.master).split("[")[0] == "local" and not is_named:
         context.pythonExec = sys.executable
 
 
