@@ -4,7 +4,8 @@
     qmq.path (or `path`)     folders, with commas or a glob: read segment files
     qmq.routes               with a path: a file that `qmq route export` wrote
     qmq.committed            with a path: `all`: treat all whole entries as committed
-    qmq.retryMs              how long a broker may be unreachable during a read (60000)
+    qmq.retryMs              how long a server may be unreachable during a read (60000; without
+                             the option, 4000 for a driver that has not reached a metaserver yet)
     qmq.lake                 history from Iceberg tables: a catalog's name in PyIceberg's
                              configuration, or its URI; batch only (docs/SPARK.md)
     qmq.lakeWarehouse, qmq.lakeNamespace
@@ -179,6 +180,8 @@ NAMES: Final = (
 )
 LOGS: Final = ("messages", "deliveries", "progress", "schedules")
 RETRY_MS: Final = 60_000
+FIRST_MS: Final = 4_000
+"""A driver that reaches no metaserver for so long may have been given wrong addresses."""
 _UNITS_MS: Final = {
     "ms": 1,
     "s": 1_000,
@@ -209,6 +212,8 @@ class StartPosition:
     routes: str = ""
     committed: str = ""
     retry_ms: int = RETRY_MS
+    first_ms: int = FIRST_MS
+    """The same until a metaserver has answered the driver."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -295,7 +300,7 @@ def start_position(options: Mapping[str, str]) -> StartPosition:
         paths,
         given.text("qmq.routes"),
         given.text("qmq.committed"),
-        RETRY_MS if retry_ms is None else retry_ms,
+        *((RETRY_MS, FIRST_MS) if retry_ms is None else (retry_ms, retry_ms)),
     )
 
 

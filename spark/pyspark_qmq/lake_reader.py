@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from pyspark.sql.datasource import DataSourceReader, InputPartition
 from pyspark.sql.types import StructType
 
+import pyspark_qmq.needed  # noqa: F401 - before all others
 from pyspark_qmq.lake.rows import LakeTask, TimeRange, lake_tasks, read_lake_task
 from pyspark_qmq.lake.snapshot import (
     Extents,

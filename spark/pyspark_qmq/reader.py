@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from pyspark.sql.datasource import DataSourceReader, InputPartition
 from pyspark.sql.types import StructType
 
+import pyspark_qmq.needed  # noqa: F401 - before all others
 from pyspark_qmq.source_schema import columns_of
 from qmq.columns.options import ReadOptions
 from qmq.columns.planning import ReadTask, ranges, tasks

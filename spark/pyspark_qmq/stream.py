@@ -35,6 +35,7 @@ from pyspark.sql.streaming.datasource import (
 )
 from pyspark.sql.types import StructType
 
+import pyspark_qmq.needed  # noqa: F401 - before all others
 from pyspark_qmq.reader import TaskPartition
 from pyspark_qmq.source_schema import columns_of
 from qmq.columns import offsets
@@ -334,7 +335,7 @@ def lag(progress: Any) -> int:
     Args:
         progress: one of `query.recentProgress`, `query.lastProgress`, or of a listener's events.
     """
-    return sum(sum(lag_by_queue(source).values()) for source in _sources(progress))
+    return sum(sum(lag_by_queue(source).values()) for source in sources_of(progress))
 
 
 def lost(progress: Any) -> int:
@@ -343,7 +344,7 @@ def lost(progress: Any) -> int:
     """
     return sum(
         sum(lost_of_json(found).values())
-        for source in _sources(progress)
+        for source in sources_of(progress)
         if (found := _mapping(source.get("latestOffset")))
     )
 
@@ -354,7 +355,8 @@ def lag_by_queue(source: Mapping[str, Any]) -> dict[QueueKey, int]:
     return {key: max(sequence - end.get(key, 0), 0) for key, sequence in latest.items()}
 
 
-def _sources(progress: Any) -> list[Mapping[str, Any]]:
+def sources_of(progress: Any) -> list[Mapping[str, Any]]:
+    """The sources in a progress, each as `progress["sources"][0]`."""
     found = progress if isinstance(progress, Mapping) else json.loads(progress.json)
     return list(found["sources"])
 

@@ -63,7 +63,7 @@ OTHERS: Final[dict[str, str]] = {
         )
     },
     "pyspark_qmq.jobs.order_audit.producer": "a column that this job wrote as hexadecimal digits",
-    "pyspark_qmq.stream._sources": "the progress that Spark itself writes as JSON",
+    "pyspark_qmq.stream.sources_of": "the progress that Spark itself writes as JSON",
     "qmq.backup.manifest.awaits_data": BY_ETCD,
     "qmq.backup.manifest.delay_settings": BY_ETCD,
     "qmq.backup.restore.RestoreMark.decode": BY_ETCD,

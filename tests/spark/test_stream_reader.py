@@ -15,9 +15,8 @@ from publishing import change_route, create_ordered, send, send_ordered, until_i
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as f
 from pyspark.sql.streaming.query import StreamingQuery
-from pyspark_qmq.progress import print_progress
 from pyspark_qmq.stream import lag
-from support import NodeProcess, eventually_sync
+from support import NodeProcess
 
 from qmq.proto.v1 import meta_pb2 as pb
 
@@ -116,29 +115,6 @@ def test_a_trigger_takes_no_more_than_it_may_and_available_now_comes_to_an_end(
     assert [lag(each) for each in progress if each["numInputRows"]] == [70, 40, 10, 0], (
         "what is there and was not read yet"
     )
-
-
-def test_a_session_prints_a_line_for_each_micro_batch(
-    spark: SparkSession, node: NodeProcess, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    send(node.address, "said", [f"{number:04}" for number in range(50)])
-    said = ""
-
-    def is_said() -> bool:
-        nonlocal said
-        said += capsys.readouterr().err
-        return "batch 1: 20 rows in " in said
-
-    lines = print_progress(spark)
-    try:
-        Stream(spark, node.address, tmp_path, "said", maxOffsetsPerTrigger="30").run()
-        eventually_sync(is_said)
-    finally:
-        spark.streams.removeListener(lines)
-    first, second = [line for line in said.splitlines() if ": batch " in line]
-    assert first.endswith("/s, 20 messages behind")
-    assert "batch 0: 30 rows in " in first
-    assert second.endswith("/s, 0 messages behind")
 
 
 def test_a_micro_batch_that_failed_is_repeated_row_for_row(

@@ -70,7 +70,8 @@ class ServerLog:
 
     def subjects(self) -> list[str]:
         """The names of all subjects, sorted. Raises NotConnected."""
-        return sorted(each.settings.name for each in self.metadata.list_subjects())
+        found = self.metadata.reach(lambda ms: self.metadata.list_subjects(retry_ms=ms))
+        return sorted(each.settings.name for each in found)
 
     def topology(self, subjects: list[str], report: ReaderReport | None = None) -> Topology:
         """The current queues and routes of these subjects. Raises UnknownSubject, NotConnected."""
@@ -98,7 +99,9 @@ class ServerLog:
         """Whether the subject is ordered. Raises UnknownSubject with similar names."""
         if subject not in self._is_ordered:
             try:
-                found = self._masters.locate(subject)
+                found = self.metadata.reach(
+                    lambda retry_ms: self._masters.locate(subject, retry_ms=retry_ms)
+                )
             except UnknownSubject as failure:
                 if subject in self._missing:
                     raise
@@ -230,16 +233,17 @@ def _ask_numbers(
 @dataclass(frozen=True, slots=True)
 class ServerAddress:
     """Metaservers as a comma-separated list of "host:port". `retry_ms`: how long to retry a server
-    that does not answer.
+    that does not answer. `first_ms`: the same for a driver's first question (default: the same).
     """
 
     servers: str
     retry_ms: int = RETRY_MS
     answer_s: float = ANSWER_S
+    first_ms: int | None = None
 
     def open(self) -> ServerLog:
         """Open the log in this process, without calling a server yet. Raises InvalidArgument."""
-        return ServerLog(Metadata(self.servers, self.retry_ms), self.answer_s)
+        return ServerLog(Metadata(self.servers, self.retry_ms, self.first_ms), self.answer_s)
 
 
 # --- action logs ----------------------------------------------------------------------------------

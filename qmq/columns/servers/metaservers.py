@@ -38,7 +38,13 @@ from qmq.model import Order
 from qmq.process.address import parse, require_private
 from qmq.proto.v1 import control_pb2_grpc, meta_pb2_grpc
 from qmq.proto.v1 import meta_pb2 as pb
-from qmq.rpc.channel import RenewedChannel, is_from_wrong_server, metadata_of, typed_error
+from qmq.rpc.channel import (
+    RenewedChannel,
+    is_answer,
+    is_from_wrong_server,
+    metadata_of,
+    typed_error,
+)
 from qmq.rpc.server_name import ANY_SERVER, ServerName
 from qmq.security.tls import Credentials, Tls
 from qmq.security.tokens import token_source
@@ -164,10 +170,11 @@ class Metadata:
     """Calls the metaservers at `servers`, a comma-separated list of "host:port". Not thread-safe.
 
     Every call raises the server's typed error, or NotConnected if no server answered for
-    `retry_ms`. The constructor raises InvalidArgument.
+    `retry_ms`. `first_ms`: as in `reach`. The constructor raises InvalidArgument.
     """
 
-    def __init__(self, servers: str, retry_ms: int = RETRY_MS) -> None:
+    def __init__(self, servers: str, retry_ms: int = RETRY_MS, first_ms: int | None = None) -> None:
+        self._first_ms = retry_ms if first_ms is None else first_ms
         self._addresses = parse_servers(servers)
         self.retry_ms = retry_ms
         self._turns = itertools.cycle(self._addresses)
@@ -177,7 +184,21 @@ class Metadata:
         """The cluster of the metaserver that answered first.
         Metaservers of another cluster refuse.
         """
+        self._has_answer = False
         self._first_routes: dict[str, pb.DescribeRouteResponse] = {}
+
+    def reach(self, ask: Callable[[int], _R]) -> _R:
+        """Make a driver's call `ask(retry_ms)`, with `first_ms` until a metaserver has answered:
+        their addresses may be wrong. Raises what the call raises.
+        """
+        if self._has_answer:
+            return ask(self.retry_ms)
+        try:
+            return ask(self._first_ms)
+        except Unavailable:
+            if not self._has_answer:
+                raise
+            return ask(self.retry_ms)
 
     # --- where things are -------------------------------------------------------------------------
 
@@ -186,14 +207,13 @@ class Metadata:
         subject: str,
         *,
         delayed: bool = False,
-        creates: bool = False,
+        create: bool = False,
         retry_ms: int | None = None,
     ) -> Located:
-        """The location of a subject, or of its delayed messages. With `creates` a missing subject
-        is created, where the cluster does that for a first message. Raises UnknownSubject,
-        InvalidName, NotConnected.
+        """The location of a subject, or of its delayed messages. With `create` a missing subject is
+        created, if the metaserver allows it. Raises UnknownSubject, InvalidName, NotConnected.
         """
-        request = pb.LocateRequest(subject=subject, create_if_missing=creates, delayed=delayed)
+        request = pb.LocateRequest(subject=subject, delayed=delayed, create_if_missing=create)
         found: pb.LocateResponse = self._ask("Locate", request, retry_ms)
         placement = placement_of(subject, found)
         hosts = tuple(found.hosts) or tuple(
@@ -207,12 +227,14 @@ class Metadata:
             hosts if not delayed else tuple([each.group for each in placement.routes]),
         )
 
-    def list_subjects(self, prefix: str = "") -> list[pb.SubjectDescription]:
+    def list_subjects(
+        self, prefix: str = "", *, retry_ms: int | None = None
+    ) -> list[pb.SubjectDescription]:
         """All subjects with their queues. Raises NotConnected,
         also if a broker group does not answer.
         """
         found: pb.ListSubjectsResponse = self._ask(
-            "ListSubjects", pb.ListSubjectsRequest(prefix=prefix)
+            "ListSubjects", pb.ListSubjectsRequest(prefix=prefix), retry_ms
         )
         return list(found.subjects)
 
@@ -269,11 +291,15 @@ class Metadata:
                     ServerName(self._cluster),
                 )
                 self._cluster = self._cluster or getattr(found, "cluster", "")
+                self._has_answer = True
                 return found
             except CallerError:
+                self._has_answer = True
                 raise
             except (Unavailable, CoordinationError, QmqError) as failure:
                 self._address = next(self._turns)
+                cause = failure.__cause__
+                self._has_answer |= isinstance(cause, grpc.RpcError) and is_answer(cause)
                 if isinstance(failure, Unavailable):
                     raise
                 raise NotConnected(

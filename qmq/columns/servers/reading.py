@@ -72,12 +72,14 @@ class MasterConnections:
 
     # --- masters ----------------------------------------------------------------------------------
 
-    def locate(self, subject: str, *, retry_ms: int | None = None) -> Located:
-        """Look up a subject at a metaserver and remember the masters. Raises UnknownSubject,
-        InvalidName, NotConnected.
+    def locate(self, subject: str, *, create: bool = False, retry_ms: int | None = None) -> Located:
+        """Look up a subject at a metaserver and remember the masters. `create` as in
+        `Metadata.locate`. Raises UnknownSubject, InvalidName, NotConnected.
         """
         ask = self._book.ask()
-        found = self._metadata.locate(subject, delayed=self._is_delayed, retry_ms=retry_ms)
+        found = self._metadata.locate(
+            subject, delayed=self._is_delayed, create=create, retry_ms=retry_ms
+        )
         target = delayed_target(subject) if self._is_delayed else subject
         self._book.learn(ask, target, *found.placement)
         return found

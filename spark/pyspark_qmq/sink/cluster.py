@@ -230,10 +230,10 @@ class SinkCluster:
 
     def logical_partitions(self, subject: str, *, creates: bool) -> int:
         """The number of an ordered subject's logical partitions; 0: unordered. With `creates` a
-        missing subject is created as by the first message of a client. Raises UnknownSubject,
-        InvalidName, NotConnected.
+        missing subject is created as by a first message. Raises UnknownSubject, InvalidName,
+        NotConnected.
         """
-        ordering = self._metadata.locate(subject, creates=creates).placement.ordering
+        ordering = self._masters[False].locate(subject, create=creates).placement.ordering
         return 0 if ordering is None else ordering.route.logical_partitions
 
     def answer(self, ask: Ask | Glance, writer: RowWriter) -> Where | LookedUp:

@@ -2,11 +2,12 @@
 
     qmq.servers            metaservers, `host:port,host:port`
     subject (or `topic`)   the subject of rows whose column `subject` is null or missing
-    createSubject          false: refuse a missing subject; by default it is created as by the first
-                           message of a client, if the cluster allows that
+    createSubject          false: refuse a missing subject; default true: create it, unordered, as a
+                           first message does, unless the cluster creates none (QMQ_CREATE_SUBJECTS)
     qmq.txnId              the writer's name instead of the query's id: a write that a new query or
                            job repeats under this name stores no row twice
-    qmq.retryMs            how long a broker group may be unreachable during a write (60000)
+    qmq.retryMs            how long a server may be unreachable during a write (60000; without the
+                           option, 4000 before the first row is written)
     qmq.compression        none (default), zstd, lz4: compression of bodies; delayed messages are
                            never compressed
     qmq.batchMessages      the most rows in one batch (8192)
@@ -47,7 +48,7 @@ from typing import Final
 from pyspark.sql.types import StructField, StructType
 
 from qmq import limits
-from qmq.columns.options import OptionValues
+from qmq.columns.options import FIRST_MS, OptionValues
 from qmq.errors import InvalidArgument
 from qmq.model import check_name
 from qmq.wire.batch_columns import Compression
@@ -82,6 +83,8 @@ class SinkOptions:
     retry_ms: int = RETRY_MS
     compression: Compression = Compression.NONE
     batch_messages: int = BATCH_MESSAGES
+    first_ms: int = FIRST_MS
+    """The same as `retry_ms`, before the first row is written."""
 
     @classmethod
     def parse(cls, options: Mapping[str, str]) -> SinkOptions:
@@ -104,6 +107,7 @@ class SinkOptions:
             RETRY_MS if retry_ms is None else retry_ms,
             _compression(given),
             given.number("qmq.batchMessages", 1, limits.BATCH_MESSAGES_MAX) or BATCH_MESSAGES,
+            FIRST_MS if retry_ms is None else retry_ms,
         )
 
 

@@ -23,11 +23,12 @@ from pyspark.sql.datasource import (
 from pyspark.sql.types import StructType
 from pyspark.taskcontext import TaskContext
 
+import pyspark_qmq.needed  # noqa: F401 - before all others
 from pyspark_qmq.sink.left_over import WrittenRows, refuse_left_over, refuse_other_subject
 from pyspark_qmq.sink.options import Fields, SinkOptions
 from pyspark_qmq.sink.row_identity import RowWriter
 from pyspark_qmq.sink.write_task import Counts, WriteTask
-from qmq.columns.servers.metaservers import patiently
+from qmq.columns.servers.metaservers import Metadata, patiently
 from qmq.errors import InvalidArgument
 
 if TYPE_CHECKING:
@@ -60,22 +61,22 @@ class LogWriter(DataSourceArrowWriter):
     """
 
     def __init__(self, options: SinkOptions, fields: Fields, name: str) -> None:
-        self._options = options
+        self.options = options
         self._fields = fields
         self.name = name
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> Written:
         """One task's rows. Raises as `WriteTask.run`."""
-        has_name = bool(self._options.txn_id)
+        has_name = bool(self.options.txn_id)
         epoch = _context().getLocalProperty(EPOCH) if has_name else None
         writer = _row_writer(self.name, int(epoch or 0), self._fields)
-        return _write(iterator, self._options, self._fields, writer, may_repeat=has_name)
+        return _write(iterator, self.options, self._fields, writer, may_repeat=has_name)
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
         """Everything that tasks reported as stored is stored. Raises InvalidArgument if an earlier
         attempt had more tasks.
         """
-        _check(self._options, messages)
+        _check(self.options, messages)
         _say(f"batch {self.name}", messages)
 
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:
@@ -99,6 +100,8 @@ class LogStreamWriter(DataSourceStreamArrowWriter):
                 "Spark passes no query id and epoch, so the sink cannot tell a repeated "
                 "write from a new one"
             )
+        if int(epoch) == 0:
+            find_subject(self._options)
         run = context.getLocalProperty(RUN) or uuid.uuid4().hex
         may_repeat = run not in _runs
         writer = _row_writer(self._options.txn_id or str(query), int(epoch), self._fields)
@@ -146,6 +149,17 @@ def _planned(
         )
     asked = SinkOptions.parse(options)
     return asked, Fields.of(schema, has_subject=bool(asked.subject))
+
+
+def find_subject(asked: SinkOptions) -> None:
+    """Find or create the subject before the first row is written, so that a wrong address or a
+    missing subject is said at once. Raises UnknownSubject, AccessDenied, NotConnected.
+    """
+    if asked.subject:
+        with closing(Metadata(asked.servers, asked.retry_ms, asked.first_ms)) as metadata:
+            metadata.reach(
+                lambda ms: metadata.locate(asked.subject, create=asked.creates, retry_ms=ms)
+            )
 
 
 def _context() -> Any:
