@@ -116,7 +116,7 @@ def test_groups_of_ordered_subjects_are_listed_once_with_their_version(
     plain, ordered = qmq.json("group", "list")
     assert (
         " ".join(plain)
-        == "subject partition broker_group group consumers lag lag_ms version is_paused"
+        == "subject partition broker_group group consumers lag lag_ms version kind is_paused"
     )
     assert (plain["subject"], plain["lag"], plain["version"]) == ("orders.plain", 3, "")
     assert ordered == {
@@ -128,6 +128,7 @@ def test_groups_of_ordered_subjects_are_listed_once_with_their_version(
         "lag": 40,
         "lag_ms": 70,
         "version": 2,
+        "kind": "group",
         "is_paused": False,
     }
     assert qmq.json("group", "list", "orders") == [ordered]

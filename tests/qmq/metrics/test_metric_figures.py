@@ -29,9 +29,12 @@ LABELS = {
     "order",
     "verdict",
     "language",
+    "reader",
     "reason",
 }
-"""Allowed labels: none of them grows with consumers, clients or messages."""
+"""Allowed labels: none of them grows with consumers, clients or messages. Readers are as named as
+groups are, and a broker remembers a hundred of a queue.
+"""
 NO_BASE_UNITS = r"_(milliseconds|ms|microseconds|minutes|hours|days|kilobytes|kib|mib|gib|megabytes|bits|percent)(_|$)"  # noqa: E501
 
 
